@@ -1,0 +1,82 @@
+"""The paper's multilayer perceptrons: 784-10-784-10 with tanh after every layer, the last one included."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpps.errors import UsageError
+from dpps.models.stages import Staged
+
+
+class MLP(Staged):
+    """Linear layers `layer1`, `layer2`, ... with biases, tanh after every one; the input is flattened.
+
+    This is the model behind the paper's accuracy tables.
+
+    Args:
+        sizes: the width of the input and of every layer's output.
+    """
+
+    def __init__(self, sizes: Sequence[int] = (784, 10, 784, 10)) -> None:
+        super().__init__()
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise UsageError(f"MLP sizes {tuple(sizes)}: give at least two sizes, each at least 1")
+        for k, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
+            self.add_module(f"layer{k}", nn.Linear(inputs, outputs))
+        self.stage_names = tuple((f"layer{k}",) for k in range(1, len(sizes)))
+
+    def stage(self, k: int, x: Any) -> Any:
+        """tanh(L_k x)."""
+        if k == 0:
+            x = x.flatten(1)
+        return torch.tanh(self.get_submodule(f"layer{k + 1}")(x))
+
+
+class MLPResidual(Staged):
+    """The three-layer perceptron with a residual connection behind the paper's sensitivity figures.
+
+    residual=1: out = h + tanh(L3 tanh(L2 h)), h = tanh(L1 x); the authors share one layer of it.
+    residual=2: out = tanh(L3(x + tanh(L2 tanh(L1 x)))); the authors share two layers of it.
+
+    Args:
+        residual: which of the two.
+        inputs: length of the flattened input, and the width of layer2's output.
+        classes: width of the output, and of layer1's output.
+    """
+
+    stage_names = (("layer1",), ("layer2",), ("layer3",))
+
+    def __init__(self, residual: int, inputs: int = 784, classes: int = 10) -> None:
+        super().__init__()
+        if residual not in (1, 2):
+            raise UsageError(
+                f"residual {residual!r}: choose 1 (skip layers 2 and 3) or 2 (skip layers 1 and 2)"
+            )
+        self.residual = residual
+        self.layer1 = nn.Linear(inputs, classes)
+        self.layer2 = nn.Linear(classes, inputs)
+        self.layer3 = nn.Linear(inputs, classes)
+
+    def stage(self, k: int, x: Any) -> Any:
+        """One layer; what a later sum needs is handed on beside its output."""
+        return self._skip_last(k, x) if self.residual == 1 else self._skip_first(k, x)
+
+    def _skip_last(self, k: int, x: Any) -> Any:
+        if k == 0:
+            return torch.tanh(self.layer1(x.flatten(1)))
+        if k == 1:
+            return x, torch.tanh(self.layer2(x))
+        h, z = x
+        return h + torch.tanh(self.layer3(z))
+
+    def _skip_first(self, k: int, x: Any) -> Any:
+        if k == 0:
+            x = x.flatten(1)
+            return x, torch.tanh(self.layer1(x))
+        if k == 1:
+            x, h = x
+            return x + torch.tanh(self.layer2(h))
+        return torch.tanh(self.layer3(x))
