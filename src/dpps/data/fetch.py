@@ -1,0 +1,190 @@
+"""Download of published files: verified, resumable, from the first address that works."""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pooch
+import requests
+import urllib3
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dpps.errors import RunError
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 5
+"""How often one address may cut the connection before the next one is tried."""
+
+TIMEOUT = 30.0
+"""Seconds without an answer after which a connection counts as cut."""
+
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published file: its name, the folders on the web that hold it, and its hash as `algorithm:digest`."""
+
+    file: str
+    mirrors: tuple[str, ...]
+    hash: str
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(f"{mirror.rstrip('/')}/{self.file}" for mirror in self.mirrors)
+
+
+def fetch(source: Source, folder: Path, progress: bool = True) -> Path:
+    """The file in `folder`, downloaded unless it is there with the right hash.
+
+    A cut download leaves `FILE.part`, which the next attempt continues. A file with the wrong hash, downloaded
+    or already there, is removed: it is never returned.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(folder / f"{source.file}.lock"):
+            return _fetch(source, folder, progress)
+    except OSError as error:
+        raise RunError(f"cannot keep {source.file} in {folder}: {error}") from error
+
+
+def _fetch(source: Source, folder: Path, progress: bool) -> Path:
+    target = folder / source.file
+    _remove_if_wrong(target, source)
+    part = folder / f"{source.file}.part"
+    failures = []
+    for address in source.addresses:
+        try:
+            with _quiet_pooch():
+                pooch.retrieve(
+                    address, source.hash, source.file, folder, downloader=_Resuming(part, progress)
+                )
+        except (requests.RequestException, ValueError) as error:  # ValueError: pooch refused the hash
+            log.warning("%s: %s", address, error)
+            failures.append(f"{address} ({error})")
+        else:
+            return target
+    raise RunError(
+        f"cannot download {source.file}: {'; '.join(failures)}; remedy: run again, or put {source.file} "
+        f"({source.hash}) into {folder}"
+    )
+
+
+def _remove_if_wrong(target: Path, source: Source) -> None:
+    if not target.exists():
+        return
+    algorithm, _, expected = source.hash.partition(":")
+    found = pooch.file_hash(str(target), alg=algorithm)
+    if found != expected:
+        target.unlink()
+        log.warning(
+            "removed %s, which is damaged or was changed: expected %s %s, found %s",
+            target,
+            algorithm,
+            expected,
+            found,
+        )
+
+
+@contextlib.contextmanager
+def _one_at_a_time(lock: Path) -> Iterator[None]:
+    """Keep the processes of one machine (torchrun starts several) from writing the same `.part` at once.
+
+    There is no such lock on Windows; there two writers end in a refused hash, never in a wrong file.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with lock.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _quiet_pooch() -> Iterator[None]:
+    """Silence pooch's own lines; the bar and the errors here say the same once."""
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@dataclass(frozen=True)
+class _Resuming:
+    """A downloader for pooch that continues `part` with an HTTP range request."""
+
+    part: Path
+    progress: bool
+
+    def __call__(self, url: str, output_file: str, _pooch: object) -> None:
+        for _ in range(ATTEMPTS):
+            if self._receive(url):
+                self.part.replace(output_file)
+                return
+        raise requests.ConnectionError(
+            f"connection cut {ATTEMPTS} times; {self._size()} bytes are kept in {self.part}"
+        )
+
+    def _size(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def _receive(self, url: str) -> bool:
+        """Ask for the rest of the file and append it; false when there is still something missing."""
+        start = self._size()
+        # identity: the hash is that of the file as published, not as repacked for the way.
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+            if start and not _usable(response, start):
+                self.part.unlink()
+                return False
+            response.raise_for_status()
+            resumed = response.status_code == requests.codes.partial_content
+            return self._write(response, start if resumed else 0)
+
+    def _write(self, response: requests.Response, start: int) -> bool:
+        length = response.headers.get("Content-Length")
+        total = None if length is None else start + int(length)
+        with self.part.open("ab" if start else "wb") as file, self._bar() as bar:
+            task = bar.add_task(self.part.name.removesuffix(".part"), completed=start, total=total)
+            try:
+                for chunk in response.raw.stream(CHUNK, decode_content=False):
+                    file.write(chunk)
+                    bar.advance(task, len(chunk))
+            except urllib3.exceptions.HTTPError as error:
+                log.info("%s: %s", response.url, error)
+                return False
+        return total is None or self._size() == total
+
+    def _bar(self) -> Progress:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        return Progress(*columns, console=console, disable=not (self.progress and console.is_terminal))
+
+
+def _usable(response: requests.Response, start: int) -> bool:
+    """Whether the answer to a range request fits `part`: the asked range, or the whole file, or a plain error."""
+    if response.status_code == requests.codes.partial_content:
+        return response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+    return response.status_code != requests.codes.requested_range_not_satisfiable
+
+
+def write_aside(target: Path, content: bytes) -> None:
+    """Write a file so that it is there completely or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        aside.write_bytes(content)
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)

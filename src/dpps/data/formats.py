@@ -1,0 +1,82 @@
+"""Readers of the two file formats the named data sets come in: IDX and the CIFAR-10 binary format.
+
+Both are raw bytes behind a small header or none at all; no pickle is involved, so a hostile file can be
+refused but can never run code. Files may be plain, `.gz` or `.xz`.
+"""
+
+import gzip
+import lzma
+import zlib
+from importlib.resources.abc import Traversable
+
+import numpy as np
+import numpy.typing as npt
+
+from dpps.errors import RunError
+
+Bytes = npt.NDArray[np.uint8]
+
+UBYTE = 0x08
+"""IDX code of the element type unsigned byte, the only one the image sets use."""
+
+CIFAR_SHAPE = (3, 32, 32)
+CIFAR_RECORD = 1 + 3 * 32 * 32
+"""A CIFAR-10 record: one label byte, then the red, green and blue planes, each row by row."""
+
+
+def read_bytes(path: Traversable) -> bytes:
+    """The content of a file, decompressed when its name ends in `.gz` or `.xz`."""
+    content = path.read_bytes()
+    try:
+        if path.name.endswith(".gz"):
+            return gzip.decompress(content)
+        if path.name.endswith(".xz"):
+            return lzma.decompress(content)
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        kind = path.name.rpartition(".")[2]
+        raise RunError(
+            f"{path}: expected a complete {kind} file, but it is damaged or truncated ({error})"
+        ) from error
+    return content
+
+
+def read_idx(path: Traversable, dimensions: int) -> Bytes:
+    """An IDX file of unsigned bytes: four magic bytes 0, 0, type, dimensions; big-endian sizes; the values."""
+    content = read_bytes(path)
+    magic = bytes([0, 0, UBYTE, dimensions])
+    if content[:4] != magic:
+        raise RunError(
+            f"{path}: expected an IDX file of unsigned bytes in {dimensions} dimension(s), which starts with "
+            f"{magic.hex(' ')}, but it starts with {content[:4].hex(' ') or 'nothing'}"
+        )
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise RunError(f"{path}: expected an IDX header of {header} bytes, but the file has {len(content)}")
+    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", count=dimensions, offset=4))
+    expected = header + int(np.prod(shape, dtype=object))
+    if len(content) != expected:
+        raise RunError(
+            f"{path}: expected {expected} bytes for the shape {shape} in its header, but it has {len(content)}"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def read_cifar(path: Traversable) -> tuple[Bytes, Bytes]:
+    """The images (n, 3, 32, 32) and labels (n,) of a CIFAR-10 binary file."""
+    return parse_cifar(read_bytes(path), path)
+
+
+def parse_cifar(content: bytes, path: Traversable) -> tuple[Bytes, Bytes]:
+    """The records in `content`, which was read from `path`."""
+    if not content or len(content) % CIFAR_RECORD:
+        raise RunError(
+            f"{path}: expected CIFAR-10 records of {CIFAR_RECORD} bytes, "
+            f"but its {len(content)} bytes are no whole number of them"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
+    return records[:, 1:].reshape(-1, *CIFAR_SHAPE), records[:, 0]
+
+
+def write_idx(values: Bytes) -> bytes:
+    """The IDX file of an array of unsigned bytes."""
+    return bytes([0, 0, UBYTE, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.tobytes()
