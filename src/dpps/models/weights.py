@@ -1,0 +1,109 @@
+"""Start a model from a weight file: a state dict saved by torch, or a safetensors file."""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dpps.errors import UsageError
+
+LISTED = 8  # misfits named in an error before "and N more"
+
+
+def load_weights(model: nn.Module, file: str | Path, skip: Sequence[str] = ("fc", "heads.head")) -> list[str]:
+    """Copy the tensors of a weight file into the model, in place, after comparing every name and shape.
+
+    Nothing is copied unless everything fits. BatchNorm's batch counter may be missing, as old files lack it.
+
+    Args:
+        model: the model; its own values remain where the file is skipped.
+        file: read with safetensors if named `*.safetensors`, else as a torch file (tensors only, no code).
+        skip: the classification heads. One with other shapes in the file, such as ImageNet's 1000 classes, is
+            left as it is.
+
+    Returns:
+        The names left as they are because the file's head has other shapes.
+    """
+    tensors, state = _read(Path(file)), model.state_dict()
+    skipped = _other_heads(tensors, state, skip)
+    misfits = _misfits(tensors, state, set(skipped))
+    if misfits:
+        listed = [
+            *misfits[:LISTED],
+            *([f"and {len(misfits) - LISTED} more"] if len(misfits) > LISTED else []),
+        ]
+        raise UsageError(
+            f"weights file {str(file)!r} does not fit {type(model).__name__}: {'; '.join(listed)}: "
+            "give a file saved from the same model"
+        )
+    with torch.no_grad():
+        for name in state.keys() & tensors.keys() - set(skipped):
+            state[name].copy_(tensors[name])
+    return skipped
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise UsageError(f"weights file {str(file)!r} does not exist: give the path of a state dict")
+    try:
+        content = _parse(file)
+    # torch.load has no error type of its own: each of its readers raises another one on foreign bytes.
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(file, error) from error
+    except (pickle.UnpicklingError, SafetensorError) as error:
+        raise _unreadable(file, error) from error
+    if not isinstance(content, Mapping) or not content or not all(map(_is_entry, content.items())):
+        raise UsageError(
+            f"weights file {str(file)!r} holds no state dict of names and tensors: save model.state_dict()"
+        )
+    return dict(content)
+
+
+def _parse(file: Path) -> object:
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _is_entry(item: tuple[object, object]) -> bool:
+    return isinstance(item[0], str) and isinstance(item[1], Tensor)
+
+
+def _unreadable(file: Path, error: Exception) -> UsageError:
+    kind = "safetensors file" if file.suffix == ".safetensors" else "torch file of tensors"
+    return UsageError(
+        f"weights file {str(file)!r} is no readable {kind} ({type(error).__name__}): "
+        "save model.state_dict() with torch.save or as .safetensors"
+    )
+
+
+def _other_heads(
+    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], skip: Sequence[str]
+) -> list[str]:
+    """The names of heads with another shape in the file; a head is skipped whole, never half."""
+    heads = [[name for name in state if name.startswith(f"{head}.") and name in tensors] for head in skip]
+    return [name for head in heads if any(tensors[n].shape != state[n].shape for n in head) for name in head]
+
+
+def _misfits(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], skipped: set[str]) -> list[str]:
+    """One phrase for every name that is in one of the two only, or in both with different shapes."""
+    missing = [n for n in state if n not in tensors and not n.endswith("num_batches_tracked")]
+    surplus = [n for n in tensors if n not in state]
+    common = [n for n in state if n in tensors and n not in skipped]
+    return [
+        *(f"{n} {_shape(state[n])} is missing from the file" for n in missing),
+        *(f"{n} {_shape(tensors[n])} is not in the model" for n in surplus),
+        *(
+            f"{n} is {_shape(tensors[n])} in the file and {_shape(state[n])} in the model"
+            for n in common
+            if tensors[n].shape != state[n].shape
+        ),
+    ]
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
