@@ -1,0 +1,22 @@
+"""Who sends to whom in round t, with which weights; validation (double stochasticity, connectivity)."""
+
+from dpps.topology.base import Topology
+from dpps.topology.base_graph import Base
+from dpps.topology.families import Complete, DOut, Exponential, OnePeerRandom, Ring, Sequence, Static
+from dpps.topology.parsing import NAMES, parse
+from dpps.topology.weights import Weights
+
+__all__ = [
+    "NAMES",
+    "Base",
+    "Complete",
+    "DOut",
+    "Exponential",
+    "OnePeerRandom",
+    "Ring",
+    "Sequence",
+    "Static",
+    "Topology",
+    "Weights",
+    "parse",
+]

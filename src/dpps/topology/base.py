@@ -1,0 +1,103 @@
+"""What every topology is: N nodes and, for each round, who sends how much to whom."""
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpps.errors import UsageError
+from dpps.topology.weights import Weights
+
+if TYPE_CHECKING:
+    from dpps.topology.analysis import Report
+
+KEPT_ROUNDS = 64
+"""How many rounds' weights a topology that never repeats keeps; the oldest go first."""
+
+EXAMINED_ROUNDS = 64
+"""How many rounds ``validate`` examines of a topology that never repeats."""
+
+
+class Topology(ABC):
+    """Who sends to whom in round t, with which weights.
+
+    A topology of your own implements ``build`` and passes its facts to ``__init__``.
+
+    Attributes:
+        nodes: N.
+        period: ``weights(t)`` equals ``weights(t % period)``; None if it never repeats.
+        doubly_stochastic: Whether rows and columns sum to 1; otherwise only the columns do.
+    """
+
+    def __init__(self, nodes: int, period: int | None, *, doubly_stochastic: bool = True) -> None:
+        self.nodes = node_count(nodes)
+        self.period = period
+        self.doubly_stochastic = doubly_stochastic
+        self._built: dict[int, Weights] = {}
+
+    @abstractmethod
+    def build(self, t: int) -> Weights:
+        """The weights of round t, made anew; t < period if there is one."""
+
+    def weights(self, t: int) -> Weights:
+        """The weights of round t; the same phase gives the same object."""
+        phase = self._phase(t)
+        if phase not in self._built:
+            if len(self._built) >= (self.period or KEPT_ROUNDS):
+                del self._built[next(iter(self._built))]
+            self._built[phase] = self.build(phase)
+        return self._built[phase]
+
+    def present(self, t: int) -> NDArray[np.bool_] | None:
+        """Which nodes take part in round t; None: everybody."""
+        self._phase(t)
+        return None
+
+    @property
+    def examined(self) -> int:
+        """How many rounds ``validate`` examines: the period, or the first 64 rounds if there is none."""
+        return self.period or EXAMINED_ROUNDS
+
+    def validate(self) -> "Report":
+        """Checks self-loops, sums and connectivity (Assumption 1), and measures how fast it mixes."""
+        from dpps.topology.analysis import analyse
+
+        return analyse(self)
+
+    def with_dropouts(self, away: float | Mapping[int, Iterable[int]], seed: int = 0) -> "Topology":
+        """This topology with nodes away in some rounds; the weights are routed around them.
+
+        Args:
+            away: The probability of a node to be away in a round, or a schedule: round -> nodes away.
+            seed: Of the random draws, if ``away`` is a probability.
+        """
+        from dpps.topology.dropouts import RandomDropouts, ScheduledDropouts
+
+        if isinstance(away, Mapping):
+            return ScheduledDropouts(self, away)
+        return RandomDropouts(self, away, seed)
+
+    def _phase(self, t: int) -> int:
+        if t < 0:
+            raise UsageError(f"round {t} does not exist: rounds count from 0")
+        return int(t) if self.period is None else int(t) % self.period
+
+
+def node_count(nodes: object) -> int:
+    """``nodes`` as a number of nodes, at least 2."""
+    return whole("nodes", nodes, low=2, remedy="a network needs two nodes or more")
+
+
+def whole(name: str, value: object, *, low: int, high: int | None = None, remedy: str) -> int:
+    """``value`` as an int between ``low`` and ``high``, or a UsageError with the range and the remedy."""
+    allowed = f"{low} or more" if high is None else f"from {low} to {high}"
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}, must be a whole number, {allowed}: {remedy}") from None
+    if number < low or (high is not None and number > high):
+        raise UsageError(f"{name} is {number}, must be {allowed}: {remedy}")
+    return number

@@ -1,0 +1,181 @@
+"""The Base-(k+1) graph: the exact average in finitely many rounds, for any number of nodes.
+
+The idea is that of Takezawa, Sato, Bao, Niwa and Yamada, "Beyond Exponential Graph: Communication-Efficient
+Topologies for Decentralized Learning via Finite-time Convergence" (NeurIPS 2023).
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpps.topology.base import Topology, whole
+from dpps.topology.weights import Weights
+
+
+class Links(NamedTuple):
+    """The entries of one round off the diagonal; symmetric."""
+
+    receivers: NDArray[np.int64]
+    senders: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def moved(self, offset: int) -> "Links":
+        """The same links among the nodes ``offset`` further on."""
+        return Links(self.receivers + offset, self.senders + offset, self.values)
+
+
+class Base(Topology):
+    """The Base-(k+1) graph: at most k peers per node and round, exact average after every period.
+
+    If N is a product of numbers up to k+1, the nodes are the points of a grid with those sides, and each round
+    averages along one side. Otherwise N is written in base k+1 and split by its digits into such grids; each
+    finds its own average, then they exchange so that every grid's average is that of all, and average again.
+    """
+
+    def __init__(self, nodes: int, k: int) -> None:
+        count = whole("nodes", nodes, low=2, remedy="a network needs two nodes or more")
+        self.k = whole("k", k, low=1, high=count - 1, remedy="a node has k peers per round, of N - 1 others")
+        self._rounds = base_rounds(count, self.k)
+        super().__init__(count, period=len(self._rounds))
+
+    def build(self, t: int) -> Weights:
+        """Round t of the construction."""
+        return Weights.symmetric(self.nodes, *self._rounds[t])
+
+    def __repr__(self) -> str:
+        return f"Base({self.nodes}, {self.k})"
+
+
+def base_rounds(n: int, k: int) -> list[Links]:
+    """The rounds of the Base-(k+1) graph: the shorter of the plain and the factored construction."""
+    return min(simple_rounds(n, k), factored_rounds(n, k), key=len)
+
+
+def factored_rounds(n: int, k: int) -> list[Links]:
+    """n = p q, p the largest factor that is a grid: p copies of the construction for q, then a grid across."""
+    p = _grid_part(n, k)
+    q = n // p
+    inside = [_join(links.moved(q * copy) for copy in range(p)) for links in simple_rounds(q, k)]
+    across = [_along(n, side, stride) for side, stride in _sides(p, k, stride=q)]
+    return inside + across
+
+
+def simple_rounds(n: int, k: int) -> list[Links]:
+    """A grid if n is one; otherwise the digits of n in base k+1, one group of nodes each."""
+    if shortest_factors(n, k + 1) is not None:
+        return grid_rounds(n, k)
+    groups = _groups(n, k + 1)
+    first = _side_by_side([_moved(grid_rounds(g.count * g.block, k), g.start) for g in groups])
+    return first + _side_by_side([_meeting(groups, index, k) for index in range(len(groups))])
+
+
+def grid_rounds(n: int, k: int) -> list[Links]:
+    """The k-peer hyper-hypercube: one round per factor of n, each averaging along one side of the grid."""
+    return [_along(n, side, stride) for side, stride in _sides(n, k, stride=1)]
+
+
+class Group(NamedTuple):
+    """The nodes of one digit: ``count`` blocks of ``block`` = (k+1)^p nodes, from ``start`` on; ``rest`` nodes follow."""
+
+    start: int
+    count: int
+    block: int
+    rest: int
+
+
+def _groups(n: int, base: int) -> list[Group]:
+    groups, start, block = [], 0, 1
+    while block * base <= n:
+        block *= base
+    while block:
+        count = (n - start) // block
+        if count:
+            groups.append(Group(start, count, block, n - start - count * block))
+            start += count * block
+        block //= base
+    return groups
+
+
+def _meeting(groups: list[Group], index: int, k: int) -> list[Links]:
+    """What the group does once it agrees within itself: wait its turn, meet the groups after it, average again."""
+    group = groups[index]
+    if not group.rest:
+        return []
+    waiting = [_join([])] * index
+    blocks = [
+        _moved(grid_rounds(group.block, k), group.start + group.block * number)
+        for number in range(group.count)
+    ]
+    return [*waiting, _exchange(group), *_side_by_side(blocks)]
+
+
+def _exchange(group: Group) -> Links:
+    """Each node of the rest meets one node of every block, with weight block / (group and rest).
+
+    Let the group hold m, the rest r on average, and T be the average of both. The rest then holds
+    r + count block / (all) (m - r) = T on average, and so does each block, m + rest / (all) (r - m) = T.
+    The rest fits into a block: its nodes are the lower digits of n.
+    """
+    size = group.count * group.block
+    later = np.tile(np.arange(group.rest) + group.start + size, group.count)
+    blocks = np.repeat(np.arange(group.count), group.rest) * group.block
+    met = group.start + blocks + np.tile(np.arange(group.rest), group.count)
+    values = np.full(2 * later.size, group.block / (size + group.rest))
+    return Links(np.concatenate([later, met]), np.concatenate([met, later]), values)
+
+
+def _along(n: int, side: int, stride: int) -> Links:
+    """Averages over the digit (i // stride) mod side of every node i."""
+    nodes = np.arange(n)[:, None]
+    digit = nodes // stride % side
+    turned = (digit + np.arange(1, side)) % side
+    senders = (nodes + (turned - digit) * stride).ravel()
+    return Links(np.repeat(np.arange(n), side - 1), senders, np.full(senders.size, 1.0 / side))
+
+
+def _sides(n: int, k: int, stride: int) -> list[tuple[int, int]]:
+    sides = []
+    for side in shortest_factors(n, k + 1) or ():
+        sides.append((side, stride))
+        stride *= side
+    return sides
+
+
+def _grid_part(n: int, k: int) -> int:
+    """The largest factor of n without a prime factor above k+1."""
+    part, rest = 1, n
+    for factor in range(2, k + 2):
+        while rest % factor == 0:
+            part, rest = part * factor, rest // factor
+    return part
+
+
+@cache
+def shortest_factors(n: int, largest: int) -> tuple[int, ...] | None:
+    """The fewest factors up to ``largest`` whose product is n, or None if a prime factor is larger."""
+    if n == 1:
+        return ()
+    found = [
+        (factor, *others)
+        for factor in range(min(n, largest), 1, -1)
+        if n % factor == 0 and (others := shortest_factors(n // factor, largest)) is not None
+    ]
+    return min(found, key=len, default=None)
+
+
+def _moved(rounds: list[Links], offset: int) -> list[Links]:
+    return [links.moved(offset) for links in rounds]
+
+
+def _side_by_side(parts: list[list[Links]]) -> list[Links]:
+    """Several sequences of rounds at the same time; who has finished waits."""
+    return [_join(links for links in now if links is not None) for now in zip_longest(*parts)]
+
+
+def _join(parts: Iterable[Links]) -> Links:
+    empty = Links(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+    return Links(*(np.concatenate(arrays) for arrays in zip(empty, *parts, strict=True)))

@@ -1,0 +1,170 @@
+"""The topologies given by a formula, by a matrix, or by a list of these."""
+
+from collections.abc import Sequence as Items
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpps.errors import UsageError
+from dpps.topology.base import Topology, node_count, whole
+from dpps.topology.random_bits import random_bits
+from dpps.topology.weights import Weights, check_weights
+
+
+class DOut(Topology):
+    """Node i sends to i, i+1, ..., i+d-1 mod N, weight 1/d each (the paper's d-Out graph)."""
+
+    def __init__(self, nodes: int, d: int) -> None:
+        super().__init__(nodes, period=1)
+        self.d = whole(
+            "d", d, low=1, high=self.nodes, remedy="a node sends to itself and d - 1 of the others"
+        )
+
+    def build(self, t: int) -> Weights:
+        """The same weights in every round."""
+        return _circulant(self.nodes, range(self.d))
+
+    def __repr__(self) -> str:
+        return f"DOut({self.nodes}, {self.d})"
+
+
+class Exponential(Topology):
+    """Node i sends to itself and to (i + 2^(t mod P)) mod N, weight 1/2 each (the paper's EXP graph).
+
+    P = floor(log2(N - 1)) + 1, the number of binary digits of N - 1, so that every step is smaller than N.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(nodes, period=(node_count(nodes) - 1).bit_length())
+
+    def build(self, t: int) -> Weights:
+        """Everybody sends 2^t nodes ahead."""
+        return _circulant(self.nodes, (0, 1 << t))
+
+    def __repr__(self) -> str:
+        return f"Exponential({self.nodes})"
+
+
+class Ring(Topology):
+    """Node i sends to itself and to both neighbours, i-1 and i+1 mod N, weight 1/3 each (two nodes: 1/2)."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(nodes, period=1)
+
+    def build(self, t: int) -> Weights:
+        """The same weights in every round."""
+        return _circulant(self.nodes, sorted({0, 1, self.nodes - 1}))
+
+    def __repr__(self) -> str:
+        return f"Ring({self.nodes})"
+
+
+class Complete(Topology):
+    """Everybody sends to everybody, weight 1/N: one round gives the exact average."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(nodes, period=1)
+
+    def build(self, t: int) -> Weights:
+        """The same weights in every round; N^2 of them."""
+        return _circulant(self.nodes, range(self.nodes))
+
+    def __repr__(self) -> str:
+        return f"Complete({self.nodes})"
+
+
+class OnePeerRandom(Topology):
+    """In each round a random circle through all nodes: each keeps 1/2 and sends 1/2 to the next one.
+
+    Round t depends on ``seed`` and t alone, so every process finds the same circle. A circle sends nobody to
+    itself, and each of the others is equally likely to be the next one.
+    """
+
+    def __init__(self, nodes: int, seed: int = 0) -> None:
+        super().__init__(nodes, period=None)
+        self.seed = whole("seed", seed, low=0, remedy="choose any number")
+
+    def build(self, t: int) -> Weights:
+        """The circle of round t."""
+        circle = np.argsort(random_bits("one-peer", self.seed, t, self.nodes), kind="stable")
+        everyone = np.arange(self.nodes)
+        receivers = np.concatenate([everyone, np.roll(circle, -1)])
+        senders = np.concatenate([everyone, circle])
+        return Weights.from_entries(self.nodes, receivers, senders, np.full(2 * self.nodes, 0.5))
+
+    def __repr__(self) -> str:
+        return f"OnePeerRandom({self.nodes}, {self.seed})"
+
+
+class Static(Topology):
+    """The same matrix W in every round, dense or scipy.sparse; W[i, j] is what receiver i takes of sender j.
+
+    The columns must sum to 1; if the rows do not, ``doubly_stochastic`` is False.
+    """
+
+    def __init__(self, matrix: Any) -> None:
+        self._weights = _weights_of(matrix)
+        super().__init__(self._weights.nodes, period=1, doubly_stochastic=self._weights.doubly_stochastic)
+
+    def build(self, t: int) -> Weights:
+        """The given weights."""
+        return self._weights
+
+    def __repr__(self) -> str:
+        return f"Static(<{self.nodes} x {self.nodes} matrix, {len(self._weights.values)} weights>)"
+
+
+class Sequence(Topology):
+    """Topologies or matrices one after another, each for one whole period, then from the first again."""
+
+    def __init__(self, parts: Items[Any]) -> None:
+        self.parts = [part if isinstance(part, Topology) else Static(part) for part in parts]
+        if not self.parts:
+            raise UsageError("the sequence is empty: give it one topology or matrix, or more")
+        nodes = self.parts[0].nodes
+        # (part, phase of the part) of each round of the period
+        self._rounds = [(part, t) for part in self.parts for t in range(_period_of(part, nodes))]
+        super().__init__(
+            nodes,
+            period=len(self._rounds),
+            doubly_stochastic=all(part.doubly_stochastic for part in self.parts),
+        )
+
+    def build(self, t: int) -> Weights:
+        """The weights of the part whose turn it is."""
+        part, phase = self._rounds[t]
+        return part.weights(phase)
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.parts!r})"
+
+
+def _circulant(nodes: int, steps: Items[int]) -> Weights:
+    """Everybody sends the same weight to each node ``steps`` ahead; the steps differ mod N."""
+    indptr: NDArray[np.int64] = np.arange(nodes + 1, dtype=np.int64) * len(steps)
+    ahead = np.asarray(steps, dtype=np.int64)
+    senders = np.sort((np.arange(nodes, dtype=np.int64)[:, None] - ahead) % nodes, axis=1).ravel()
+    return Weights(nodes, indptr, senders, np.full(senders.size, 1.0 / len(steps)))
+
+
+def _weights_of(matrix: Any) -> Weights:
+    shape = np.shape(matrix)
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise UsageError(f"the matrix has shape {shape}, must be square: one row and one column per node")
+    weights = Weights.from_matrix(matrix)
+    check_weights(weights, "the matrix", doubly_stochastic=False)
+    return weights
+
+
+def _period_of(part: Topology, nodes: int) -> int:
+    if part.nodes != nodes:
+        raise UsageError(
+            f"{part!r} has {part.nodes} nodes, the first of the sequence {nodes}: make them equal"
+        )
+    if part.period is None:
+        raise UsageError(
+            f"{part!r} never repeats and cannot be part of a sequence: "
+            "use parts with a period, and with_dropouts on the whole sequence"
+        )
+    return part.period
