@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpps.topology.base import Topology, whole
+from dpps.topology.base import Topology, node_count, whole
 from dpps.topology.weights import Weights
 
 
@@ -31,13 +31,14 @@ class Links(NamedTuple):
 class Base(Topology):
     """The Base-(k+1) graph: at most k peers per node and round, exact average after every period.
 
-    If N is a product of numbers up to k+1, the nodes are the points of a grid with those sides, and each round
-    averages along one side. Otherwise N is written in base k+1 and split by its digits into such grids; each
-    finds its own average, then they exchange so that every grid's average is that of all, and average again.
+    If N is a product of numbers up to k+1, the nodes are the points of a grid with those sides, and each
+    round averages along one side. Otherwise N is written in base k+1 and split by its digits into such grids;
+    each finds its own average, then they exchange so that every grid's average is that of all, and average
+    again.
     """
 
     def __init__(self, nodes: int, k: int) -> None:
-        count = whole("nodes", nodes, low=2, remedy="a network needs two nodes or more")
+        count = node_count(nodes)
         self.k = whole("k", k, low=1, high=count - 1, remedy="a node has k peers per round, of N - 1 others")
         self._rounds = base_rounds(count, self.k)
         super().__init__(count, period=len(self._rounds))
@@ -56,7 +57,7 @@ def base_rounds(n: int, k: int) -> list[Links]:
 
 
 def factored_rounds(n: int, k: int) -> list[Links]:
-    """n = p q, p the largest factor that is a grid: p copies of the construction for q, then a grid across."""
+    """n = p q with p the largest grid: p copies of the construction for q, then the grid across them."""
     p = _grid_part(n, k)
     q = n // p
     inside = [_join(links.moved(q * copy) for copy in range(p)) for links in simple_rounds(q, k)]
@@ -69,7 +70,7 @@ def simple_rounds(n: int, k: int) -> list[Links]:
     if shortest_factors(n, k + 1) is not None:
         return grid_rounds(n, k)
     groups = _groups(n, k + 1)
-    first = _side_by_side([_moved(grid_rounds(g.count * g.block, k), g.start) for g in groups])
+    first = _side_by_side([_moved(grid_rounds(g.blocks * g.size, k), g.start) for g in groups])
     return first + _side_by_side([_meeting(groups, index, k) for index in range(len(groups))])
 
 
@@ -79,52 +80,49 @@ def grid_rounds(n: int, k: int) -> list[Links]:
 
 
 class Group(NamedTuple):
-    """The nodes of one digit: ``count`` blocks of ``block`` = (k+1)^p nodes, from ``start`` on; ``rest`` nodes follow."""
+    """The nodes of one digit: ``blocks`` times ``size`` = (k+1)^p nodes from ``start`` on; ``rest`` follow."""
 
     start: int
-    count: int
-    block: int
+    blocks: int
+    size: int
     rest: int
 
 
 def _groups(n: int, base: int) -> list[Group]:
-    groups, start, block = [], 0, 1
-    while block * base <= n:
-        block *= base
-    while block:
-        count = (n - start) // block
-        if count:
-            groups.append(Group(start, count, block, n - start - count * block))
-            start += count * block
-        block //= base
+    groups, start, size = [], 0, 1
+    while size * base <= n:
+        size *= base
+    while size:
+        blocks, rest = divmod(n - start, size)
+        if blocks:
+            groups.append(Group(start, blocks, size, rest))
+        start, size = n - rest, size // base
     return groups
 
 
 def _meeting(groups: list[Group], index: int, k: int) -> list[Links]:
-    """What the group does once it agrees within itself: wait its turn, meet the groups after it, average again."""
+    """What a group that agrees within itself does: wait its turn, meet the groups after it, average again."""
     group = groups[index]
     if not group.rest:
         return []
     waiting = [_join([])] * index
-    blocks = [
-        _moved(grid_rounds(group.block, k), group.start + group.block * number)
-        for number in range(group.count)
-    ]
-    return [*waiting, _exchange(group), *_side_by_side(blocks)]
+    starts = range(group.start, group.start + group.blocks * group.size, group.size)
+    again = _side_by_side([_moved(grid_rounds(group.size, k), start) for start in starts])
+    return [*waiting, _exchange(group), *again]
 
 
 def _exchange(group: Group) -> Links:
-    """Each node of the rest meets one node of every block, with weight block / (group and rest).
+    """Each node of the rest meets one node of every block, with weight size / all, all = blocks size + rest.
 
     Let the group hold m, the rest r on average, and T be the average of both. The rest then holds
-    r + count block / (all) (m - r) = T on average, and so does each block, m + rest / (all) (r - m) = T.
+    r + blocks size / all (m - r) = T on average, and so does each block, m + rest / all (r - m) = T.
     The rest fits into a block: its nodes are the lower digits of n.
     """
-    size = group.count * group.block
-    later = np.tile(np.arange(group.rest) + group.start + size, group.count)
-    blocks = np.repeat(np.arange(group.count), group.rest) * group.block
-    met = group.start + blocks + np.tile(np.arange(group.rest), group.count)
-    values = np.full(2 * later.size, group.block / (size + group.rest))
+    in_group = group.blocks * group.size
+    number = np.tile(np.arange(group.rest), group.blocks)
+    later = group.start + in_group + number
+    met = group.start + np.repeat(np.arange(group.blocks), group.rest) * group.size + number
+    values = np.full(2 * later.size, group.size / (in_group + group.rest))
     return Links(np.concatenate([later, met]), np.concatenate([met, later]), values)
 
 
