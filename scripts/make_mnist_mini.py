@@ -1,7 +1,7 @@
 """Make the embedded data set mnist-mini from the four files of MNIST.
 
 It keeps the first 10,000 training and the first 2,000 test images of one seeded shuffle each: a plain random
-sample, so the classes are as uneven as in MNIST. Running it again writes the same pixels and labels in the same order.
+sample, so the classes are as uneven as in MNIST. Running it again writes the same images in the same order.
 
     python scripts/make_mnist_mini.py --data-dir DIR     # DIR/mnist/train-images-idx3-ubyte.gz, ...
 """

@@ -1,0 +1,6 @@
+"""Where the rows live."""
+
+from dpps.fabric.base import Fabric
+from dpps.fabric.stacked import Stacked
+
+__all__ = ["Fabric", "Stacked"]

@@ -1,0 +1,249 @@
+"""The two gradients of Algorithm 2, for all nodes held here.
+
+Two engines give the same numbers: `Vectorised` runs all nodes at once (`torch.vmap` over stacked parameters), `Loop` one node
+after the other, for models whose layers keep state or draw random numbers (BatchNorm, dropout) and for convolutions on a CPU,
+where a loop is faster. When the shared parameters are the first stages of the model, their forward pass is computed once a
+round and serves both gradients: BatchNorm statistics in the shared part then move once a round, and both gradients see the
+same dropout mask.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from dpps.learning.partition import Partition
+from dpps.models import call_stages
+from dpps.streams import DROPOUT, key
+
+Loss = Callable[[Any, Tensor], Tensor]
+Update = Callable[[Tensor, slice], Tensor]
+"""Takes local gradients (k, d_l) and which rows they belong to, and returns the new local parameters of these rows."""
+EngineName = Literal["auto", "vectorised", "loop"]
+
+_log = logging.getLogger(__name__)
+
+
+class Engine(ABC):
+    """Gradients of the rows held here. `x` and `target` have one entry per row (a stacked tensor or a list)."""
+
+    def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
+        self.partition, self.loss, self.rows, self.seed = partition, loss, rows, seed
+        self.model = partition.model
+        self.prefix = partition.prefix()
+
+    @abstractmethod
+    def step(
+        self, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, round_: int
+    ) -> tuple[Tensor, Tensor, Tensor]:  # noqa: E741
+        """Losses at (y, l), the new local parameters, and the shared gradients at (y, l_new) on the same batch."""
+
+    @abstractmethod
+    def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:  # noqa: E741
+        """Evaluation: every node's output, (rows, batch, ...), for the same inputs and one s for all."""
+
+    def _first_half(self, s: Tensor, x: Any) -> Any:
+        return call_stages(self.model, self.partition.views(s, None), x, 0, self.prefix)
+
+    def _second_half(self, l: Tensor, h: Any) -> Any:  # noqa: E741
+        return call_stages(self.model, self.partition.views(None, l), h, self.prefix or 0, None)
+
+    def _whole(self, s: Tensor, l: Tensor, x: Any) -> Any:  # noqa: E741
+        return functional_call(self.model, self.partition.views(s, l), (x,))
+
+    def state(self) -> dict[str, Tensor]:
+        """What the engine keeps from round to round (buffers), for checkpoints."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take up what `state` gave."""
+        assert not state
+
+
+class Vectorised(Engine):
+    """All nodes at once. The sum of the nodes' losses has each node's gradient in its own row."""
+
+    def step(
+        self, y: Tensor, l: Tensor, x: Tensor, target: Tensor, update: Update, round_: int
+    ) -> tuple[Tensor, Tensor, Tensor]:  # noqa: E741
+        self.model.train()
+        y, l = y.detach().requires_grad_(), l.detach().requires_grad_()  # noqa: E741
+        if self.prefix is None:
+            forward = torch.vmap(lambda s, l, x, t: self.loss(self._whole(s, l, x), t))  # noqa: E741
+            first = lambda l: forward(y.detach(), l, x, target)  # noqa: E731, E741
+            second = lambda l: forward(y, l, x, target)  # noqa: E731, E741
+        else:
+            h = torch.vmap(self._first_half)(y, x)
+            rest = torch.vmap(lambda l, h, t: self.loss(self._second_half(l, h), t))  # noqa: E741
+            first = lambda l: rest(l, _detach(h), target)  # noqa: E731, E741
+            second = lambda l: rest(l, h, target)  # noqa: E731, E741
+        if not self.partition.local:
+            losses = second(l)
+            return losses.detach(), l.detach(), _gradient(losses, y)
+        losses = first(l)
+        new = update(_gradient(losses, l), slice(0, len(l))).detach()
+        return losses.detach(), new, _gradient(second(new), y)
+
+    @torch.no_grad()
+    def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:  # noqa: E741
+        self.model.eval()
+        if self.prefix is None:
+            return torch.vmap(self._whole, in_dims=(None, 0, None))(s, l, x)
+        h = self._first_half(s, x)
+        if not self.partition.local:
+            out: Tensor = self._second_half(l[0], h)
+            return out.expand(len(l), *out.shape)
+        return torch.vmap(self._second_half, in_dims=(0, None))(l, h)
+
+
+class Loop(Engine):
+    """One node after the other; each has its own buffers and its own dropout stream."""
+
+    def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
+        super().__init__(partition, loss, rows, seed)
+        self.buffers = [{n: b.clone() for n, b in self.model.named_buffers()} for _ in rows]
+        self._node = 0
+        self._random = any(isinstance(m, _DropoutNd) and m.p > 0 for m in self.model.modules())
+
+    def _first_half(self, s: Tensor, x: Any) -> Any:
+        return call_stages(
+            self.model, self.partition.views(s, None) | self.buffers[self._node], x, 0, self.prefix
+        )
+
+    def _second_half(self, l: Tensor, h: Any) -> Any:  # noqa: E741
+        return call_stages(
+            self.model, self.partition.views(None, l) | self.buffers[self._node], h, self.prefix or 0, None
+        )
+
+    def _whole(self, s: Tensor, l: Tensor, x: Any) -> Any:  # noqa: E741
+        return functional_call(self.model, self.partition.views(s, l) | self.buffers[self._node], (x,))
+
+    def step(
+        self, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, round_: int
+    ) -> tuple[Tensor, Tensor, Tensor]:  # noqa: E741
+        self.model.train()
+        losses, new, shared = torch.zeros(len(y)), torch.empty_like(l), torch.empty_like(y)
+        for k in range(len(y)):
+            self._node = k
+            with self._dropout_stream(round_):
+                losses[k], new[k], shared[k] = self._one(
+                    k, y[k].detach(), l[k].detach(), x[k], target[k], update
+                )
+        return losses, new, shared
+
+    def _one(
+        self, k: int, y: Tensor, l: Tensor, x: Any, target: Any, update: Update
+    ) -> tuple[Tensor, Tensor, Tensor]:  # noqa: E741
+        y, l = y.requires_grad_(), l.requires_grad_()  # noqa: E741
+        h = None if self.prefix is None else self._first_half(y, x)
+        loss = None
+        if self.partition.local:
+            out = self._whole(y.detach(), l, x) if h is None else self._second_half(l, _detach(h))
+            loss = self.loss(out, target)
+            l = update(_gradient(loss, l)[None], slice(k, k + 1))[0].detach()  # noqa: E741
+        if not self.partition.shared:
+            assert loss is not None
+            return loss.detach(), l, torch.zeros_like(y)
+        after = self.loss(self._whole(y, l, x) if h is None else self._second_half(l, h), target)
+        return (after if loss is None else loss).detach(), l.detach(), _gradient(after, y)
+
+    @torch.no_grad()
+    def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:  # noqa: E741
+        self.model.eval()
+        out = []
+        for k in range(len(l)):
+            self._node = k
+            out.append(self._whole(s, l[k], x))
+        return torch.stack(out)
+
+    def _dropout_stream(self, round_: int) -> AbstractContextManager[None]:
+        return (
+            _seeded(key(self.seed, DROPOUT, self.rows[self._node], round_)) if self._random else nullcontext()
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{k}.{n}": b for k, own in enumerate(self.buffers) for n, b in own.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for k, own in enumerate(self.buffers):
+            for name, buffer in own.items():
+                buffer.copy_(state[f"{k}.{name}"])
+
+
+@contextmanager
+def _seeded(words: tuple[int, int]) -> Iterator[None]:
+    """torch's own generator, seeded for one node and round, and put back afterwards."""
+    mixed = (words[0] * 0x9E3779B97F4A7C15 + words[1] * 0xD1B54A32D192ED03) % (1 << 64)
+    with torch.random.fork_rng():
+        torch.manual_seed(mixed ^ (mixed >> 32))  # the CPU generator looks at the low 32 bits only
+        yield
+
+
+def choose_engine(
+    partition: Partition,
+    loss: Loss,
+    rows: Sequence[int],
+    example: tuple[Tensor, Tensor],
+    seed: int = 0,
+    name: EngineName = "auto",
+) -> Engine:
+    """The engine for this model: a rule, then one trial of the vectorised engine on one batch entry.
+
+    Args:
+        example: one node's (inputs, targets), a batch of at least two.
+        name: "auto", or force one.
+    """
+    reason = (
+        None
+        if name == "vectorised"
+        else "asked for"
+        if name == "loop"
+        else _loop_reason(partition.model, example[0].device)
+    )
+    if reason is None and name == "auto":
+        reason = _trial(Vectorised(partition, loss, rows[:1], seed), example)
+    if reason is not None:
+        _log.info("gradients node by node: %s", reason)
+        return Loop(partition, loss, rows, seed)
+    return Vectorised(partition, loss, rows, seed)
+
+
+def _loop_reason(model: nn.Module, device: torch.device) -> str | None:
+    """Why this model needs the loop, or None."""
+    for name, module in model.named_modules():
+        if isinstance(module, (_BatchNorm, _InstanceNorm)) and module.track_running_stats:
+            return f"{name} keeps running statistics"
+        if isinstance(module, _DropoutNd) and module.p > 0:
+            return f"{name} draws random numbers"
+        if isinstance(module, nn.modules.conv._ConvNd) and device.type == "cpu":
+            return f"{name} is a convolution, which runs faster node by node on a CPU"
+    return None
+
+
+def _trial(engine: Vectorised, example: tuple[Tensor, Tensor]) -> str | None:
+    s, l = engine.partition.initial()  # noqa: E741
+    x, target = (part[None].to(part.device) for part in example)
+    try:
+        engine.step(s[None].to(x.device), l[None].to(x.device), x, target, lambda g, _: l[None].to(g), 0)
+    except RuntimeError as error:  # what torch.vmap raises for operations it cannot batch
+        return f"torch.vmap cannot run this model ({str(error).splitlines()[0]})"
+    return None
+
+
+def _gradient(losses: Tensor, of: Tensor) -> Tensor:
+    if of.shape[-1] == 0:
+        return torch.zeros_like(of)
+    (gradient,) = torch.autograd.grad(losses.sum(), of)
+    return gradient
+
+
+def _detach(h: Any) -> Any:
+    return tuple(part.detach() for part in h) if isinstance(h, tuple) else h.detach()

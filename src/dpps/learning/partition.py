@@ -1,0 +1,104 @@
+"""Shared | local: a model's parameters as two flat vectors, s and l."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from dpps.errors import UsageError
+from dpps.models import stage_parameters
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter lies in its flat vector."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    stop: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The parameter as a view of the flat vector."""
+        return flat[self.start : self.stop].view(self.shape)
+
+
+class Partition:
+    """Splits a model's trainable parameters into shared (s) and local (l). Buffers and frozen parameters stay with the node.
+
+    Args:
+        model: any `nn.Module`.
+        shared: prefixes of parameter names ("layer1" takes "layer1.weight" and "layer1.bias"), or a predicate on names;
+            "all" shares everything and an empty list nothing.
+    """
+
+    def __init__(self, model: nn.Module, shared: Sequence[str] | Callable[[str], bool]) -> None:
+        self.model = model
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not parameters:
+            raise UsageError(f"{type(model).__name__} has no trainable parameters")
+        chosen = _choose(list(parameters), shared)
+        self.shared = _slots({n: p for n, p in parameters.items() if n in chosen})
+        self.local = _slots({n: p for n, p in parameters.items() if n not in chosen})
+        self.shared_size, self.local_size = _size(self.shared), _size(self.local)
+
+    def initial(self) -> tuple[Tensor, Tensor]:
+        """The model's own parameters as flat vectors (s, l)."""
+        own = dict(self.model.named_parameters())
+
+        def flat(slots: Sequence[Slot]) -> Tensor:
+            return torch.cat([torch.empty(0), *(own[slot.name].detach().flatten() for slot in slots)])
+
+        return flat(self.shared), flat(self.local)
+
+    def views(self, s: Tensor | None, l: Tensor | None) -> dict[str, Tensor]:  # noqa: E741
+        """Parameters by name, as views of one node's flat vectors (either may be left out)."""
+        named = {slot.name: slot.of(s) for slot in self.shared} if s is not None else {}
+        if l is not None:
+            named |= {slot.name: slot.of(l) for slot in self.local}
+        return named
+
+    def prefix(self) -> int | None:
+        """k such that the shared parameters are exactly those of the model's first k stages; None if there is no such k."""
+        stages = stage_parameters(self.model)
+        if stages is None or not self.shared:
+            return None
+        shared = {slot.name for slot in self.shared}
+        local = {slot.name for slot in self.local}
+        for k in range(1, len(stages) + 1):
+            first = set().union(*stages[:k])
+            if shared <= first and not (local & first):
+                return k
+        return None
+
+
+def _choose(names: Sequence[str], shared: Sequence[str] | Callable[[str], bool]) -> set[str]:
+    if callable(shared):
+        return {n for n in names if shared(n)}
+    prefixes = names if list(shared) == ["all"] or shared == "all" else shared
+    if isinstance(prefixes, str):
+        prefixes = [prefixes]
+    chosen: set[str] = set()
+    for prefix in prefixes:
+        found = {n for n in names if n == prefix or n.startswith(prefix.rstrip(".") + ".")}
+        if not found:
+            listed = ", ".join(names[:40]) + (" ..." if len(names) > 40 else "")
+            raise UsageError(
+                f"no parameter is called {prefix!r} or lies below it; the parameters are: {listed}"
+            )
+        chosen |= found
+    return chosen
+
+
+def _slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
+    slots, start = [], 0
+    for name, p in parameters.items():
+        slots.append(Slot(name, p.shape, start, start + prod(p.shape)))
+        start = slots[-1].stop
+    return slots
+
+
+def _size(slots: Sequence[Slot]) -> int:
+    return slots[-1].stop if slots else 0

@@ -1,0 +1,107 @@
+"""How far apart two messages of a round can be: what the noise is calibrated to.
+
+A sensitivity is an object with three methods: `start` (what to remember before the first round), `estimate` (the bound S of a
+round, from what may be looked at) and `advance` (what to remember after it). Memory is a dictionary of tensors that belongs to the
+protocol's state, so a round can be undone and a run resumed. Your own is ten lines::
+
+    class Constant(Sensitivity):
+        def estimate(self, memory, look): return 3.0
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpps.fabric.base import Fabric
+from dpps.mechanisms import Mechanism
+from dpps.topology import Topology
+
+Memory = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run is: fixed before the first round."""
+
+    fabric: Fabric
+    topology: Topology
+    mechanism: Mechanism
+    sync_every: int
+    dimension: int
+    common_start: bool
+    """All rows start equal."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an estimator may look at in a round, after the perturbation and before the noise."""
+
+    setting: Setting
+    round: int
+    clock: int
+    """The round counter of topology and synchronisation (it restarts when the rates decay)."""
+    rate: float
+    """Factor on the rates, 1 at the start (all rates decay together)."""
+    perturbation_norms: Tensor
+    """One norm per row held here."""
+    half: Tensor
+    """The rows themselves. Looking at those of other nodes is for simulation."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened in the round that is over."""
+
+    sensitivity: float
+    scale: float
+    noise_norms: Tensor
+    """L1 norm of the noise each row added."""
+    synchronised: bool
+    """Whether all rows are bit-equal now."""
+
+
+class Sensitivity(ABC):
+    """A bound on the distance between two nodes' messages."""
+
+    norm: int | None = 1
+    """The norm it bounds; None: whichever the mechanism needs."""
+    needs_double_stochasticity = True
+    simulation_only = False
+    base_is_public = False
+    """Only the perturbation is hidden; the row before it follows from earlier messages."""
+    noise_decays = True
+    """The noise rate decays with the other rates, as in the paper (epsilon per round then grows)."""
+
+    def start(self, setting: Setting, s: Tensor) -> Memory:
+        """What to remember before round 0."""
+        return {}
+
+    @abstractmethod
+    def estimate(self, memory: Memory, look: Look) -> float:
+        """S of this round. Must not change `memory`."""
+
+    def advance(self, memory: Memory, look: Look, outcome: Outcome) -> Memory:
+        """What to remember after the round, as a new dictionary."""
+        return memory
+
+    def admit(self, perturbation: Tensor, norms: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+        """The perturbation as it may enter the round (clipped where the bound relies on it), and its norms."""
+        return perturbation, norms
+
+    def growth(self, mechanism: Mechanism, dimension: int) -> float | None:
+        """Factor by which the estimate grows from round to round through the noise it causes, if that is known."""
+        return None
+
+
+def real_sensitivity(rows: Tensor, norm: int = 1) -> float:
+    """max over pairs of ||rows_i - rows_j||, in blocks that never hold N^2 d numbers."""
+    wide = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+    largest = 0.0
+    for first in range(0, len(rows), 256):
+        block = wide[first : first + 256]
+        distances = torch.cdist(block, wide[first:], p=norm, compute_mode="donot_use_mm_for_euclid_dist")
+        largest = max(largest, float(distances.max()))
+    return largest

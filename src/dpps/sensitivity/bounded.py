@@ -1,0 +1,58 @@
+"""A sensitivity that is known before the run: units contribution and record."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dpps.errors import UsageError
+from dpps.sensitivity.base import Look, Memory, Sensitivity, Setting
+
+
+@dataclass(frozen=True)
+class Bounded(Sensitivity):
+    """A bound known beforehand (units contribution and record): no scalar is broadcast, nothing can grow.
+
+    Given all earlier messages, the row before the perturbation is known, so only the perturbation is private. Any two
+    admissible perturbations of a node differ by at most `distance`.
+
+    Args:
+        distance: how far two perturbations can be apart, in the mechanism's norm.
+        clip: the protocol itself scales every perturbation down to this norm; None when the caller's mechanism
+            bounds one record's share of it (unit record).
+        start_distance: bound on the distance of two start rows, charged in round 0; 0 needs a common, public start.
+    """
+
+    distance: float
+    clip: float | None = None
+    start_distance: float = 0.0
+    norm = None
+    needs_double_stochasticity = False
+    base_is_public = True
+    noise_decays = False
+
+    def __post_init__(self) -> None:
+        for name in ("distance", "clip"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name} is {value}: it must be positive and finite")
+
+    def start(self, setting: Setting, s: Tensor) -> Memory:
+        if not setting.common_start and self.start_distance == 0:
+            raise UsageError(
+                "the rows start different, so the start values are private and need protection too: "
+                "say how far two of them can be apart (start_distance), or start all rows equal"
+            )
+        return {}
+
+    def estimate(self, memory: Memory, look: Look) -> float:
+        return self.distance * look.rate + (self.start_distance if look.round == 0 else 0.0)
+
+    def admit(self, perturbation: Tensor, norms: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+        if self.clip is None:
+            return perturbation, norms
+        limit = self.clip * rate
+        # A hair below the limit, so that rounding in the product cannot carry the norm above it.
+        factor = (limit / norms.clamp(min=limit) * (1 - 1e-6)).clamp(max=1.0)
+        factor[norms <= limit] = 1.0
+        return perturbation * factor.to(perturbation)[:, None], norms * factor

@@ -1,0 +1,77 @@
+"""The paper's estimate (Remark 1), and the real distance it estimates."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dpps.errors import UsageError
+from dpps.mechanisms import Laplace, Mechanism
+from dpps.sensitivity.base import Look, Memory, Outcome, Sensitivity, Setting, real_sensitivity
+
+
+@dataclass(frozen=True)
+class Paper(Sensitivity):
+    r"""Remark 1 of the paper.
+
+    $$S_i^{(0)} = 2C'\|s_i^{(0)}\|_1 + 2C'\|\varepsilon_i^{(0)}\|_1, \qquad
+      S_i^{(t)} = \lambda S_i^{(t-1)} + 2C'(\|\varepsilon_i^{(t)}\|_1 + \lambda\gamma_n\|n_i^{(t-1)}\|_1),$$
+    and S is the maximum over nodes. The first term is dropped when all rows start equal; a synchronisation resets the recursion.
+
+    C' and lambda are tuned by hand, so this is an estimate, not a bound: the real distance exceeds it now and then. And S is
+    broadcast, so the noise norm in it leaks. Use `Certified` for a bound with a proof.
+
+    Args:
+        c_prime: C' > 0.
+        decay: lambda in (0, 1).
+        recursion: "network" feeds the network's maximum S back, as the authors' code does; "node" each node's own, as printed.
+    """
+
+    c_prime: float
+    decay: float
+    recursion: Literal["network", "node"] = "network"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.c_prime < math.inf:
+            raise UsageError(f"c_prime is {self.c_prime}: it must be positive (the paper uses 0.78 to 0.95)")
+        if not 0 < self.decay < 1:
+            raise UsageError(
+                f"decay is {self.decay}: it must lie between 0 and 1, exclusive (the paper uses 0.53 to 0.7)"
+            )
+        if self.recursion not in ("network", "node"):
+            raise UsageError(f"recursion is {self.recursion!r}: choose 'network' or 'node'")
+
+    def start(self, setting: Setting, s: Tensor) -> Memory:
+        norms = s.abs().sum(1).to("cpu", torch.float64)
+        return {"carried": torch.zeros_like(norms) if setting.common_start else 2 * self.c_prime * norms}
+
+    def _own(self, memory: Memory, look: Look) -> Tensor:
+        return memory["carried"] + 2 * self.c_prime * look.perturbation_norms
+
+    def estimate(self, memory: Memory, look: Look) -> float:
+        return look.setting.fabric.max(self._own(memory, look))
+
+    def advance(self, memory: Memory, look: Look, outcome: Outcome) -> Memory:
+        if outcome.synchronised:
+            return {"carried": torch.zeros_like(memory["carried"])}
+        own = self._own(memory, look)
+        before = torch.full_like(own, self.estimate(memory, look)) if self.recursion == "network" else own
+        return {"carried": self.decay * (before + 2 * self.c_prime * outcome.noise_norms)}
+
+    def growth(self, mechanism: Mechanism, dimension: int) -> float | None:
+        """lambda (1 + 2 C' gamma_n d / b): E||n||_1 = d S / b feeds back into S."""
+        if not isinstance(mechanism, Laplace):
+            return None
+        return self.decay * (1 + 2 * self.c_prime * mechanism.noise_rate * dimension / mechanism.budget)
+
+
+@dataclass(frozen=True)
+class Oracle(Sensitivity):
+    """The real distance, max over pairs of ||s_i - s_j||: needs everybody's rows, so for simulation only."""
+
+    norm, simulation_only = None, True
+
+    def estimate(self, memory: Memory, look: Look) -> float:
+        return real_sensitivity(look.half, look.setting.mechanism.norm)
