@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pooch
 import torch
 
-from dpps.data.fetch import Source, fetch, write_aside
+from dpps.data.fetch import Source, fetch, one_at_a_time, write_aside
 from dpps.data.formats import Bytes, parse_cifar, read_bytes, read_idx
 from dpps.errors import RunError, UsageError, unknown
 
@@ -29,8 +29,8 @@ ENVIRONMENT = "DPPS_DATA"
 class Images:
     """Labelled images, kept as bytes; `inputs` turns them into what a model reads.
 
-    `pixels` is a uint8 tensor (n, channels, height, width) and `labels` an int64 tensor (n,). One-channel images
-    are repeated to as many channels as `mean` and `deviation` have.
+    `pixels` is a uint8 tensor (n, channels, height, width) and `labels` an int64 tensor (n,). Images of one
+    channel are repeated to as many channels as `mean` and `deviation` have.
     """
 
     pixels: torch.Tensor
@@ -40,9 +40,7 @@ class Images:
 
     def __post_init__(self) -> None:
         if len(self.pixels) != len(self.labels):
-            raise UsageError(
-                f"{len(self.pixels)} images with {len(self.labels)} labels: the numbers must be equal"
-            )
+            raise UsageError(f"{len(self.pixels)} images but {len(self.labels)} labels: give one label each")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -64,8 +62,6 @@ class Images:
         scaled = pixels.to(torch.float32).div_(255)
         if len(self.mean) != self.pixels.shape[1]:
             scaled = scaled.repeat_interleave(len(self.mean), dim=-3)
-        if self.mean == (0.0,) * len(self.mean) and self.deviation == (1.0,) * len(self.deviation):
-            return scaled
         return scaled.sub_(_per_channel(self.mean)).div_(_per_channel(self.deviation))
 
 
@@ -112,12 +108,17 @@ class Recipe:
     deviation: tuple[float, ...] = (1.0,)
     classes: int = 10
 
+    @property
+    def archived(self) -> bool:
+        """Whether it is published as one archive, which holds the files of the last layout."""
+        return any(source.file.endswith(".tar.gz") for source in self.sources)
+
     def images(self, files: _Files) -> Images:
         pixels, labels = self.read(files)
         where = ", ".join(str(file) for file in files)
         if len(pixels) != len(labels):
             raise RunError(
-                f"{where}: expected a label for every image, but {len(pixels)} images, {len(labels)} labels"
+                f"{where}: expected one label each, found {len(pixels)} images, {len(labels)} labels"
             )
         if len(labels) == 0 or labels.max() >= self.classes:
             found = f"{labels.max()}" if len(labels) else "none"
@@ -274,9 +275,9 @@ NAMES = tuple(_RECIPES)
 def load(name: str, directory: Path | None = None, progress: bool = True) -> DataSet:
     """The data set `name`.
 
-    `mnist-mini` is part of the package. The others are looked for in the sub-folder `name` of `directory`, which
-    must then hold them; without `directory` in that of `$DPPS_DATA`, then in that of the user cache, into which
-    they are downloaded when missing.
+    `mnist-mini` is part of the package. The others are looked for in the sub-folder `name` of `directory`,
+    which must hold them; without `directory` in that of `$DPPS_DATA`, then in that of the user cache, into
+    which they are downloaded when missing.
 
     Args:
         name: one of `NAMES`.
@@ -314,25 +315,28 @@ def _require(recipe: Recipe, folder: Traversable) -> tuple[_Files, _Files]:
 
 
 def obtain(recipe: Recipe, folder: Path, progress: bool = True) -> tuple[_Files, _Files]:
-    """The files of a data set in a folder of the user cache, downloaded and verified as far as they are missing."""
-    unpacked = recipe.find(folder)
-    if unpacked is not None and any(source.file.endswith(".tar.gz") for source in recipe.sources):
-        return unpacked
-    for source in recipe.sources:
-        file = fetch(source, folder, progress)
-        if file.name.endswith(".tar.gz"):
-            _unpack(file, recipe.layouts[-1].files)
+    """The files of a data set in a folder of the user cache; what is missing is downloaded and verified."""
+    try:
+        with one_at_a_time(folder):
+            if not recipe.archived:
+                for source in recipe.sources:
+                    fetch(source, folder, progress)
+            elif recipe.find(folder) is None:
+                _unpack(fetch(recipe.sources[0], folder, progress), recipe.layouts[-1].files)
+    except OSError as error:
+        raise RunError(f"cannot fill the data folder {folder}: {error}") from error
     return _require(recipe, folder)
 
 
 def _unpack(archive: Path, names: tuple[str, ...]) -> None:
     """Write the named members beside the archive and remove it; no path is taken from the archive itself."""
     with tarfile.open(archive) as tar:
+        members = set(tar.getnames())
         for name in names:
-            member = tar.extractfile(name)
-            if member is None:
+            file = tar.extractfile(name) if name in members else None
+            if file is None:
                 raise RunError(f"{archive}: expected the file {name} in it")
-            write_aside(archive.parent / name, member.read())
+            write_aside(archive.parent / name, file.read())
     archive.unlink()
 
 

@@ -43,28 +43,17 @@ class Source:
 def fetch(source: Source, folder: Path, progress: bool = True) -> Path:
     """The file in `folder`, downloaded unless it is there with the right hash.
 
-    A cut download leaves `FILE.part`, which the next attempt continues. A file with the wrong hash, downloaded
-    or already there, is removed: it is never returned.
+    A cut download leaves `FILE.part`, which the next attempt continues. A file with the wrong hash, whether
+    downloaded or already there, is removed: it is never returned.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(folder / f"{source.file}.lock"):
-            return _fetch(source, folder, progress)
-    except OSError as error:
-        raise RunError(f"cannot keep {source.file} in {folder}: {error}") from error
-
-
-def _fetch(source: Source, folder: Path, progress: bool) -> Path:
     target = folder / source.file
     _remove_if_wrong(target, source)
-    part = folder / f"{source.file}.part"
+    downloader = _Resuming(folder / f"{source.file}.part", progress)
     failures = []
     for address in source.addresses:
         try:
             with _quiet_pooch():
-                pooch.retrieve(
-                    address, source.hash, source.file, folder, downloader=_Resuming(part, progress)
-                )
+                pooch.retrieve(address, source.hash, source.file, folder, downloader=downloader)
         except (requests.RequestException, ValueError) as error:  # ValueError: pooch refused the hash
             log.warning("%s: %s", address, error)
             failures.append(f"{address} ({error})")
@@ -93,17 +82,18 @@ def _remove_if_wrong(target: Path, source: Source) -> None:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(lock: Path) -> Iterator[None]:
-    """Keep the processes of one machine (torchrun starts several) from writing the same `.part` at once.
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keep the processes of one machine (torchrun starts several) from filling the same folder at once.
 
     There is no such lock on Windows; there two writers end in a refused hash, never in a wrong file.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     if sys.platform == "win32":
         yield
         return
     import fcntl
 
-    with lock.open("w") as handle:
+    with (folder / ".lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -173,7 +163,7 @@ class _Resuming:
 
 
 def _usable(response: requests.Response, start: int) -> bool:
-    """Whether the answer to a range request fits `part`: the asked range, or the whole file, or a plain error."""
+    """False when the answer to a range request is the wrong range, or says there is no such range."""
     if response.status_code == requests.codes.partial_content:
         return response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
     return response.status_code != requests.codes.requested_range_not_satisfiable

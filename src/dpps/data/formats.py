@@ -26,8 +26,8 @@ CIFAR_RECORD = 1 + 3 * 32 * 32
 
 def read_bytes(path: Traversable) -> bytes:
     """The content of a file, decompressed when its name ends in `.gz` or `.xz`."""
-    content = path.read_bytes()
     try:
+        content = path.read_bytes()
         if path.name.endswith(".gz"):
             return gzip.decompress(content)
         if path.name.endswith(".xz"):
@@ -37,11 +37,13 @@ def read_bytes(path: Traversable) -> bytes:
         raise RunError(
             f"{path}: expected a complete {kind} file, but it is damaged or truncated ({error})"
         ) from error
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error})") from error
     return content
 
 
 def read_idx(path: Traversable, dimensions: int) -> Bytes:
-    """An IDX file of unsigned bytes: four magic bytes 0, 0, type, dimensions; big-endian sizes; the values."""
+    """An IDX file of unsigned bytes: magic bytes 0, 0, type, dimensions; big-endian sizes; the values."""
     content = read_bytes(path)
     magic = bytes([0, 0, UBYTE, dimensions])
     if content[:4] != magic:
@@ -56,7 +58,7 @@ def read_idx(path: Traversable, dimensions: int) -> Bytes:
     expected = header + int(np.prod(shape, dtype=object))
     if len(content) != expected:
         raise RunError(
-            f"{path}: expected {expected} bytes for the shape {shape} in its header, but it has {len(content)}"
+            f"{path}: expected {expected} bytes for the shape {shape} in its header, found {len(content)}"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
