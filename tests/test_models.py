@@ -1,6 +1,6 @@
 """The models: names, shapes, stages, vectorisation and weight files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,15 @@ from dpps.models import (
 Shapes = dict[str, tuple[int, ...]]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """These models are too small to gain from threads, which only get in each other's way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def shapes(model: nn.Module) -> Shapes:
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
@@ -44,15 +53,13 @@ def count(model: nn.Module, prefixes: tuple[str, ...] = ()) -> int:
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random values everywhere, so that no initial zero hides a missing term."""
+    """Random values everywhere, so that no zero hides a missing term; vectors are positive (variances)."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]:
-            fan_in = max(1, tensor[0].numel()) if tensor.dim() > 1 else 4
-            tensor.copy_(
-                (torch.rand(tensor.shape, generator=generator) + 0.1) * (1 - 2 * (tensor.dim() > 1) * 0.55)
-            )
-            tensor.mul_(fan_in**-0.5)
+            value = torch.rand(tensor.shape, generator=generator)
+            matrix = tensor.dim() > 1
+            tensor.copy_((value - 0.5) * 4 * tensor[0].numel() ** -0.5 if matrix else value + 0.1)
     return model
 
 
@@ -369,7 +376,8 @@ def test_named_shared_parts_are_prefixes_of_the_stages(name: str, shared: str) -
 def test_models_without_separate_stages_are_recognised() -> None:
     class Own(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            return self[0](x) + self[1](x)
+            total: Tensor = self[0](x) + self[1](x)
+            return total
 
     shared = nn.Linear(3, 3)
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -432,7 +440,7 @@ def test_vmap_over_nodes_equals_a_loop(kind: str) -> None:
     for node in range(3):
         expected = grad(whole)({n: p[node] for n, p in parameters.items()}, batches[node], labels[node])
         for name, gradient in expected.items():
-            torch.testing.assert_close(vectorised[name][node], gradient, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(vectorised[name][node], gradient)
             assert gradient.abs().max() > 0, name
 
 
