@@ -3,16 +3,20 @@
 import contextlib
 import hashlib
 import io
-import multiprocessing
+import logging
 import re
+import sys
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import pooch
 import pytest
 
 from dpps.data import catalog
@@ -33,6 +37,7 @@ class Site:
     cuts: int = 0
     cut_after: int = 300_000
     wrong_range: bool = False
+    delay: float = 0.0
     address: str = ""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
 
@@ -42,6 +47,7 @@ def handler(site: Site) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:  # the name http.server calls
             asked = self.headers.get("Range")
             site.requests.append((self.path, asked))
+            time.sleep(site.delay)
             content = site.files.get(self.path)
             if content is None:
                 self.send_error(404)
@@ -107,8 +113,10 @@ def left(folder: Path) -> set[str]:
 
 
 def test_plain_download_and_no_second_one(
-    site: Site, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    site: Site, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # pooch's handler writes to the standard error of when it was imported; give it that of now.
+    monkeypatch.setattr(pooch.get_logger(), "handlers", [logging.StreamHandler()])
     for _ in range(2):
         file = fetch(source(site), tmp_path)
         assert file == tmp_path / "data.bin"
@@ -116,6 +124,20 @@ def test_plain_download_and_no_second_one(
     assert site.requests == [("/data.bin", None)]
     assert left(tmp_path) == {"data.bin"}
     assert capfd.readouterr() == ("", ""), "quiet when not on a terminal"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_bar_on_a_terminal(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    fetch(source(site), tmp_path, progress)
+    assert ("data.bin" in sys.stderr.getvalue()) == progress
 
 
 def test_cut_download_goes_on_where_it_stopped(site: Site, tmp_path: Path) -> None:
@@ -273,20 +295,12 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
         obtain(recipe, tmp_path / "blocked" / "mnist")
 
 
-def _obtain_mnist(sources: tuple[Source, ...], folder: Path) -> None:
-    obtain(recipe_like("mnist", *sources), folder, progress=False)
-
-
-def test_two_processes_download_once(tmp_path: Path) -> None:
-    """As when several workers of one machine start together with an empty cache."""
-    files = mnist_like(500)
-    context = multiprocessing.get_context("spawn")
-    with serving(Site({f"/{name}": content for name, content in files.items()})) as site:
-        sources = tuple(source(site, content=content, name=name) for name, content in files.items())
-        workers = [context.Process(target=_obtain_mnist, args=(sources, tmp_path)) for _ in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0]
+def test_workers_that_start_together_download_once(tmp_path: Path) -> None:
+    """As when several processes of one machine start with an empty cache."""
+    files = mnist_like(20)
+    with serving(Site({f"/{name}": content for name, content in files.items()}, delay=0.05)) as site:
+        recipe = recipe_like("mnist", *(source(site, content=c, name=name) for name, c in files.items()))
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(lambda _: obtain(recipe, tmp_path, progress=False), range(3)))
+    assert found[0] == found[1] == found[2]
     assert len(site.requests) == 4

@@ -157,9 +157,10 @@ class _Resuming:
         return total is None or self._size() == total
 
     def _bar(self) -> Progress:
-        console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        return Progress(*columns, console=console, disable=not (self.progress and console.is_terminal))
+        return Progress(
+            *columns, console=Console(stderr=True), disable=not (self.progress and sys.stderr.isatty())
+        )
 
 
 def _usable(response: requests.Response, start: int) -> bool:
