@@ -288,10 +288,23 @@ def test_dropout_is_active_in_training_only() -> None:
     assert torch.equal(still(x), model.eval()(x))
 
 
+def test_every_dropout_is_used_once() -> None:
+    model, x = small("vit")
+    used: list[nn.Module] = []
+    dropouts = [m for m in model.modules() if isinstance(m, nn.Dropout)]
+    for module in dropouts:
+        module.register_forward_hook(lambda module, _inputs, _output: used.append(module))
+    model(x)
+    assert (
+        len(dropouts) == 1 + 2 * 3
+    )  # after the embedding; after attention and both linear maps of each layer
+    assert used == dropouts
+
+
 def test_initialisation_follows_torchvision() -> None:
     torch.manual_seed(0)
     resnet, vit = ResNet18(), ViT()
-    conv = resnet.get_parameter("layer4.1.conv1.weight")
+    conv = resnet.get_parameter("layer4.0.conv1.weight")  # fan-in 256 * 9, fan-out 512 * 9
     assert conv.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
     assert torch.all(resnet.get_parameter("layer4.1.bn2.weight") == 1)
     assert torch.all(resnet.get_parameter("layer4.1.bn2.bias") == 0)
