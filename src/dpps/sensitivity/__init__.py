@@ -2,10 +2,12 @@
 
 from dpps.sensitivity.base import Look, Memory, Outcome, Sensitivity, Setting, real_sensitivity
 from dpps.sensitivity.bounded import Bounded
+from dpps.sensitivity.certified import Certified, WorstCase
 from dpps.sensitivity.paper import Oracle, Paper
 
 __all__ = [
     "Bounded",
+    "Certified",
     "Look",
     "Memory",
     "Oracle",
@@ -13,5 +15,6 @@ __all__ = [
     "Paper",
     "Sensitivity",
     "Setting",
+    "WorstCase",
     "real_sensitivity",
 ]

@@ -1,0 +1,192 @@
+"""Sensitivities with a proof (docs/certified-sensitivity.md) instead of tuned constants."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpps.errors import UsageError
+from dpps.mechanisms import Mechanism
+from dpps.sensitivity.base import Look, Memory, Outcome, Sensitivity, Setting
+from dpps.sensitivity.coefficients import WINDOW, Coefficients, Floats, Lag, coefficients, noise_factor
+from dpps.topology import Topology
+
+
+class Unrolled(Sensitivity):
+    r"""A bound from the unrolled recursion, over the rounds k since all rows were equal.
+
+    $$s_i^{(t+1/2)} - s_j^{(t+1/2)} = \varepsilon_i^{(t)} - \varepsilon_j^{(t)}
+      + \sum_k \sum_l c_l (\varepsilon_l^{(k)} + \gamma_n n_l^{(k)}), \qquad c = \Phi(t,k)_i - \Phi(t,k)_j$$
+
+    Every node broadcasts the norm of its perturbation (and of its start row, if the rows start different).
+    Memory has one row per past round: its clock, the norms, the scale of its noise, and B, numbers with
+    ||sum_l c_l s_l(k)||_1 <= sum_l |c_l| B_l for every c that sums to 0.
+    """
+
+    @abstractmethod
+    def _noise(self, look: Look, outcome: Outcome) -> tuple[float, float]:
+        """What to add to each node's norm, and the scale of noise that is bounded by its distribution."""
+
+    @abstractmethod
+    def _factor(self, look: Look, rounds: int) -> float:
+        """Bound on ||sum_l c_l n_l||_1 over m(c), for unit noise of any of so many past rounds."""
+
+    def start(self, setting: Setting, s: Tensor) -> Memory:
+        norms = setting.fabric.gather(s.abs().sum(1).to("cpu", torch.float64))
+        return _forgotten(torch.zeros_like(norms) if setting.common_start else norms)
+
+    def estimate(self, memory: Memory, look: Look) -> float:
+        norms = look.setting.fabric.gather(look.perturbation_norms)
+        rows = self._carried(memory, look, _lags(memory, look))
+        return _coefficients(look).widest((norms + memory["start"]).numpy(), rows)
+
+    def advance(self, memory: Memory, look: Look, outcome: Outcome) -> Memory:
+        norms = look.setting.fabric.gather(look.perturbation_norms)
+        extra, scale = self._noise(look, outcome)
+        if outcome.synchronised:
+            return _forgotten(torch.zeros_like(norms))
+        lags = _lags(memory, look)
+        # the rounds that were summed up in this round will not be needed one by one again
+        kept = min(len(lags), WINDOW - 1)
+        row = {
+            "clocks": torch.tensor(look.clock),
+            "norms": norms + extra,
+            "scales": torch.tensor(scale, dtype=torch.float64),
+            "bases": self._base(memory, look, lags),
+        }
+        longer = {
+            name: torch.cat([memory[name][len(memory[name]) - kept :], row[name][None]]) for name in row
+        }
+        return {**longer, "start": torch.zeros_like(norms)}
+
+    def _base(self, memory: Memory, look: Look, lags: list[Lag]) -> Tensor:
+        """B of this round: the start norms, or half the widest distance D (c moves a mass of ||c||_1 / 2)."""
+        if not lags:
+            return memory["start"]
+        apart = self._carried(memory, look, lags)
+        start = memory["start"]
+        return torch.full_like(start, 0.5 * _coefficients(look).widest(start.numpy(), apart))
+
+    def _carried(self, memory: Memory, look: Look, lags: list[Lag]) -> Floats:
+        """What past rounds can have put between the nodes of each row: one by one, then B for the older."""
+        apart = np.zeros(_coefficients(look).rows)
+        if not lags:
+            return apart
+        norms, scales, bases = (memory[name].numpy() for name in ("norms", "scales", "bases"))
+        factor = self._factor(look, len(lags))
+        for age, lag in enumerate(lags, start=1):
+            apart += lag.spread @ norms[-age] + scales[-age] * factor * lag.mean
+        apart += lags[-1].spread @ bases[-len(lags)]
+        return apart
+
+
+@dataclass(frozen=True)
+class Certified(Unrolled):
+    r"""A bound on the real distance, in all rounds at once with probability 1 - delta over the noise.
+
+    Perturbations enter with the norms that every node broadcasts; noise enters with its distribution,
+    $\|\sum_l c_l n_l\|_1 \le \theta\, m(c)\,(d + \sqrt{2 d x} + x)$ but for probability $e^{-x}$, so nothing
+    about its actual values is published. Round t may spend delta / ((t+1)(t+2)), whatever the length of the
+    run. The perturbation norms are still data-dependent. Topology, dropouts and clock restarts must not be
+    chosen by looking at the noise.
+
+    Args:
+        delta: probability, over the noise of the whole run, that the bound fails in any round.
+    """
+
+    delta: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise UsageError(f"delta is {self.delta}: it must lie between 0 and 1, exclusive, such as 1e-6")
+
+    def start(self, setting: Setting, s: Tensor) -> Memory:
+        _need_laplace(setting.mechanism)
+        return super().start(setting, s)
+
+    def gain(self, mechanism: Mechanism, topology: Topology, dimension: int, *, rounds: int = 1000) -> float:
+        """Factor with which the noise of past rounds comes back in S when nobody synchronises.
+
+        S stays bounded if it is below 1, and grows without end if it is above 1 in every phase. Delta is
+        spread over time, so the gain rises, very slowly, with the length of the run.
+
+        Args:
+            mechanism: Laplace noise.
+            topology: who sends to whom.
+            dimension: d_s, the length of a row.
+            rounds: length of the run.
+        """
+        _need_laplace(mechanism)
+        table = coefficients(topology, 0)
+        returned = max(_returned(table, phase) for phase in range(topology.examined))
+        return mechanism.scale(1.0) * noise_factor(dimension, self._x(topology, rounds, WINDOW)) * returned
+
+    def _noise(self, look: Look, outcome: Outcome) -> tuple[float, float]:
+        return _rounding(look, outcome), outcome.scale
+
+    def _factor(self, look: Look, rounds: int) -> float:
+        return noise_factor(look.setting.dimension, self._x(look.setting.topology, look.round, rounds))
+
+    def _x(self, topology: Topology, t: int, rounds: int) -> float:
+        """Union bound over pairs, past rounds and t: the shares 1 / ((t+1)(t+2)) sum to 1 over all t."""
+        pairs = topology.nodes * (topology.nodes - 1) / 2
+        return math.log(pairs * rounds * (t + 1) * (t + 2) / self.delta)
+
+
+@dataclass(frozen=True)
+class WorstCase(Unrolled):
+    r"""A bound that always holds: noise enters with $2\,\tau(\Phi) \max_l \|n_l\|_1$, tau of Dobrushin.
+
+    It needs the largest of the exact noise norms to be broadcast, and that leaks: message and noise norm
+    together can identify the value that the noise was to hide. For study; to protect, use `Certified`.
+    """
+
+    def _noise(self, look: Look, outcome: Outcome) -> tuple[float, float]:
+        return look.setting.fabric.max(outcome.noise_norms) + _rounding(look, outcome), 0.0
+
+    def _factor(self, look: Look, rounds: int) -> float:
+        return 0.0
+
+
+def _coefficients(look: Look) -> Coefficients:
+    return coefficients(look.setting.topology, look.setting.sync_every)
+
+
+def _lags(memory: Memory, look: Look) -> list[Lag]:
+    return list(_coefficients(look).lags(memory["clocks"].tolist()))
+
+
+def _forgotten(start: Tensor) -> Memory:
+    """Memory without past rounds; `start` bounds what the rows differ by as it is."""
+    nothing = start.new_zeros(0, len(start))
+    return {
+        "clocks": torch.zeros(0, dtype=torch.int64),
+        "norms": nothing,
+        "scales": start.new_zeros(0),
+        "bases": nothing,
+        "start": start,
+    }
+
+
+def _rounding(look: Look, outcome: Outcome) -> float:
+    """On a grid g: rounding moves a coordinate by at most g, discrete noise is within g of Laplace noise."""
+    return 2 * look.setting.dimension * float(getattr(outcome, "rounding", 0.0))
+
+
+def _returned(table: Coefficients, phase: int) -> float:
+    """Sum over the lags of m(c) for the worst pair; older rounds come back through B."""
+    lags = list(table.lags(range(phase, phase + WINDOW)))
+    left = 1 - lags[-1].contraction
+    nobody = np.zeros(table.topology.nodes)
+    return table.widest(nobody, np.sum([lag.mean for lag in lags], axis=0)) / left if left > 0 else math.inf
+
+
+def _need_laplace(mechanism: Mechanism) -> None:
+    if mechanism.name not in ("laplace", "none"):
+        raise UsageError(
+            f"Certified bounds Laplace noise by its distribution and {mechanism.name!r} noise has another: "
+            "use Laplace, or WorstCase (its noise norms leak)"
+        )
