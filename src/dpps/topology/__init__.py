@@ -1,8 +1,10 @@
 """Who sends to whom in round t, with which weights; validation (double stochasticity, connectivity)."""
 
+from dpps.topology.analysis import Report
 from dpps.topology.base import Topology
 from dpps.topology.base_graph import Base
 from dpps.topology.families import Complete, DOut, Exponential, OnePeerRandom, Ring, Sequence, Static
+from dpps.topology.networks import from_networkx
 from dpps.topology.parsing import NAMES, parse
 from dpps.topology.weights import Weights
 
@@ -13,10 +15,12 @@ __all__ = [
     "DOut",
     "Exponential",
     "OnePeerRandom",
+    "Report",
     "Ring",
     "Sequence",
     "Static",
     "Topology",
     "Weights",
+    "from_networkx",
     "parse",
 ]

@@ -80,7 +80,7 @@ def grid_rounds(n: int, k: int) -> list[Links]:
 
 
 class Group(NamedTuple):
-    """The nodes of one digit: ``blocks`` times ``size`` = (k+1)^p nodes from ``start`` on; ``rest`` follow."""
+    """One digit: ``blocks`` times ``size`` = (k+1)^p nodes from ``start`` on; ``rest`` nodes follow."""
 
     start: int
     blocks: int

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 
 from dpps.errors import UsageError
 from dpps.topology.base import Topology, node_count, whole
@@ -149,10 +150,16 @@ def _circulant(nodes: int, steps: Items[int]) -> Weights:
 
 
 def _weights_of(matrix: Any) -> Weights:
-    shape = np.shape(matrix)
+    try:
+        numbers = matrix if issparse(matrix) else np.asarray(matrix, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the matrix is not a table of numbers ({error}): give N rows of N weights"
+        ) from error
+    shape = numbers.shape
     if len(shape) != 2 or shape[0] != shape[1]:
         raise UsageError(f"the matrix has shape {shape}, must be square: one row and one column per node")
-    weights = Weights.from_matrix(matrix)
+    weights = Weights.from_matrix(numbers)
     check_weights(weights, "the matrix", doubly_stochastic=False)
     return weights
 

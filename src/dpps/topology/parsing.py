@@ -1,6 +1,7 @@
 """Topologies by name, for the command line."""
 
 import re
+from collections.abc import Callable
 
 from dpps.errors import unknown
 from dpps.topology.base import Topology
@@ -10,7 +11,12 @@ from dpps.topology.families import Complete, DOut, Exponential, OnePeerRandom, R
 NAMES = ("exp", "K-out", "ring", "complete", "base-K", "random")
 """What ``parse`` understands; K stands for a number."""
 
-_PLAIN = {"exp": Exponential, "ring": Ring, "complete": Complete, "random": OnePeerRandom}
+_PLAIN: dict[str, Callable[[int], Topology]] = {
+    "exp": Exponential,
+    "ring": Ring,
+    "complete": Complete,
+    "random": OnePeerRandom,
+}
 
 
 def parse(text: str, nodes: int) -> Topology:
