@@ -36,8 +36,16 @@ class NoiseSource(ABC):
     private = False
     """Whether nobody else can know the noise. Statements of privacy are made only for private sources."""
 
-    def surcharge(self, dimension: int, scale: float, base_is_public: bool) -> float:
-        """What this source adds to the sensitivity (rounding to a grid moves a message)."""
+    def grid(self, scale: float) -> float:
+        """The step of the grid on which messages of this noise scale lie; 0: none."""
+        return 0.0
+
+    def discreteness(self, scale: float) -> float:
+        """What noise on a grid costs beyond continuous noise, as an addition to the sensitivity."""
+        return 0.0
+
+    def distance(self, mechanism: Mechanism, dimension: int, rounds: int) -> float:
+        """Total variation distance between what was drawn and the noise that is charged for."""
         return 0.0
 
     @abstractmethod

@@ -202,7 +202,7 @@ class DPPS:
             self.ledger.charge(round=state.round, mechanism=self.mechanism, sensitivity=used, scale=scale)
         noise_norms = self._release(state, eps, half, scale)  # half is the message from here on
         s, a, synchronised = self._average(state, half)
-        outcome = Outcome(used or 0.0, scale, noise_norms, synchronised)
+        outcome = Outcome(used or 0.0, scale, noise_norms, synchronised, self.noise.grid(scale))
         if self.sensitivity:
             state.memory = self.sensitivity.advance(state.memory, look, outcome)
         state.watched = {
@@ -235,7 +235,12 @@ class DPPS:
         if present is not None:
             away = torch.from_numpy(~present[list(self.fabric.rows)]).to(eps.device)
             eps = eps.masked_fill(away[:, None], 0.0)
-        norms = torch.linalg.vector_norm(eps, ord=self.mechanism.norm, dim=1).to("cpu", torch.float64)
+        exact = (
+            torch.float64 if self.sensitivity and self.sensitivity.base_is_public else None
+        )  # a clip relies on it
+        norms = torch.linalg.vector_norm(eps, ord=self.mechanism.norm, dim=1, dtype=exact).to(
+            "cpu", torch.float64
+        )
         _refuse_non_finite(norms, self.fabric, state.round, "perturbation")
         return self.sensitivity.admit(eps, norms, state.rate) if self.sensitivity else (eps, norms)
 
@@ -245,9 +250,11 @@ class DPPS:
             return None, None, 0.0
         rate = state.rate if self.sensitivity.noise_decays else 1.0
         estimated = self.sensitivity.estimate(state.memory, look)
-        d, public = state.setting.dimension, self.sensitivity.base_is_public
-        rough = self.mechanism.scale(estimated) * rate
-        used = estimated + self.noise.surcharge(d, rough, public)
+        rough = 2 * self.mechanism.scale(estimated) * rate  # the final scale is below: rounding adds little
+        used = estimated + self.noise.discreteness(rough)
+        used += self.sensitivity.rounding(
+            state.setting.dimension, self.noise.grid(rough), self.mechanism.norm
+        )
         scale = self.mechanism.scale(used) * rate
         if not math.isfinite(used) or not math.isfinite(scale):
             raise RunError(self._diverged(state, used))

@@ -39,24 +39,33 @@ class Engine(ABC):
         self.partition, self.loss, self.rows, self.seed = partition, loss, rows, seed
         self.model = partition.model
         self.prefix = partition.prefix()
+        self._node = 0
 
     @abstractmethod
     def step(
         self, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, round_: int
-    ) -> tuple[Tensor, Tensor, Tensor]:  # noqa: E741
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Losses at (y, l), the new local parameters, and the shared gradients at (y, l_new) on the same batch."""
 
     @abstractmethod
-    def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:  # noqa: E741
+    def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
         """Evaluation: every node's output, (rows, batch, ...), for the same inputs and one s for all."""
+
+    @torch.no_grad()
+    def outputs_of(self, k: int, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
+        """Evaluation: the output of the k-th node held here."""
+        self.model.eval()
+        self._node = k
+        out: Tensor = self._whole(s, l, x)
+        return out
 
     def _first_half(self, s: Tensor, x: Any) -> Any:
         return call_stages(self.model, self.partition.views(s, None), x, 0, self.prefix)
 
-    def _second_half(self, l: Tensor, h: Any) -> Any:  # noqa: E741
+    def _second_half(self, l: Tensor, h: Any) -> Any:
         return call_stages(self.model, self.partition.views(None, l), h, self.prefix or 0, None)
 
-    def _whole(self, s: Tensor, l: Tensor, x: Any) -> Any:  # noqa: E741
+    def _whole(self, s: Tensor, l: Tensor, x: Any) -> Any:
         return functional_call(self.model, self.partition.views(s, l), (x,))
 
     def state(self) -> dict[str, Tensor]:
@@ -73,35 +82,39 @@ class Vectorised(Engine):
 
     def step(
         self, y: Tensor, l: Tensor, x: Tensor, target: Tensor, update: Update, round_: int
-    ) -> tuple[Tensor, Tensor, Tensor]:  # noqa: E741
+    ) -> tuple[Tensor, Tensor, Tensor]:
         self.model.train()
-        y, l = y.detach().requires_grad_(), l.detach().requires_grad_()  # noqa: E741
-        if self.prefix is None:
-            forward = torch.vmap(lambda s, l, x, t: self.loss(self._whole(s, l, x), t))  # noqa: E741
-            first = lambda l: forward(y.detach(), l, x, target)  # noqa: E731, E741
-            second = lambda l: forward(y, l, x, target)  # noqa: E731, E741
-        else:
-            h = torch.vmap(self._first_half)(y, x)
-            rest = torch.vmap(lambda l, h, t: self.loss(self._second_half(l, h), t))  # noqa: E741
-            first = lambda l: rest(l, _detach(h), target)  # noqa: E731, E741
-            second = lambda l: rest(l, h, target)  # noqa: E731, E741
+        y, l = y.detach().requires_grad_(), l.detach().requires_grad_()
+        h = None if self.prefix is None else torch.vmap(self._first_half)(y, x)
         if not self.partition.local:
-            losses = second(l)
+            losses = self._losses(y, l, h, x, target)
             return losses.detach(), l.detach(), _gradient(losses, y)
-        losses = first(l)
+        losses = self._losses(y.detach(), l, _detach(h), x, target)
         new = update(_gradient(losses, l), slice(0, len(l))).detach()
-        return losses.detach(), new, _gradient(second(new), y)
+        return losses.detach(), new, _gradient(self._losses(y, new, h, x, target), y)
+
+    def _losses(self, y: Tensor, l: Tensor, h: Any, x: Tensor, target: Tensor) -> Tensor:
+        """Every node's loss; from the output h of the shared stages where there is one."""
+        losses: Tensor
+        if h is None:
+            losses = torch.vmap(lambda s, l, x, t: self.loss(self._whole(s, l, x), t))(y, l, x, target)
+        else:
+            losses = torch.vmap(lambda l, h, t: self.loss(self._second_half(l, h), t))(l, h, target)
+        return losses
 
     @torch.no_grad()
-    def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:  # noqa: E741
+    def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
         self.model.eval()
+        out: Tensor
         if self.prefix is None:
-            return torch.vmap(self._whole, in_dims=(None, 0, None))(s, l, x)
+            out = torch.vmap(self._whole, in_dims=(None, 0, None))(s, l, x)
+            return out
         h = self._first_half(s, x)
         if not self.partition.local:
-            out: Tensor = self._second_half(l[0], h)
+            out = self._second_half(l[0], h)
             return out.expand(len(l), *out.shape)
-        return torch.vmap(self._second_half, in_dims=(0, None))(l, h)
+        out = torch.vmap(self._second_half, in_dims=(0, None))(l, h)
+        return out
 
 
 class Loop(Engine):
@@ -110,7 +123,6 @@ class Loop(Engine):
     def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
         super().__init__(partition, loss, rows, seed)
         self.buffers = [{n: b.clone() for n, b in self.model.named_buffers()} for _ in rows]
-        self._node = 0
         self._random = any(isinstance(m, _DropoutNd) and m.p > 0 for m in self.model.modules())
 
     def _first_half(self, s: Tensor, x: Any) -> Any:
@@ -118,17 +130,17 @@ class Loop(Engine):
             self.model, self.partition.views(s, None) | self.buffers[self._node], x, 0, self.prefix
         )
 
-    def _second_half(self, l: Tensor, h: Any) -> Any:  # noqa: E741
+    def _second_half(self, l: Tensor, h: Any) -> Any:
         return call_stages(
             self.model, self.partition.views(None, l) | self.buffers[self._node], h, self.prefix or 0, None
         )
 
-    def _whole(self, s: Tensor, l: Tensor, x: Any) -> Any:  # noqa: E741
+    def _whole(self, s: Tensor, l: Tensor, x: Any) -> Any:
         return functional_call(self.model, self.partition.views(s, l) | self.buffers[self._node], (x,))
 
     def step(
         self, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, round_: int
-    ) -> tuple[Tensor, Tensor, Tensor]:  # noqa: E741
+    ) -> tuple[Tensor, Tensor, Tensor]:
         self.model.train()
         losses, new, shared = torch.zeros(len(y)), torch.empty_like(l), torch.empty_like(y)
         for k in range(len(y)):
@@ -141,14 +153,14 @@ class Loop(Engine):
 
     def _one(
         self, k: int, y: Tensor, l: Tensor, x: Any, target: Any, update: Update
-    ) -> tuple[Tensor, Tensor, Tensor]:  # noqa: E741
-        y, l = y.requires_grad_(), l.requires_grad_()  # noqa: E741
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y, l = y.requires_grad_(), l.requires_grad_()
         h = None if self.prefix is None else self._first_half(y, x)
         loss = None
         if self.partition.local:
             out = self._whole(y.detach(), l, x) if h is None else self._second_half(l, _detach(h))
             loss = self.loss(out, target)
-            l = update(_gradient(loss, l)[None], slice(k, k + 1))[0].detach()  # noqa: E741
+            l = update(_gradient(loss, l)[None], slice(k, k + 1))[0].detach()
         if not self.partition.shared:
             assert loss is not None
             return loss.detach(), l, torch.zeros_like(y)
@@ -156,13 +168,8 @@ class Loop(Engine):
         return (after if loss is None else loss).detach(), l.detach(), _gradient(after, y)
 
     @torch.no_grad()
-    def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:  # noqa: E741
-        self.model.eval()
-        out = []
-        for k in range(len(l)):
-            self._node = k
-            out.append(self._whole(s, l[k], x))
-        return torch.stack(out)
+    def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
+        return torch.stack([self.outputs_of(k, s, l[k], x) for k in range(len(l))])
 
     def _dropout_stream(self, round_: int) -> AbstractContextManager[None]:
         return (
@@ -229,7 +236,7 @@ def _loop_reason(model: nn.Module, device: torch.device) -> str | None:
 
 
 def _trial(engine: Vectorised, example: tuple[Tensor, Tensor]) -> str | None:
-    s, l = engine.partition.initial()  # noqa: E741
+    s, l = engine.partition.initial()
     x, target = (part[None].to(part.device) for part in example)
     try:
         engine.step(s[None].to(x.device), l[None].to(x.device), x, target, lambda g, _: l[None].to(g), 0)
@@ -246,4 +253,6 @@ def _gradient(losses: Tensor, of: Tensor) -> Tensor:
 
 
 def _detach(h: Any) -> Any:
+    if h is None:
+        return None
     return tuple(part.detach() for part in h) if isinstance(h, tuple) else h.detach()

@@ -53,7 +53,7 @@ class Partition:
 
         return flat(self.shared), flat(self.local)
 
-    def views(self, s: Tensor | None, l: Tensor | None) -> dict[str, Tensor]:  # noqa: E741
+    def views(self, s: Tensor | None, l: Tensor | None) -> dict[str, Tensor]:
         """Parameters by name, as views of one node's flat vectors (either may be left out)."""
         named = {slot.name: slot.of(s) for slot in self.shared} if s is not None else {}
         if l is not None:

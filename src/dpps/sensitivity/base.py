@@ -61,6 +61,8 @@ class Outcome:
     """L1 norm of the noise each row added."""
     synchronised: bool
     """Whether all rows are bit-equal now."""
+    step: float = 0.0
+    """Grid step to which the messages were rounded (0: not rounded)."""
 
 
 class Sensitivity(ABC):
@@ -90,6 +92,10 @@ class Sensitivity(ABC):
     def admit(self, perturbation: Tensor, norms: Tensor, rate: float) -> tuple[Tensor, Tensor]:
         """The perturbation as it may enter the round (clipped where the bound relies on it), and its norms."""
         return perturbation, norms
+
+    def rounding(self, dimension: int, step: float, norm: int) -> float:
+        """What rounding messages to whole grid steps adds: each coordinate of a difference moves by at most one step."""
+        return float(step * dimension ** (1 / norm))
 
     def growth(self, mechanism: Mechanism, dimension: int) -> float | None:
         """Factor by which the estimate grows from round to round through the noise it causes, if that is known."""

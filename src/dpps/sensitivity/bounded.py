@@ -56,3 +56,8 @@ class Bounded(Sensitivity):
         factor = (limit / norms.clamp(min=limit) * (1 - 1e-6)).clamp(max=1.0)
         factor[norms <= limit] = 1.0
         return perturbation * factor.to(perturbation)[:, None], norms * factor
+
+    def rounding(self, dimension: int, step: float, norm: int) -> float:
+        """Nothing for a clipped perturbation: rounding toward zero lengthens no vector. But adding one example to a sum can
+        carry every coordinate over to the next step."""
+        return 0.0 if self.clip is not None else super().rounding(dimension, step, norm)

@@ -1,0 +1,108 @@
+"""Checkpoints: safetensors and JSON, written aside and renamed, the last two kept, a damaged one passed over with a message."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from dpps.errors import RunError
+
+log = logging.getLogger(__name__)
+
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved after `round` rounds."""
+
+    round: int
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path, round_: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+) -> None:
+    """Write checkpoint `round_`; the one before stays until this one is whole on disk.
+
+    Raises:
+        RunError: the disk refused (full, say); the older checkpoint is untouched.
+    """
+    target, aside = folder / f"round-{round_:09d}", folder / f".round-{round_:09d}.part"
+    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    text = json.dumps({**meta, "round": round_, "sha256": hashlib.sha256(data).hexdigest()}, indent=1)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        _write(aside / "tensors.safetensors", data)
+        _write(aside / "meta.json", text.encode())
+        if target.exists():  # the same round again, after a resume
+            shutil.rmtree(target)
+        aside.rename(target)
+        _sync(folder)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        kept = _all(folder)
+        safe = f"{kept[-1]} is intact" if kept else "there is no older one"
+        raise RunError(
+            f"the checkpoint of round {round_} cannot be written to {folder}: {error.strerror}; {safe}"
+        ) from error
+    for old in _all(folder)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint, or None when there is none at all.
+
+    Raises:
+        RunError: there are checkpoints and all of them are damaged.
+    """
+    found = _all(folder)
+    for path in reversed(found):
+        try:
+            return _read(path)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            log.warning("checkpoint %s is damaged (%s): going back to the one before", path, error)
+    if found:
+        raise RunError(
+            f"all checkpoints in {folder} are damaged: start again with --overwrite or another --out"
+        )
+    return None
+
+
+def _read(path: Path) -> Checkpoint:
+    meta = json.loads((path / "meta.json").read_text())
+    data = (path / "tensors.safetensors").read_bytes()
+    if hashlib.sha256(data).hexdigest() != meta.pop("sha256"):
+        raise ValueError("checksum differs")
+    return Checkpoint(int(meta.pop("round")), load(data), meta)
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*"))
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,66 @@
+"""The command line: one module per command, imported only when it is called."""
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from dpps.errors import RunError, UsageError, unknown
+
+COMMANDS = {
+    "train": "train a model privately over many nodes",
+    "plan": "what noise for this epsilon, what epsilon for this noise, and will the sensitivity diverge?",
+    "audit": "attack the shipped mechanism and bound its epsilon from below",
+    "topology": "what a communication graph does: period, connectivity, contraction; draw it",
+}
+
+DONE, FAILED, WRONG, STOPPED = 0, 1, 2, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the result is the exit code: 0 done, 1 the run failed, 2 the request is wrong, 3 stopped on request."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    try:
+        return _dispatch(args)
+    except (UsageError, RunError) as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]dpps:[/] {_escape(error)}")
+        return WRONG if isinstance(error, UsageError) else FAILED
+    except SystemExit as error:  # the parser has already said what is wrong
+        return int(error.code or 0) if not isinstance(error.code, str) else WRONG
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        _overview()
+        return DONE
+    if args[0] in ("-V", "--version"):
+        _versions()
+        return DONE
+    if args[0] not in COMMANDS:
+        raise unknown("command", args[0], COMMANDS)
+    command = importlib.import_module(f"dpps.cli.{args[0]}")
+    code: int = command.main(args[1:])
+    return code
+
+
+def _escape(error: Exception) -> str:
+    return str(error).replace("[", r"\[")
+
+
+def _overview() -> None:
+    out = Console(highlight=False)
+    out.print("[bold]dpps[/]: learn together without a server and without trusting each other\n")
+    for name, what in COMMANDS.items():
+        out.print(f"  [bold cyan]dpps {name:<10}[/] {what}")
+    out.print("\nStart here:  [bold]dpps train[/]   (ten nodes, embedded data, epsilon 3, under a minute)")
+    out.print("Every command explains itself with --help; dpps --version prints what a bug report needs.")
+
+
+def _versions() -> None:
+    from dpps.version import versions
+
+    for name, value in versions().items():
+        print(f"{name} {value}")

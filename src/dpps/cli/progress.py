@@ -1,0 +1,85 @@
+"""A live display of a run, and stopping it with Ctrl-C or SIGTERM without losing anything."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich import progress as bars
+from rich.console import Console
+
+from dpps.config import TrainConfig
+from dpps.learning import RoundLog, Stopped, Training
+from dpps.privacy.accountant import NO_PROTECTION
+
+
+class Progress:
+    """Round, loss, sensitivity, epsilon so far and time left; nothing when the output is not a terminal."""
+
+    def __init__(self, config: TrainConfig, console: Console) -> None:
+        self._shown = console.is_terminal and not config.quiet
+        self._bar = bars.Progress(
+            bars.TextColumn("round"),
+            bars.MofNCompleteColumn(),
+            bars.BarColumn(),
+            bars.TextColumn("{task.fields[facts]}"),
+            bars.TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not self._shown,
+        )
+        self._task: bars.TaskID | None = None
+        self._epsilon: str = ""
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, job: Any) -> None:
+        """The run is prepared: show where it stands."""
+        training: Training = job.training
+        self._task = self._bar.add_task(
+            "", total=training.total_rounds, completed=training.learner.state.round, facts=""
+        )
+
+    def after_round(self, training: Training, log: RoundLog) -> None:
+        """Move on. The epsilon is recomputed now and then only: accountants take a while."""
+        if not self._shown or self._task is None:
+            return
+        if training.learner.config.privacy and (log.round + 1) % max(10, training.total_rounds // 10) == 0:
+            epsilon = training.privacy().epsilon
+            useless = " (no protection)" if epsilon is None or epsilon > NO_PROTECTION else ""
+            self._epsilon = f"  epsilon {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}"
+        used = "" if log.used is None else f"  S {log.used:.3g}"
+        self._bar.update(
+            self._task, completed=log.round + 1, facts=f"loss {log.loss:.3f}{used}{self._epsilon}"
+        )
+
+
+class StopRequested:
+    """Turns SIGTERM and Ctrl-C into a stop after the current round."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While inside, signals only set a flag."""
+        before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+    def after_round(self, training: Training, log: RoundLog) -> None:
+        """Stop here if somebody asked."""
+        if self._asked:
+            raise Stopped

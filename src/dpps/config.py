@@ -1,0 +1,286 @@
+"""What `dpps train` can be told: one dataclass that is the command line, the TOML file and the `config` of summary.json."""
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import arg
+
+from dpps import models
+from dpps.data import NAMES
+from dpps.errors import UsageError, unknown
+from dpps.fabric import Fabric
+from dpps.learning import PartPSP
+from dpps.noise import NoiseSource, Seeded
+from dpps.privacy.units import UNITS, Contribution, NodeSwap, Record, Unit
+from dpps.sensitivity import Certified, Oracle, Paper, Sensitivity, WorstCase
+from dpps.topology import Topology, parse
+
+SENSITIVITIES = ("paper", "certified", "worst-case", "oracle")
+ALGORITHMS = ("partpsp", "sgp", "sgpdp", "pedfl")
+
+#: Options that say where and how a run is carried out, not what it computes: they may differ when a run is resumed.
+_CIRCUMSTANCES = frozenset(
+    {"data_dir", "out", "resume", "overwrite", "checkpoint_every", "tensorboard", "quiet", "timeout"}
+)
+
+
+def _names(*names: str) -> Any:
+    return arg(metavar="{" + ",".join(names) + "}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a model privately over many nodes, without a server.
+
+    With no options: ten nodes, MNIST (the embedded part), one shared layer, and every training example protected with
+    epsilon 3 in total. Add --out DIR to choose where the results go.
+    """
+
+    data: Annotated[str, _names(*NAMES)] = "mnist-mini"
+    """Data set. mnist-mini comes with the package; the others are looked for in --data-dir, $DPPS_DATA and the user cache, and
+    downloaded otherwise."""
+    data_dir: Path | None = None
+    """Folder with one sub-folder per data set."""
+    split: Annotated[str, _names("iid", "dirichlet:ALPHA", "label:K")] = "iid"
+    """How examples are dealt to the nodes."""
+    hold_out: float | None = None
+    """Part of each node's examples kept for testing it on its own kind of data (default: 0 for iid, 0.1 otherwise)."""
+    model: Annotated[str, _names("mlp", "mlp-residual", "resnet18", "vit")] = "mlp"
+    """The paper's models."""
+    norm: Literal["batch", "group"] = "batch"
+    """Normalisation of resnet18; the record unit needs group."""
+    weights: Path | None = None
+    """State dict to start from (.pt or .safetensors, names as torchvision's)."""
+    shared: Annotated[str, arg(metavar="{1,2,all,PREFIX,..}")] = "1"
+    """Layers shared with the other nodes: the paper's 1 or 2, all, or prefixes of parameter names."""
+    algorithm: Annotated[str, _names(*ALGORITHMS)] = "partpsp"
+    """partpsp; sgp: all shared, no noise; sgpdp: all shared; pedfl: our reading of it (whole model, real sensitivity, no
+    synchronisation)."""
+    nodes: int = 10
+    """How many nodes."""
+    topology: Annotated[str, _names("exp", "K-out", "ring", "complete", "base-K", "random")] = "exp"
+    """Who sends to whom. base-K: K peers a round (the Base-(K+1) graph)."""
+    dropouts: float = 0.0
+    """Chance that a node is away in a round (simulation)."""
+    sync_every: int = 0
+    """All nodes average with everybody every so many rounds (0 = never)."""
+    unit: Annotated[str, _names(*UNITS)] = "record"
+    """Who is protected: one training example (record), all a node contributes (contribution), which node sent a message
+    (node-swap, the paper), or nobody (none)."""
+    epsilon: float | None = None
+    """Total privacy loss allowed; the noise is solved for (default 3, unless noise is given directly)."""
+    delta: float = 1e-5
+    """Chance that the guarantee fails; well below 1 / (number of examples)."""
+    clip: float | None = None
+    """Clip: L2 per example (record, default 1), L1 or L2 per gradient (contribution, default 30 or 1), L1 per gradient
+    (node-swap, default none)."""
+    records_per_user: int = 1
+    """How many examples one person may own at a node (record)."""
+    mechanism: Annotated[str, _names("laplace", "gaussian")] = "laplace"
+    """Noise in the unit contribution (node-swap is Laplace, record Gaussian)."""
+    noise_multiplier: float | None = None
+    """Gaussian noise, deviation over sensitivity, instead of --epsilon."""
+    budget: float | None = None
+    """b of the paper: epsilon of a round is budget / noise rate (node-swap default 5; contribution: instead of --epsilon)."""
+    noise_rate: float = 1e-3
+    """gamma_n of the paper."""
+    sensitivity: Annotated[str, _names(*SENSITIVITIES)] = "certified"
+    """Where the sensitivity comes from in the unit node-swap. certified has a proof; paper is tuned by --c-prime and --decay; oracle
+    is the real distance (simulation)."""
+    c_prime: float = 0.78
+    """C' of the paper."""
+    decay: float = 0.55
+    """lambda of the paper."""
+    epochs: int = 12
+    """Passes over the data."""
+    batch_size: int = 100
+    """Examples per node and round (their expected number in the unit record)."""
+    lr_shared: float | None = None
+    """Learning rate of the shared parameters (default 0.1; record: 1)."""
+    lr_local: float | None = None
+    """Learning rate of the local parameters (default 0.1; record: 1)."""
+    lr_step: int = 0
+    """All rates divided by 10 at the start of epochs K, 2K, ... (the authors: 5; 0 = never); restarts the counters of topology and
+    synchronisation."""
+    local_steps: int = 1
+    """Gradient steps per round; the clipped total change is what is shared."""
+    spare_rounds: int = 0
+    """Rounds paid for beyond the plan: rounds repeated after a crash are charged again and must fit the epsilon."""
+    seed: int = 0
+    """Of the split, the start weights and, in simulation, noise and sampling: the same seed repeats a run bit for bit."""
+    secure_noise: bool = False
+    """Noise from a cryptographic keystream on an integer grid, keyed by the operating system: for messages that really leave."""
+    track_real: bool = False
+    """Record the real sensitivity of every round (simulation; costs nodes^2)."""
+    out: Path | None = None
+    """Folder for the results (default: runs/DATE-TIME)."""
+    resume: bool = False
+    """Go on from the newest checkpoint in --out."""
+    overwrite: bool = False
+    """Delete what --out holds and start again."""
+    checkpoint_every: int = 0
+    """Rounds between checkpoints (0: only when stopped by a signal)."""
+    quiet: bool = False
+    """No progress display."""
+
+    def __post_init__(self) -> None:
+        _known("data set", self.data, NAMES)
+        _known("model", self.model, models.SHARED)
+        _known("algorithm", self.algorithm, ALGORITHMS)
+        _known("unit", self.unit, UNITS)
+        _known("sensitivity", self.sensitivity, SENSITIVITIES)
+        _known("mechanism", self.mechanism, ("laplace", "gaussian"))
+        for name in ("nodes", "epochs", "batch_size", "local_steps"):
+            _least(name, getattr(self, name), 2 if name == "nodes" else 1)
+        for name in ("sync_every", "lr_step", "checkpoint_every", "spare_rounds"):
+            _least(name, getattr(self, name), 0)
+        if self.hold_out is not None and not 0 <= self.hold_out < 1:
+            raise UsageError(f"--hold-out is {self.hold_out}: it must lie in [0, 1)")
+        if self.resume and self.overwrite:
+            raise UsageError("--resume and --overwrite exclude each other: choose one")
+
+    # What the options mean
+
+    def resolved(self) -> "TrainConfig":
+        """The same with the defaults that depend on other options filled in."""
+        gaussian = self.unit == "contribution" and self.mechanism == "gaussian"
+        clip = {"record": 1.0, "contribution": 1.0 if gaussian else 30.0}.get(self.unit)
+        given = self.noise_multiplier is not None or self.budget is not None
+        epsilon = 3.0 if self.unit in ("record", "contribution") and not given else None
+        rate = 1.0 if self.unit == "record" else 0.1
+        filled: dict[str, Any] = {
+            "clip": clip,
+            "epsilon": epsilon,
+            "budget": 5.0 if self.unit == "node-swap" and self.epsilon is None else None,
+            "lr_shared": rate,
+            "lr_local": rate,
+            "hold_out": 0.0 if self.split == "iid" else 0.1,
+        }
+        return dataclasses.replace(self, **{k: v for k, v in filled.items() if getattr(self, k) is None})
+
+    def privacy(self) -> Unit | None:
+        """The unit object."""
+        if self.unit == "none" or self.algorithm == "sgp":
+            return None
+        if self.algorithm == "pedfl" and self.unit == "node-swap":
+            return NodeSwap(self.budget, self.noise_rate, Oracle(), self.clip, self.epsilon)
+        if self.unit == "node-swap":
+            return NodeSwap(self.budget, self.noise_rate, self._sensitivity(), self.clip, self.epsilon)
+        if self.unit == "record":
+            assert self.clip is not None
+            return Record(self.epsilon, self.delta, self.clip, self.noise_multiplier, self.records_per_user)
+        assert self.clip is not None
+        round_epsilon = None if self.budget is None else self.budget / self.noise_rate
+        laplace = self.mechanism == "laplace"
+        return Contribution(
+            self.clip,
+            self.epsilon,
+            self.delta,
+            "laplace" if laplace else "gaussian",
+            round_epsilon if laplace else None,
+            self.noise_multiplier,
+        )
+
+    def _sensitivity(self) -> Sensitivity:
+        if self.sensitivity == "paper":
+            return Paper(self.c_prime, self.decay)
+        if self.sensitivity == "certified":
+            return Certified(self.delta)
+        return WorstCase() if self.sensitivity == "worst-case" else Oracle()
+
+    def network(self) -> Topology:
+        """The topology object, validated."""
+        topology = parse(self.topology, self.nodes)
+        topology.validate()
+        return topology.with_dropouts(self.dropouts, seed=self.seed) if self.dropouts else topology
+
+    def shared_names(self) -> str:
+        """What --shared means under the chosen algorithm."""
+        return self.shared if self.algorithm == "partpsp" else "all"
+
+    def algorithm_object(
+        self, model: Any, prefixes: tuple[str, ...], noise: NoiseSource | None, fabric: Fabric | None = None
+    ) -> PartPSP:
+        """PartPSP as configured; the baselines are special cases of it."""
+        assert self.lr_shared is not None
+        assert self.lr_local is not None
+        return PartPSP(
+            model,
+            prefixes,
+            self.network(),
+            self.privacy(),
+            lr_shared=self.lr_shared,
+            lr_local=self.lr_local,
+            lr_step=self.lr_step,
+            spare_rounds=self.spare_rounds,
+            batch_size=self.batch_size,
+            local_steps=self.local_steps,
+            sync_every=0 if self.algorithm == "pedfl" else self.sync_every,
+            seed=self.seed,
+            noise=noise or Seeded(self.seed),
+            track_real=self.track_real,
+            fabric=fabric,
+        )
+
+    # To and from files
+
+    def to_json(self) -> dict[str, Any]:
+        """For summary.json: option names, paths as text."""
+        return {f.name.replace("_", "-"): _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    def to_toml(self) -> str:
+        """A file for --config; options left at None are left out."""
+        lines = [
+            f"{name} = {json.dumps(value)}" for name, value in self.to_json().items() if value is not None
+        ]
+        return "\n".join(lines) + "\n"
+
+    def fingerprint(self) -> str:
+        """Equal for two configurations that compute the same."""
+        what = {k: v for k, v in self.to_json().items() if k.replace("-", "_") not in _CIRCUMSTANCES}
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def from_toml(path: Path) -> TrainConfig:
+    """The configuration in a TOML file; the names are those of the options."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"--config {path} is not TOML: {error}") from error
+    fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(TrainConfig)}
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if name not in fields:
+            raise unknown(f"option in {path}", name, fields)
+        values[fields[name].name] = Path(value) if "Path" in str(fields[name].type) else value
+    try:
+        return TrainConfig(**values)
+    except TypeError as error:
+        raise UsageError(f"--config {path}: {error}") from error
+
+
+def parse_arguments(arguments: list[str], prog: str, default: TrainConfig | None = None) -> TrainConfig:
+    """The command line over `default`."""
+    return tyro.cli(TrainConfig, args=arguments, prog=prog, default=default or TrainConfig())
+
+
+def _known(kind: str, value: str, allowed: Any) -> None:
+    if value not in allowed:
+        raise unknown(kind, value, allowed)
+
+
+def _least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise UsageError(f"--{name.replace('_', '-')} is {value}: it must be {least} or more")
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value

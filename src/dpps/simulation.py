@@ -1,0 +1,218 @@
+"""From a configuration to a finished folder: data, model, nodes, ledger, training, summary."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from dpps import data, models
+from dpps.config import TrainConfig
+from dpps.errors import UsageError
+from dpps.learning.training import Callback, Training, check_labels, finite_or_none
+from dpps.noise import NoiseSource, Seeded
+from dpps.privacy.ledger import Budget, Ledger
+from dpps.privacy.statement import Booked, Privacy, Tally
+from dpps.privacy.units import Plan, Terms
+from dpps.secure import SecureNoise
+from dpps.version import versions
+
+#: Files and folders that a run writes: the only things --overwrite deletes.
+_OURS = ("summary.json", "rounds.csv", "ledger.jsonl", "checkpoint", "models", "run.json")
+
+
+@dataclass
+class Job:
+    """A prepared run."""
+
+    config: TrainConfig
+    folder: Path
+    training: Training
+    split: list[list[int]]
+    skipped_weights: list[str]
+    privacy: Privacy
+
+    def run(self) -> dict[str, Any]:
+        """Train, write the summary, return it."""
+        try:
+            run = self.training.run()
+        finally:
+            if isinstance(self.training.charges, Booked):
+                self.training.charges.ledger.close()
+        self.privacy = run.privacy
+        run.save(self.folder / "models")
+        summary = self._summary(
+            run.accuracy, run.accuracy_by_node, run.own_accuracy, run.own_accuracy_by_node
+        )
+        _write_aside(self.folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+        return summary
+
+    def _summary(
+        self, accuracy: float | None, by_node: list[float], own: float | None, own_by_node: list[float]
+    ) -> dict[str, Any]:
+        logs, learner = self.training.rounds, self.training.learner
+        real = [log.real for log in logs if log.real is not None]
+        estimated = [log.estimated for log in logs if log.estimated is not None]
+        above = sum(
+            log.real > log.estimated for log in logs if log.real is not None and log.estimated is not None
+        )
+        return {
+            "test_accuracy": accuracy,
+            "accuracy_by_epoch": self.training.accuracy_by_epoch,
+            "accuracy_by_node": by_node,
+            "own_accuracy": own,
+            "own_accuracy_by_node": own_by_node,
+            "rounds": len(logs),
+            "final_loss": finite_or_none(logs[-1].loss) if logs else None,
+            "shared_parameters": learner.partition.shared_size,
+            "local_parameters": learner.partition.local_size,
+            "real_sensitivity_mean": fmean(real) if real else None,
+            "real_sensitivity_max": max(real, default=None),
+            "estimated_sensitivity_mean": fmean(estimated) if estimated else None,
+            "estimated_sensitivity_max": max(estimated, default=None),
+            "rounds_real_above_estimated": above if real and estimated else None,
+            "privacy": self.privacy.to_json(),
+            "bytes_sent_per_node": sum(log.bytes for log in logs),
+            "seconds": self.training.seconds,
+            "split": self.split,
+            "gradients": type(learner.engine).__name__.lower(),
+            "weights_left_fresh": self.skipped_weights,
+            "config": self.config.to_json(),
+            "versions": versions(),
+        }
+
+
+def prepare(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Job:
+    """Check everything that can be checked, then make the run ready. Nothing is written before all checks have passed."""
+    config = config.resolved()
+    unit = config.privacy()  # refuses bad privacy settings before any data is read
+    config.network()
+    folder = config.out or Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    _check_folder(folder, config)
+    dataset = data.load(config.data, config.data_dir, progress=not config.quiet)
+    node_sets, held_out, split = deal(dataset, config)
+    torch.manual_seed(config.seed)
+    model, prefixes = models.build(
+        config.model, config.shared_names(), dataset.train.shape, dataset.classes, norm=config.norm
+    )
+    skipped = models.load_weights(model, config.weights) if config.weights else []
+    test = dataset.test.inputs(), dataset.test.labels
+    check_labels(model, *test)
+    algorithm = config.algorithm_object(model, prefixes, noise_source(config))
+    charges: list[Booked | Tally] = [Tally()]
+
+    def open_ledger(plan: Plan, terms: Terms) -> Booked:
+        _clear(folder, config)
+        booked = Booked(_ledger(folder, config, plan, terms), terms.sampling)
+        charges[0] = booked
+        return booked
+
+    learner = algorithm.start(node_sets, config.epochs, open_ledger)
+    if unit is None:
+        _clear(folder, config)
+    training = Training(
+        learner, config.epochs, charges[0], test, held_out, callbacks, folder, config.checkpoint_every
+    )
+    if config.resume:
+        training.resume()
+    return Job(config, folder, training, split, skipped, training.privacy())
+
+
+def noise_source(config: TrainConfig) -> NoiseSource:
+    """Seeded for simulation, the keystream when asked for."""
+    return SecureNoise() if config.secure_noise else Seeded(config.seed)
+
+
+def deal(
+    dataset: data.DataSet, config: TrainConfig
+) -> tuple[list[TensorDataset], list[tuple[Tensor, Tensor]], list[list[int]]]:
+    """The nodes' training sets (parts of one tensor), their held-out examples, and how many of each label they have."""
+    labels = dataset.train.labels.numpy()
+    needed = config.nodes * config.batch_size
+    if len(labels) < needed:
+        raise UsageError(
+            f"{config.data} has {len(labels)} training examples, fewer than {config.nodes} nodes x batch {config.batch_size} = {needed}: "
+            "use fewer nodes or a smaller batch"
+        )
+    parts = data.split(labels, config.nodes, config.split, config.seed)
+    kept, held = data.hold_out(parts, config.hold_out, config.seed) if config.hold_out else (parts, [])
+    order = np.concatenate(kept)
+    x, target = dataset.train.inputs(order), dataset.train.labels[torch.from_numpy(order)]
+    ends = np.cumsum([0, *(len(part) for part in kept)])
+    node_sets = [TensorDataset(x[a:b], target[a:b]) for a, b in pairwise(ends)]
+    held_out = [(dataset.train.inputs(part), dataset.train.labels[torch.from_numpy(part)]) for part in held]
+    return node_sets, held_out, data.describe(labels, kept)
+
+
+def _check_folder(folder: Path, config: TrainConfig) -> None:
+    """An --out with another run in it is refused; a run to be resumed must be there and be the same."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file: name a folder")
+    found = [name for name in _OURS if (folder / name).exists()]
+    if config.resume:
+        if "run.json" not in found:
+            raise UsageError(f"--resume: there is no run in {folder}; leave --resume out to start one")
+        _same_run(folder, config)
+    elif found and not config.overwrite:
+        raise UsageError(
+            f"--out {folder} already holds a run ({', '.join(found)}): add --resume or --overwrite, or choose another folder"
+        )
+
+
+def _same_run(folder: Path, config: TrainConfig) -> None:
+    before = json.loads((folder / "run.json").read_text())
+    if before["fingerprint"] != config.fingerprint():
+        now = config.to_json()
+        differ = [
+            k
+            for k, v in before["config"].items()
+            if now.get(k) != v and k not in ("out", "resume", "overwrite", "quiet")
+        ]
+        raise UsageError(
+            f"--resume: the run in {folder} has other settings ({', '.join(differ)}): use the same, or start a new run"
+        )
+
+
+def _clear(folder: Path, config: TrainConfig) -> None:
+    """Everything is checked: make the folder ours."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if config.resume:
+        return
+    for name in _OURS if config.overwrite else ():
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    header = {"fingerprint": config.fingerprint(), "config": config.to_json(), "versions": versions()}
+    _write_aside(folder / "run.json", json.dumps(header, indent=1) + "\n")
+
+
+def _ledger(folder: Path, config: TrainConfig, plan: Plan, terms: Terms) -> Ledger:
+    header = {
+        "run": config.fingerprint(),
+        "unit": config.unit,
+        "mechanism": terms.mechanism.name,
+        "rows": list(range(config.nodes)),
+    }
+    path, durable = folder / "ledger.jsonl", config.secure_noise
+    # In the units with a total, rounds beyond the plan are refused before they are sent; replays count.
+    budget = Budget(rounds=plan.paid) if config.epsilon is not None else None
+    if config.resume and path.exists():
+        return Ledger.open(path, header, durable, budget=budget)
+    return Ledger.create(path, header, durable, budget=budget)
+
+
+def _write_aside(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(text)
+    aside.rename(path)
