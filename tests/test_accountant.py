@@ -115,9 +115,10 @@ def test_failing_accountants_never_read_as_private(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(accountant, "_pld", broken)
     assert total([GAUSSIAN], 1e-5).accountant == "rdp"
-    monkeypatch.setattr(accountant, "_rdp", lambda *_: lambda _delta: math.nan)
-    assert total([GAUSSIAN], 1e-5).epsilon == math.inf
-    assert total([LAPLACE], 1e-5).epsilon == pytest.approx(72)
+    for nonsense in (math.nan, math.inf, -1.0):
+        monkeypatch.setattr(accountant, "_rdp", lambda *_, value=nonsense: lambda _delta: value)
+        assert total([GAUSSIAN], 1e-5).epsilon == math.inf
+        assert total([LAPLACE], 1e-5).epsilon == pytest.approx(72)
 
 
 @settings(deadline=None, max_examples=20)
