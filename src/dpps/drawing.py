@@ -21,7 +21,7 @@ SHOWN_ROUNDS = 4
 LABELLED_NODES = 50
 """Up to this many nodes carry numbers and links carry arrow heads; beyond it they would only blot."""
 
-PRESENT, ABSENT, LINK = "#1f5fa8", "#d9d9d9", "#555555"
+PRESENT, ABSENT, LINK = "#1f5fa8", "#8c8c8c", "#555555"
 
 
 def draw(topology: Topology, file: str | Path) -> None:
@@ -46,7 +46,7 @@ def _figure(topology: Topology) -> Figure:
     columns = ceil(sqrt(panels))
     rows = ceil(panels / columns)
     figure = Figure(figsize=(3.4 * columns, 3.6 * rows + 0.5), layout="constrained")
-    figure.suptitle(repr(topology))
+    figure.suptitle(repr(topology), wrap=True)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for t, axis in enumerate(axes):
         axis.set_axis_off()
@@ -70,7 +70,7 @@ def _panel(axis: Any, topology: Topology, t: int) -> None:
         font = {"font_size": 8 if topology.nodes <= 20 else 5, "font_color": "white"}
         nx.draw_networkx_labels(graph, places, ax=axis, **font)
     axis.set_aspect("equal")
-    axis.margins(0.12)
+    axis.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2))
 
 
 def _graph(weights: Weights) -> tuple[Any, list[float]]:
