@@ -209,7 +209,7 @@ def noise_for(
             return total([charge], delta, group, spent_delta=spent_delta, distance=distance).epsilon
 
         return _least_noise(
-            epsilon_of, target_epsilon, _first_guess(mechanism, target_epsilon, delta, q, count)
+            epsilon_of, target_epsilon, _first_guess(mechanism, target_epsilon / group, delta, q, count)
         )
 
     noise = max(solve(q, count) for q, count in _hardest(plans))
@@ -404,7 +404,7 @@ def _pld(kinds: list[Charge], group: int, upper: float) -> DeltaToEpsilon:
 def _pld_interval(upper: float, kinds: int, group: int) -> float:
     """Grid of the privacy loss: any is valid, a finer one is tighter and slower; groups are slow as it is."""
     fine = upper / _PLD_GRID_POINTS if math.isfinite(upper) else 1e-3
-    coarser = max(1.0, kinds / _PLD_KINDS_AT_FULL_GRID) * (1 if group == 1 else 20)
+    coarser = max(1.0, kinds / _PLD_KINDS_AT_FULL_GRID) * (1 if group == 1 else 5)
     return min(max(fine * coarser, 1e-5), 10.0)
 
 
@@ -520,7 +520,7 @@ def _least_noise(epsilon_of: Callable[[float], float], target: float, guess: flo
         bad = max((noise for noise, epsilon in points.items() if epsilon > target), default=0.0)
         if points[good] >= target * (1 - 1e-3) or good <= bad * (1 + 1e-7):
             break
-        noise = _between(bad, points[bad], good, points[good], target * (1 - 3e-4))
+        noise = _between(bad, points[bad], good, points[good], target * (1 - 5e-4))
         points[noise] = epsilon_of(noise)
     return good
 
