@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from dpps.keystream import Keystream
 from dpps.learning.batches import Cyclic, NodeData, Poisson, Sampler
 from dpps.learning.gradients import Engine, EngineName, Loss, choose_engine
 from dpps.learning.partition import Partition
-from dpps.learning.per_example import PerExample
+from dpps.learning.per_example import PerExample, per_example
 from dpps.mechanisms import NoNoise
 from dpps.noise import NoiseSource, Outgoing, Seeded
 from dpps.privacy.units import Plan, Terms, Unit
@@ -194,10 +195,7 @@ class Learner:
         self.local = l.repeat(len(self.rows), 1)
         self.sampler = self._sampler()
         self.engine = self._engine()
-        per_example = terms.example_clip if terms else None
-        self.per_example = (
-            None if per_example is None else PerExample(self.partition, config.loss, per_example)
-        )
+        self.per_example = self._per_example()
         self._local_noise = self._local_noise_source()
         self._optimizers = self._make_optimizers()
         self.protocol_seconds = 0.0
@@ -343,6 +341,12 @@ class Learner:
         return choose_engine(
             self.partition, self.config.loss, self.rows, (x[0], target[0]), seed, self.config.engine
         )
+
+    def _per_example(self) -> PerExample | None:
+        if self.terms is None or self.terms.example_clip is None:
+            return None
+        x, _ = self.data.take(np.zeros((len(self.rows), 1), dtype=np.int64))
+        return per_example(self.partition, self.config.loss, self.terms.example_clip, x[0, 0])
 
     def _local_noise_source(self) -> NoiseSource:
         noise = self.protocol.noise

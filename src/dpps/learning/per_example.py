@@ -1,5 +1,11 @@
-"""Per-example clipped gradients (unit record): what one example can change is bounded, whatever the model."""
+"""Per-example clipped gradients (unit record): what one example can change is bounded, whatever the model.
 
+Two ways give the same sums. `Examples` differentiates every example by itself (`torch.func`), for any model. `Linears` is for
+models that are chains of linear layers and activations: there, an example's gradient of a layer is an outer product of what
+goes in and what comes back, so its norm and the clipped sum follow from one backward pass, without a gradient per example.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -9,21 +15,51 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpps.errors import UsageError
 from dpps.learning.gradients import Loss
-from dpps.learning.partition import Partition
+from dpps.learning.partition import Partition, Slot
+from dpps.models import MLP, MLPResidual
 
 _LIMIT = 1 << 24  # gradient numbers held at a time: 64 MiB in float32
 _MARGIN = 1e-4  # clipping stays below the bound by more than the rounding of float32 norms and sums
 
+_PER_EXAMPLE = (
+    nn.Linear,
+    nn.Flatten,
+    nn.Identity,
+    nn.Tanh,
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.LeakyReLU,
+    nn.ELU,
+)
 
-class PerExample:
-    """Sums over a batch of per-example gradients, each scaled down to an L2 norm of `clip` over shared and local together.
 
-    One backward pass at (y, l) serves both parts; all nodes and examples at once, in chunks that bound memory.
-    """
+class PerExample(ABC):
+    """Sums over a batch of per-example gradients, each scaled down to an L2 norm of `clip` over shared and local together."""
 
     def __init__(self, partition: Partition, loss: Loss, clip: float) -> None:
-        refuse_batch_norm(partition.model)
-        self.partition, self.clip = partition, clip
+        self.partition, self.loss, self.clip = partition, loss, clip
+
+    @abstractmethod
+    def sums(
+        self, y: Tensor, l: Tensor, x: Tensor, target: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean losses (for display), and the sums of clipped gradients for s and l, over the examples in the mask.
+
+        One backward pass at (y, l) serves both parts: un-noised local parameters would let one example move all others'
+        gradients, so here both updates are noised.
+        """
+
+    def _factors(self, squared_norms: Tensor, mask: Tensor) -> Tensor:
+        return self.clip / squared_norms.sqrt().clamp(min=self.clip) * (1 - _MARGIN) * mask
+
+
+class Examples(PerExample):
+    """Any model: all nodes and examples at once through `torch.vmap`, in chunks that bound memory."""
+
+    def __init__(self, partition: Partition, loss: Loss, clip: float) -> None:
+        super().__init__(partition, loss, clip)
 
         def one(s: Tensor, l: Tensor, x: Tensor, target: Tensor) -> Tensor:
             return loss(functional_call(partition.model, partition.views(s, l), (x[None],)), target[None])
@@ -36,7 +72,6 @@ class PerExample:
     def sums(
         self, y: Tensor, l: Tensor, x: Tensor, target: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean losses (for display), and the sums of clipped gradients for s and l, over the examples in the mask."""
         self.partition.model.train()
         losses = torch.zeros(len(y), device=y.device)
         sum_s, sum_l = torch.zeros_like(y), torch.zeros_like(l)
@@ -44,12 +79,106 @@ class PerExample:
         for first in range(0, mask.shape[1], chunk := max(1, _LIMIT // per_example)):
             part = slice(first, first + chunk)
             (g_s, g_l), values = self._gradients(y, l, x[:, part], target[:, part])
-            norms = torch.sqrt(_squares(g_s) + _squares(g_l))
-            factor = self.clip / norms.clamp(min=self.clip) * (1 - _MARGIN) * mask[:, part]
+            factor = self._factors(_squares(g_s) + _squares(g_l), mask[:, part])
             sum_s += torch.bmm(factor[:, None], g_s)[:, 0]
             sum_l += torch.bmm(factor[:, None], g_l)[:, 0]
             losses += (values * mask[:, part]).sum(1)
         return losses / mask.sum(1).clamp(min=1), sum_s, sum_l
+
+
+class Linears(PerExample):
+    r"""Chains of linear layers: with input a and returning gradient d, example e's gradient is $d_e a_e^T$ (bias: $d_e$).
+
+    So $\|g_e\|^2 = \sum_{layers} \|d_e\|^2 (\|a_e\|^2 + 1)$ and the clipped sum is $\sum_e f_e d_e a_e^T$.
+    """
+
+    def __init__(self, partition: Partition, loss: Loss, clip: float) -> None:
+        super().__init__(partition, loss, clip)
+        self._layers = {n: m for n, m in partition.model.named_modules() if isinstance(m, nn.Linear)}
+
+    def sums(
+        self, y: Tensor, l: Tensor, x: Tensor, target: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        self.partition.model.train()
+        taps = {
+            name: torch.zeros(
+                *mask.shape, layer.out_features, device=y.device, dtype=y.dtype, requires_grad=True
+            )
+            for name, layer in self._layers.items()
+        }
+        losses, inputs = torch.vmap(self._forward)(y, l, x, target, taps)
+        returned = torch.autograd.grad(losses.sum(), list(taps.values()))
+        squares = torch.zeros_like(losses)
+        for layer, a, d in zip(self._layers.values(), inputs, returned, strict=True):
+            squares += d.square().sum(2) * (a.square().sum(2) + float(layer.bias is not None))
+        factor = self._factors(squares.detach(), mask)
+        sum_s, sum_l = torch.empty_like(y), torch.empty_like(l)
+        for (name, layer), a, d in zip(self._layers.items(), inputs, returned, strict=True):
+            scaled = d * factor[:, :, None]
+            self._put(f"{name}.weight", torch.bmm(scaled.mT, a), sum_s, sum_l)
+            if layer.bias is not None:
+                self._put(f"{name}.bias", scaled.sum(1), sum_s, sum_l)
+        mean = (losses.detach() * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return mean, sum_s, sum_l
+
+    def _forward(
+        self, s: Tensor, l: Tensor, x: Tensor, target: Tensor, taps: dict[str, Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """One node: every example's loss, and what went into each layer; a tap is a zero added to a layer's output."""
+        seen: dict[str, Tensor] = {}
+
+        def listen(name: str) -> torch.utils.hooks.RemovableHandle:
+            def hook(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+                seen[name] = inputs[0]
+                return output + taps[name]
+
+            return self._layers[name].register_forward_hook(hook)
+
+        handles = [listen(name) for name in self._layers]
+        try:
+            outputs = functional_call(
+                self.partition.model, self.partition.views(s.detach(), l.detach()), (x,)
+            )
+        finally:
+            for handle in handles:
+                handle.remove()
+        losses = torch.vmap(lambda o, t: self.loss(o[None], t[None]))(outputs, target)
+        return losses, [seen[name].detach() for name in self._layers]
+
+    def _put(self, name: str, value: Tensor, sum_s: Tensor, sum_l: Tensor) -> None:
+        for slots, target in ((self.partition.shared, sum_s), (self.partition.local, sum_l)):
+            slot: Slot | None = next((slot for slot in slots if slot.name == name), None)
+            if slot is not None:
+                target[:, slot.start : slot.stop] = value.flatten(1)
+
+
+def per_example(partition: Partition, loss: Loss, clip: float, example: Tensor) -> PerExample:
+    """The quick way where it is certain to be right, otherwise the general one."""
+    refuse_batch_norm(partition.model)
+    kind = Linears if _only_linear(partition, example) else Examples
+    return kind(partition, loss, clip)
+
+
+def _only_linear(partition: Partition, example: Tensor) -> bool:
+    """Whether the model is known to treat examples one by one and all its parameters sit in linear layers used once on vectors.
+
+    Only models whose forward pass is known count: a module that mixed the examples of a batch would break the bound.
+    """
+    model = partition.model
+    plain = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+    if not (type(model) in (MLP, MLPResidual) or plain):
+        return False
+    leaves = [m for m in model.modules() if not list(m.children())]
+    if not all(isinstance(m, _PER_EXAMPLE) for m in leaves):
+        return False
+    calls: list[int] = []
+    linear = [m for m in leaves if isinstance(m, nn.Linear)]
+    handles = [m.register_forward_hook(lambda _, inputs, __: calls.append(inputs[0].ndim)) for m in linear]
+    with torch.no_grad():
+        model(example[None])
+    for handle in handles:
+        handle.remove()
+    return calls == [2] * len(linear) and all(p.requires_grad for p in model.parameters())
 
 
 def _squares(g: Tensor) -> Tensor:
@@ -64,5 +193,5 @@ def refuse_batch_norm(model: nn.Module) -> None:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise UsageError(
             f"{', '.join(found[:3])}{more}: BatchNorm mixes examples, so the record unit cannot bound one example's share; "
-            "use GroupNorm instead (ResNet18(norm='group')), or the unit contribution"
+            "use GroupNorm instead (--norm group, ResNet18(norm='group')), or the unit contribution"
         )
