@@ -121,8 +121,12 @@ class Certified(Unrolled):
         """
         _need_laplace(mechanism)
         table = coefficients(topology, 0)
-        returned = max(_returned(table, phase) for phase in range(topology.examined))
-        return mechanism.scale(1.0) * noise_factor(dimension, self._x(topology, rounds, WINDOW)) * returned
+        gains = []
+        for phase in range(topology.examined):
+            lags = list(table.lags(range(phase, phase + WINDOW)))
+            factor = noise_factor(dimension, self._x(topology, rounds, len(lags)))
+            gains.append(mechanism.scale(1.0) * factor * _returned(table, lags))
+        return max(gains)
 
     def _noise(self, look: Look, outcome: Outcome) -> tuple[float, float]:
         return _rounding(look, outcome), outcome.scale
@@ -176,12 +180,12 @@ def _rounding(look: Look, outcome: Outcome) -> float:
     return 2 * look.setting.dimension * float(getattr(outcome, "rounding", 0.0))
 
 
-def _returned(table: Coefficients, phase: int) -> float:
+def _returned(table: Coefficients, lags: list[Lag]) -> float:
     """Sum over the lags of m(c) for the worst pair; older rounds come back through B."""
-    lags = list(table.lags(range(phase, phase + WINDOW)))
     left = 1 - lags[-1].contraction
-    nobody = np.zeros(table.topology.nodes)
-    return table.widest(nobody, np.sum([lag.mean for lag in lags], axis=0)) / left if left > 0 else math.inf
+    if left <= 0:
+        return math.inf
+    return table.widest(np.zeros(table.topology.nodes), np.sum([lag.mean for lag in lags], axis=0)) / left
 
 
 def _need_laplace(mechanism: Mechanism) -> None:
