@@ -296,8 +296,7 @@ def test_grid_adds_two_steps_per_coordinate() -> None:
     protocol = DPPS(Exponential(4), LAPLACE, Certified(), noise=Seeded(0))
     state = protocol.start(torch.zeros(4, 10))
     look = Look(state.setting, 0, 0, 1.0, torch.ones(4, dtype=torch.float64), state.s)
-    outcome = Outcome(2.0, 0.0, torch.zeros(4, dtype=torch.float64), False)
-    object.__setattr__(outcome, "rounding", 0.01)
+    outcome = Outcome(2.0, 0.0, torch.zeros(4, dtype=torch.float64), False, step=0.01)
     after = Certified().advance(state.memory, look, outcome)
     assert after["norms"][0].tolist() == pytest.approx([1 + 2 * 0.01 * 10] * 4)
 

@@ -177,7 +177,7 @@ def _forgotten(start: Tensor) -> Memory:
 
 def _rounding(look: Look, outcome: Outcome) -> float:
     """On a grid g: rounding moves a coordinate by at most g, discrete noise is within g of Laplace noise."""
-    return 2 * look.setting.dimension * float(getattr(outcome, "rounding", 0.0))
+    return 2 * look.setting.dimension * outcome.step
 
 
 def _returned(table: Coefficients, lags: list[Lag]) -> float:
