@@ -200,6 +200,13 @@ def test_base_needs_one_round_per_side_of_a_grid() -> None:
     assert Base(7, 6).period == 1
 
 
+def test_base_takes_the_shorter_of_its_two_constructions() -> None:
+    # 24 = 8 x 3: 3 rounds for the groups of three, 3 across; by its binary digits it would be 9
+    assert Base(24, 1).period == 6
+    # 22 = 2 x 11, but its digits in base 5, 42, are quicker: 4 rounds, not 5
+    assert Base(22, 4).period == 4
+
+
 def test_ring_has_two_neighbours_and_two_nodes_share() -> None:
     np.testing.assert_allclose(Ring(5).weights(0).dense()[0], [1 / 3, 1 / 3, 0, 0, 1 / 3])
     np.testing.assert_array_equal(Ring(2).weights(0).dense(), [[0.5, 0.5], [0.5, 0.5]])

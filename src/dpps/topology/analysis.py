@@ -99,21 +99,17 @@ def _union(window: Window) -> csr_array:
 def _connected_within(topology: Topology, rounds: list[Weights], repeats: bool) -> int:
     """The smallest B such that all windows of B rounds (that lie within the examined ones) connect.
 
-    A window that starts one round later needs at most one round less, so each search starts there.
+    A window that contains a connected one is connected, so B only grows from one start to the next.
     """
     known: dict[frozenset[int], bool] = {}
-    longest, length = 1, 1
+    length = 1
     for start in range(len(rounds)):
         available = len(rounds) if repeats else len(rounds) - start
-        length = max(1, length - 1)
         while length <= available and not _connects(_window(rounds, start, length), known):
             length += 1
-        longest = max(longest, length)
-        if length > available:
-            break  # any window that fits and is this long starts earlier
-    if longest > len(rounds):
+    if length > len(rounds):
         raise UsageError(_never_connects(topology, rounds))
-    return longest
+    return length
 
 
 def _connects(window: Window, known: dict[frozenset[int], bool]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, eye_array
+from scipy.sparse import csr_array
 
 from dpps.errors import UsageError
 from dpps.topology.base import Topology, whole
@@ -117,9 +117,8 @@ def route_around(weights: Weights, away: NDArray[np.bool_]) -> Weights:
     """
     W = weights.matrix()
     here, gone = np.flatnonzero(~away), np.flatnonzero(away)
-    gone_too = gone[_leads_back(W[here][:, gone], W[gone][:, gone])]
-    to_here, from_here = W[here][:, gone_too], W[gone_too][:, here]
-    kept = (W[here][:, here] + to_here @ _geometric_series(W[gone_too][:, gone_too]) @ from_here).tocoo()
+    way_out = _way_out(W[here][:, gone], W[gone][:, gone])
+    kept = (W[here][:, here] + way_out @ W[gone][:, here]).tocoo()
     swallowed = np.maximum(0.0, 1.0 - np.bincount(kept.col, weights=kept.data, minlength=here.size))
     return Weights.from_entries(
         weights.nodes,
@@ -129,25 +128,16 @@ def route_around(weights: Weights, away: NDArray[np.bool_]) -> Weights:
     )
 
 
-def _leads_back(to_here: csr_array, among: csr_array) -> NDArray[np.bool_]:
-    """Which absent nodes reach a present one, over any number of absent ones."""
-    reaching: NDArray[np.bool_] = np.asarray(to_here.sum(axis=0)) > 0
-    while True:
-        wider = reaching | (among.T @ reaching.astype(np.float64) > 0)
-        if np.array_equal(wider, reaching):
-            return reaching
-        reaching = wider
-
-
-def _geometric_series(M: csr_array) -> csr_array:
-    """(I - M)^-1 = I + M + M^2 + ... = (I + M)(I + M^2)(I + M^4)...
+def _way_out(W_AB: csr_array, W_BB: csr_array) -> csr_array:
+    """W_AB (I - W_BB)^-1 = W_AB (I + W_BB) (I + W_BB^2) (I + W_BB^4)...: where what B gets ends up in A.
 
     Only sums of positive numbers, so nothing cancels, and as sparse as the groups of absent neighbours are
-    small. 64 factors are 2^64 terms, more than float64 can tell apart.
+    small. 64 factors are 2^64 steps within B, more than float64 can tell apart.
     """
-    total, power = eye_array(M.shape[0], format="csr"), M
+    total, power = W_AB, W_BB
     for _ in range(64):
-        if power.nnz == 0 or power.max() < 1e-18:
+        more = total @ power
+        if more.nnz == 0 or more.max() < 1e-18:
             break
-        total, power = total + total @ power, power @ power
+        total, power = total + more, power @ power
     return total
