@@ -177,7 +177,7 @@ class DPPS:
         setting = Setting(
             self.fabric, self.topology, self.mechanism, self.sync_every, values.shape[1], common_start
         )
-        s = values.detach().clone()
+        s = values.detach().clone(memory_format=torch.contiguous_format)
         return State(
             s=s,
             a=torch.ones(rows, dtype=torch.float64),
@@ -230,7 +230,7 @@ class DPPS:
             raise UsageError(
                 f"perturbation has shape {tuple(eps.shape)}: expected {tuple(state.s.shape)}, one row per node"
             )
-        eps = eps.to(state.s)
+        eps = eps.to(state.s).contiguous()
         present = self.topology.present(state.clock)
         if present is not None:
             away = torch.from_numpy(~present[list(self.fabric.rows)]).to(eps.device)

@@ -46,7 +46,7 @@ def combine(table: Tensor, indices: Tensor, offsets: Tensor, values: Tensor) -> 
     width = table if table.dtype in (torch.float32, torch.float64) else table.float()
     mixed = F.embedding_bag(
         indices,
-        width,
+        width.contiguous(),  # the kernel reads rows as if they were
         offsets,
         mode="sum",
         per_sample_weights=values.to(width),

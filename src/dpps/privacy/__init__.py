@@ -1,0 +1,1 @@
+"""What privacy costs: units, accountant, ledger, statement, audit."""
