@@ -3,7 +3,20 @@
 import numpy as np
 
 
-def dpps(s0, weights, perturbations, noise, *, budget, noise_rate, c_prime, decay, sync_every=0, recursion="network", common_start=False):
+def dpps(
+    s0,
+    weights,
+    perturbations,
+    noise,
+    *,
+    budget,
+    noise_rate,
+    c_prime,
+    decay,
+    sync_every=0,
+    recursion="network",
+    common_start=False,
+):
     """Algorithm 1. `weights(t)` is a dense matrix, `noise[t][i]` standard Laplace noise. Yields (s, a, y, S) after every round."""
     n, d = s0.shape
     s, a = s0.copy(), np.ones(n)

@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dpps
+import oracle
 from dpps.errors import RunError, UsageError
 from dpps.noise import Scripted
 
@@ -78,7 +78,9 @@ def test_equals_the_oracle(make, n, d, sync_every, common_start, recursion, seed
         np.testing.assert_allclose(state.a.numpy(), a, rtol=1e-12)
         np.testing.assert_allclose(state.y.numpy(), y, rtol=1e-9, atol=1e-12)
         assert record.estimated == pytest.approx(sensitivity)
-        assert record.real == pytest.approx(max(np.abs(half[i] - half[j]).sum() for i in range(n) for j in range(n)))
+        assert record.real == pytest.approx(
+            max(np.abs(half[i] - half[j]).sum() for i in range(n) for j in range(n))
+        )
         assert record.epsilon == pytest.approx(2.0 / 0.3)
         assert record.synchronised == (sync_every > 0 and (t + 1) % sync_every == 0)
 
@@ -101,7 +103,9 @@ def test_column_stochastic_weights_equal_the_oracle_and_a_sums_to_n():
     assert not np.allclose(state.a.numpy(), 1)
     for _ in range(300):
         protocol.step(state)
-    np.testing.assert_allclose(state.y.numpy(), np.tile(s0.mean(0), (n, 1)), rtol=1e-6)  # push-sum corrects what W distorts
+    np.testing.assert_allclose(
+        state.y.numpy(), np.tile(s0.mean(0), (n, 1)), rtol=1e-6
+    )  # push-sum corrects what W distorts
 
 
 @given(TOPOLOGIES, st.integers(2, 9), st.integers(0, 5))
@@ -120,7 +124,9 @@ def test_a_stays_one_and_the_sum_changes_only_by_perturbation_and_noise(make, n,
 def test_sum_with_noise_changes_by_the_noise():
     n, d = 6, 50
     noise = np.random.default_rng(2).laplace(size=(1, n, d))
-    protocol = dpps.DPPS(dpps.Exponential(n), dpps.Laplace(1.0), dpps.Bounded(distance=1.0), noise=Scripted(noise))
+    protocol = dpps.DPPS(
+        dpps.Exponential(n), dpps.Laplace(1.0), dpps.Bounded(distance=1.0), noise=Scripted(noise)
+    )
     state = protocol.start(torch.zeros(n, d, dtype=torch.float64))
     protocol.step(state)
     np.testing.assert_allclose(state.s.sum(0).numpy(), noise[0].sum(0))
@@ -135,7 +141,9 @@ def test_weights_one_over_n_give_the_exact_average(topology):
     torch.testing.assert_close(state.y, values.mean(0).expand(7, 5))
 
 
-@pytest.mark.parametrize(("topology", "rounds"), [(dpps.Exponential(16), 4), (dpps.Base(12, 1), None), (dpps.Base(7, 2), None)])
+@pytest.mark.parametrize(
+    ("topology", "rounds"), [(dpps.Exponential(16), 4), (dpps.Base(12, 1), None), (dpps.Base(7, 2), None)]
+)
 def test_finite_time_exact_average(topology, rounds):
     rounds = rounds or topology.period
     values = torch.randn(topology.nodes, 3, dtype=torch.float64)
@@ -149,7 +157,10 @@ def test_finite_time_exact_average(topology, rounds):
 def test_zero_noise_rate_is_plain_push_sum():
     eps = torch.randn(20, 6, 8)
     runs = []
-    for mechanism, sensitivity in ((dpps.Laplace(5, noise_rate=0), dpps.Paper(0.8, 0.5)), (dpps.NoNoise(), None)):
+    for mechanism, sensitivity in (
+        (dpps.Laplace(5, noise_rate=0), dpps.Paper(0.8, 0.5)),
+        (dpps.NoNoise(), None),
+    ):
         protocol = dpps.DPPS(dpps.DOut(6, 2), mechanism, sensitivity, sync_every=4)
         state = protocol.start(torch.zeros(6, 8))
         for e in eps:
@@ -160,7 +171,9 @@ def test_zero_noise_rate_is_plain_push_sum():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_after_a_synchronisation_all_rows_are_bit_equal_in_every_type(dtype):
-    protocol = dpps.DPPS(dpps.Exponential(10), dpps.Laplace(5, 1e-3), dpps.Paper(0.8, 0.5), sync_every=3, noise=dpps.Seeded(1))
+    protocol = dpps.DPPS(
+        dpps.Exponential(10), dpps.Laplace(5, 1e-3), dpps.Paper(0.8, 0.5), sync_every=3, noise=dpps.Seeded(1)
+    )
     state = protocol.start(torch.zeros(10, 130, dtype=dtype))
     for t in range(9):
         record = protocol.step(state, torch.randn(10, 130).to(dtype) / 100)
@@ -174,7 +187,9 @@ def test_rows_may_come_in_any_memory_order():
     eps = torch.randn(6, 5).T
     results = []
     for v, e in ((values, eps), (values.contiguous(), eps.contiguous())):
-        protocol = dpps.DPPS(dpps.Ring(5), dpps.Laplace(1), dpps.Bounded(1.0, start_distance=1.0), noise=dpps.Seeded(0))
+        protocol = dpps.DPPS(
+            dpps.Ring(5), dpps.Laplace(1), dpps.Bounded(1.0, start_distance=1.0), noise=dpps.Seeded(0)
+        )
         state = protocol.start(v)
         protocol.step(state, e)
         results.append(state.s)
@@ -209,7 +224,9 @@ def test_seeded_noise_is_keyed_by_node_and_round_and_repeats():
 
 def test_an_absent_node_keeps_its_row_and_applies_no_perturbation():
     topology = dpps.Exponential(6).with_dropouts({0: [2], 1: [2]})
-    protocol = dpps.DPPS(topology, dpps.Laplace(1), dpps.Bounded(1.0, start_distance=1.0), sync_every=2, noise=dpps.Seeded(0))
+    protocol = dpps.DPPS(
+        topology, dpps.Laplace(1), dpps.Bounded(1.0, start_distance=1.0), sync_every=2, noise=dpps.Seeded(0)
+    )
     values = torch.randn(6, 9)
     state = protocol.start(values)
     for _ in range(2):  # the second round synchronises those present
@@ -268,7 +285,9 @@ def test_a_refusing_ledger_keeps_the_message_from_leaving():
             sent.append(xs)
             return super().mix(weights, *xs)
 
-    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(1.0), fabric=Watched(4), ledger=Refuses())
+    protocol = dpps.DPPS(
+        dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(1.0), fabric=Watched(4), ledger=Refuses()
+    )
     state = protocol.start(torch.zeros(4, 3))
     with pytest.raises(RunError, match="over budget"):
         protocol.step(state)
@@ -285,7 +304,9 @@ def test_nothing_unnoised_reaches_the_fabric():
             seen.append(xs[0].clone())
             return super().mix(weights, *xs)
 
-    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(1.0, clip=0.5), fabric=Watched(4), noise=dpps.Seeded(0))
+    protocol = dpps.DPPS(
+        dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(1.0, clip=0.5), fabric=Watched(4), noise=dpps.Seeded(0)
+    )
     state = protocol.start(torch.zeros(4, 500))
     noises = []
     for _ in range(3):
@@ -351,7 +372,9 @@ def test_a_diverging_sensitivity_says_why_and_what_to_do():
     protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1.0, 1.0), dpps.Paper(2.0, 0.9), noise=dpps.Seeded(0))
     state = protocol.start(torch.zeros(4, 1000, dtype=torch.float64))
     growth = 0.9 * (1 + 2 * 2.0 * 1000)
-    with pytest.raises(RunError, match=f"= {growth:.4g} a round.*synchronise more often.*share fewer.*larger budget"):
+    with pytest.raises(
+        RunError, match=f"= {growth:.4g} a round.*synchronise more often.*share fewer.*larger budget"
+    ):
         for _ in range(200):
             protocol.step(state, torch.ones(4, 1000))
     assert torch.isfinite(state.s).all()
@@ -398,7 +421,12 @@ def test_watched_sensitivities_do_not_change_the_run():
     runs = []
     for watch in ({}, {"certified": dpps.Certified(), "real": dpps.Oracle()}):
         protocol = dpps.DPPS(
-            dpps.Exponential(8), dpps.Laplace(5, 1e-3), dpps.Paper(0.8, 0.5), sync_every=5, noise=dpps.Seeded(3), watch=watch
+            dpps.Exponential(8),
+            dpps.Laplace(5, 1e-3),
+            dpps.Paper(0.8, 0.5),
+            sync_every=5,
+            noise=dpps.Seeded(3),
+            watch=watch,
         )
         state = protocol.start(torch.zeros(8, 200))
         records = [protocol.step(state, torch.full((8, 200), 0.01)) for _ in range(7)]

@@ -251,10 +251,10 @@ class DPPS:
         rate = state.rate if self.sensitivity.noise_decays else 1.0
         estimated = self.sensitivity.estimate(state.memory, look)
         rough = 2 * self.mechanism.scale(estimated) * rate  # the final scale is below: rounding adds little
-        used = estimated + self.noise.discreteness(rough)
-        used += self.sensitivity.rounding(
+        extra = self.noise.discreteness(rough) + self.sensitivity.rounding(
             state.setting.dimension, self.noise.grid(rough), self.mechanism.norm
         )
+        used = math.nextafter(estimated + extra, math.inf) if extra else estimated  # rounded up, never down
         scale = self.mechanism.scale(used) * rate
         if not math.isfinite(used) or not math.isfinite(scale):
             raise RunError(self._diverged(state, used))
