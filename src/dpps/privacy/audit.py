@@ -19,7 +19,7 @@ whose scalars carry noise norms), networks run one by one.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -34,7 +34,7 @@ from dpps.fabric.base import Fabric, combine
 from dpps.learning.partpsp import PartPSP
 from dpps.mechanisms import Mechanism
 from dpps.noise import NoiseSource, Outgoing, Seeded
-from dpps.privacy.units import Contribution, NodeSwap, Plan, Record, Unit
+from dpps.privacy.units import Contribution, NodeSwap, Plan, Record, Terms, Unit
 from dpps.protocol import DPPS
 from dpps.secure import SecureNoise
 from dpps.sensitivity import Certified, Paper, WorstCase
@@ -65,7 +65,8 @@ _WIDTH = 2  # coordinates of a row: one that tells, one that does not
 _COPIES = 20_000  # networks side by side
 _RATIO = 1e4  # node-swap: round 1's perturbation over round 0's, see NodeSwapCase
 _TOPOLOGY = Exponential(2)
-_TWO_ROUNDS = Plan(((1.0, 2),), lr_shared=1.0, batch_size=1)
+_SAMPLING = 0.5
+_TWO_ROUNDS = Plan(((1.0, 2),), lr_shared=1.0, batch_size=1, sampling=(_SAMPLING,))  # only record looks at it
 
 
 def clopper_pearson(hits: int, trials: int, alpha: float) -> tuple[float, float]:
@@ -129,6 +130,16 @@ def _side_by_side(weights: Weights, copies: int) -> tuple[Tensor, Tensor, Tensor
     return torch.from_numpy(senders.ravel()), torch.from_numpy(ends), torch.from_numpy(values)
 
 
+class Joined(SecureNoise):
+    """Secure noise for many short rows as for one long one: its draws are independent per coordinate, and one long draw is
+    quick. Noise norms are not known by row then, so whoever relies on them gets NaN."""
+
+    def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
+        s, perturbation, half = (x.view(1, -1) for x in (out.s, out.perturbation, out.half))
+        super().release(mechanism, scale, replace(out, s=s, perturbation=perturbation, half=half, nodes=[0]))
+        return torch.full((len(out.nodes),), math.nan, dtype=torch.float64)
+
+
 class Weakened(NoiseSource):
     """Sabotage: the noise of another source, cut by a third, sold as whole."""
 
@@ -171,8 +182,7 @@ class ContributionCase(Case):
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         wire = Wiretap(2, copies)
-        terms = self.unit.terms(_TWO_ROUNDS)
-        protocol = DPPS(_TOPOLOGY, terms.mechanism, terms.sensitivity, noise=noise(seed), fabric=wire)
+        protocol = _protocol(self.unit, noise(seed), wire)
         start = torch.zeros(2 * copies, _WIDTH)
         state = protocol.start(start)
         opposite = _one_coordinate(10 * self.unit.clip, -10 * self.unit.clip, copies)
@@ -197,20 +207,20 @@ class RecordCase(Case):
         learner = self._algorithm(wire, noise(seed), seed).start(self._data(copies), epochs=1)
         start = learner.state.s.clone()
         records = [learner.round()[0] for _ in range(2)]
-        assert learner.terms is not None
         parts = [
-            self._ratio(x, record.scale, learner.terms.sampling)
+            self._ratio(x, record.scale)
             for x, record in zip(_fresh(wire, start), records, strict=True)
             if record is not None
         ]
         return _by_world(parts)
 
     def _algorithm(self, wire: Wiretap, noise: NoiseSource, seed: int) -> PartPSP:
+        solved = _terms(self.unit).mechanism.multiplier(1.0, _terms(self.unit).mechanism.scale(1.0))
         return PartPSP(
             nn.Linear(_WIDTH, 1, bias=False),
             "all",
             _TOPOLOGY,
-            self.unit,
+            replace(self.unit, epsilon=None, noise_multiplier=solved),
             lr_shared=1.0,
             batch_size=1,
             loss=lambda outputs, targets: (outputs[:, 0] * targets).mean(),
@@ -225,9 +235,9 @@ class RecordCase(Case):
         target = torch.ones(2)
         return [TensorDataset(there, target), TensorDataset(gone, target)] * copies
 
-    def _ratio(self, x: Scores, scale: float, q: float) -> Scores:
+    def _ratio(self, x: Scores, scale: float) -> Scores:
         share = self.unit.clip
-        ratio: Scores = np.log1p(q * np.expm1((x - share / 2) * share / scale**2))
+        ratio: Scores = np.log1p(_SAMPLING * np.expm1((x - share / 2) * share / scale**2))
         return ratio
 
 
@@ -240,7 +250,7 @@ class NodeSwapCase(Case):
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         wire = Wiretap(2, copies)
-        protocol = _node_swap(self.unit, noise(seed), wire)
+        protocol = _protocol(self.unit, noise(seed), wire)
         state = protocol.start(torch.zeros(2 * copies, _WIDTH))
         parts = []
         for size in (1.0, _RATIO):
@@ -266,7 +276,7 @@ class NoiseNormCase(Case):
     def _one(self, noise: NoiseSource) -> Scores:
         """The scores of both nodes' messages in one network."""
         wire = Wiretap(2)
-        protocol = _node_swap(self.unit, noise, wire)
+        protocol = _protocol(self.unit, noise, wire)
         rows = _one_coordinate(1.0, -1.0, 1)
         state = protocol.start(torch.zeros(2, _WIDTH))
         first = protocol.step(state, rows)
@@ -288,8 +298,14 @@ class NoiseNormCase(Case):
         return norms
 
 
-def _node_swap(unit: NodeSwap, noise: NoiseSource, wire: Wiretap) -> DPPS:
-    terms = unit.terms(_TWO_ROUNDS)
+@lru_cache(maxsize=8)
+def _terms(unit: Unit) -> Terms:
+    """What the unit makes of its target epsilon for two rounds; accountants take a second, so once."""
+    return unit.terms(_TWO_ROUNDS)
+
+
+def _protocol(unit: Unit, noise: NoiseSource, wire: Wiretap) -> DPPS:
+    terms = _terms(unit)
     return DPPS(_TOPOLOGY, terms.mechanism, terms.sensitivity, noise=noise, fabric=wire)
 
 
@@ -331,11 +347,6 @@ def _by_world(parts: Sequence[Scores]) -> tuple[Scores, Scores]:
 def _seed(*words: int) -> int:
     """A seed of its own for every part of an audit."""
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
-
-
-def secure(_: int) -> NoiseSource:
-    """Noise for messages that really leave: no seed has a say in it."""
-    return SecureNoise()
 
 
 def weakened(noise: NoiseFor) -> NoiseFor:
@@ -454,12 +465,19 @@ def audit(
     """
     if trials < 1_000:
         raise UsageError(f"{trials} samples a side show nothing: use 1000 or more (100000 for a 5 % error)")
-    noise: NoiseFor = secure if secure_noise else Seeded
+    noise = _source(case, secure_noise)
     if case.leaks:
         trials = min(trials, LEAK_TRIALS)
     bound = attack(case, noise, trials, seed, alpha, progress)
     twin = None if case.leaks else attack(case, weakened(noise), trials, _seed(seed, 1), alpha, progress)
     return Finding(case, "secure" if secure_noise else "seeded", bound, twin)
+
+
+def _source(case: Case, secure_noise: bool) -> NoiseFor:
+    if not secure_noise:
+        return Seeded
+    source = SecureNoise if case.leaks else Joined
+    return lambda _: source()  # keyed by the operating system: no seed has a say in it
 
 
 def work(case: Case, trials: int) -> int:
