@@ -1,0 +1,103 @@
+"""Messages between processes: tensors point to point, counted, with a limit on waiting and a name for whoever fails."""
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dpps.errors import RunError
+
+DOOR, ROWS, SMALL = 1, 2, 3
+"""Tags: what a message is about to bring, rows of parameters, a few numbers."""
+
+
+class Message(NamedTuple):
+    """A contiguous tensor to or from a peer (the rank of its process)."""
+
+    peer: int
+    tag: int
+    tensor: Tensor
+
+
+Trouble = Callable[[Sequence[int], str], RunError]
+"""Given the ranks that this process lost and what it saw, the error that names who really failed."""
+
+
+def _plain(ranks: Sequence[int], what: str) -> RunError:
+    return RunError(f"rank {', '.join(map(str, ranks))}: {what}")
+
+
+class Wire:
+    """The connections of one process to all others.
+
+    Args:
+        group: a process group of torch.distributed (gloo on the CPU, nccl on a GPU).
+        rank: of this process.
+        size: how many processes there are.
+        patience: seconds to wait for a peer.
+        trouble: makes the error when a peer is lost.
+        device: where messages lie: the CPU for gloo, the GPU for nccl.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        rank: int,
+        size: int,
+        patience: float = 48.0,
+        trouble: Trouble = _plain,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._group, self.rank, self.size, self.patience = group, rank, size, patience
+        self._trouble = trouble
+        self.device = torch.device(device)
+        self.sent_bytes = 0
+        """Payload handed to the network by this process so far."""
+
+    @property
+    def peers(self) -> list[int]:
+        """All other ranks, the next one first, so that not everybody starts with the same."""
+        return [(self.rank + k) % self.size for k in range(1, self.size)]
+
+    def exchange(
+        self,
+        outgoing: Sequence[Message],
+        incoming: Sequence[Message],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Send and receive; returns when all of it is done. `meanwhile` is done while messages travel.
+
+        Raises:
+            RunError: a peer is gone or silent; the message names who failed.
+        """
+        deadline = time.monotonic() + self.patience
+        works = self._post(outgoing, incoming)
+        if meanwhile is not None:
+            meanwhile()
+        for peer, work in works:
+            left = max(0.001, deadline - time.monotonic())
+            self._guarded(peer, work.wait, timedelta(seconds=left))
+        self.sent_bytes += sum(m.tensor.nbytes for m in outgoing)
+
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> list[tuple[int, Any]]:
+        if self.device.type == "cuda":  # nccl wants all operations of an exchange in one group
+            ops = [dist.P2POp(dist.irecv, m.tensor, m.peer, self._group) for m in incoming]
+            ops += [dist.P2POp(dist.isend, m.tensor, m.peer, self._group) for m in outgoing]
+            works = dist.batch_isend_irecv(ops) if ops else []
+            peer = ops[0].peer if ops else self.rank
+            return [(peer, work) for work in works]
+        receive, send = self._group.recv, self._group.send
+        posted = [(m.peer, self._guarded(m.peer, receive, [m.tensor], m.peer, m.tag)) for m in incoming]
+        return posted + [(m.peer, self._guarded(m.peer, send, [m.tensor], m.peer, m.tag)) for m in outgoing]
+
+    def _guarded(self, peer: int, action: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return action(*arguments)
+        except RuntimeError as error:
+            silent = "imed out" in str(error)
+            what = f"no answer for {self.patience:.3g} s" if silent else "its connection was closed"
+            raise self._trouble([peer], what) from error
