@@ -28,7 +28,7 @@ def _child(results: Any, function: Callable[..., Any], place: Place, timeout: fl
     cluster = Cluster(place, timeout)
     try:
         result = function(cluster, *arguments)
-    except BaseException as error:
+    except Exception as error:  # noqa: BLE001 - handed to the test
         result = (type(error).__name__, str(error), traceback.format_exc())
     results.put((place.rank, result))
     cluster.leave()

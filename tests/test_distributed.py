@@ -1,14 +1,14 @@
 """The distributed fabric gives the bits of one process, sends what it must and no more, and refuses bad rows by name."""
 
 import numpy as np
-import processes
 import pytest
 import torch
 
 import dpps
+import processes
 from dpps.cluster import Cluster
 from dpps.fabric import Stacked
-from dpps.fabric.distributed import Distributed, blocks
+from dpps.fabric.distributed import Distributed
 from dpps.noise import Seeded
 from dpps.topology import parse
 

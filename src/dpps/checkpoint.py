@@ -62,13 +62,13 @@ def save_checkpoint(
         shutil.rmtree(old, ignore_errors=True)
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint, or None when there is none at all.
+def load_checkpoint(folder: Path, at: int | None = None) -> Checkpoint | None:
+    """The newest whole checkpoint (or that of round `at`), or None when there is none at all.
 
     Raises:
         RunError: there are checkpoints and all of them are damaged.
     """
-    found = _all(folder)
+    found = [path for path in _all(folder) if at in (None, _round(path))]
     for path in reversed(found):
         try:
             return _read(path)
@@ -79,6 +79,28 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             f"all checkpoints in {folder} are damaged: start again with --overwrite or another --out"
         )
     return None
+
+
+def whole_rounds(folder: Path) -> list[int]:
+    """The rounds of which there is a checkpoint that can be read, ascending."""
+    whole = []
+    for path in _all(folder):
+        try:
+            whole.append(_read(path).round)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            log.warning("checkpoint %s is damaged (%s): going back to the one before", path, error)
+    return whole
+
+
+def forget_after(folder: Path, round_: int) -> None:
+    """Delete checkpoints of later rounds: the run goes on from `round_`, they belong to an attempt that is over."""
+    for path in _all(folder):
+        if _round(path) > round_:
+            shutil.rmtree(path)
+
+
+def _round(path: Path) -> int:
+    return int(path.name.removeprefix("round-"))
 
 
 def _read(path: Path) -> Checkpoint:

@@ -26,7 +26,17 @@ ALGORITHMS = ("partpsp", "sgp", "sgpdp", "pedfl")
 
 #: Options that say where and how a run is carried out, not what it computes: they may differ when a run is resumed.
 _CIRCUMSTANCES = frozenset(
-    {"data_dir", "out", "resume", "overwrite", "checkpoint_every", "tensorboard", "quiet", "timeout"}
+    {
+        "data_dir",
+        "out",
+        "resume",
+        "overwrite",
+        "checkpoint_every",
+        "tensorboard",
+        "quiet",
+        "timeout",
+        "node_data",
+    }
 )
 
 
@@ -128,6 +138,17 @@ class TrainConfig:
     """Rounds between checkpoints (0: only when stopped by a signal)."""
     quiet: bool = False
     """No progress display."""
+    timeout: float = 60.0
+    """Distributed: seconds within which a dead or hung process is noticed; longer than the longest round."""
+    node_data: Path | None = None
+    """Folder of a node's own examples, such as data/node-{rank}: train.npz or train.csv, and test.npz or test.csv if wanted. {rank}
+    stands for the node's number. Replaces --data; needs --classes."""
+    classes: int | None = None
+    """Number of classes in --node-data."""
+    share_metrics: bool = False
+    """Distributed: tell the other nodes losses and accuracies (not covered by the guarantee), for one common summary."""
+    seeded_noise: bool = False
+    """Distributed: noise and sampling from --seed as in a simulation, for tests; nothing is private then."""
 
     def __post_init__(self) -> None:
         _known("data set", self.data, NAMES)
@@ -144,6 +165,14 @@ class TrainConfig:
             raise UsageError(f"--hold-out is {self.hold_out}: it must lie in [0, 1)")
         if self.resume and self.overwrite:
             raise UsageError("--resume and --overwrite exclude each other: choose one")
+        if not 1 <= self.timeout < float("inf"):
+            raise UsageError(f"--timeout is {self.timeout}: it must be 1 second or more")
+        if (self.node_data is None) != (self.classes is None):
+            raise UsageError(
+                "--node-data and --classes belong together: the folder, and how many classes its labels have"
+            )
+        if self.seeded_noise and self.secure_noise:
+            raise UsageError("--seeded-noise and --secure-noise exclude each other: choose one")
 
     # What the options mean
 
@@ -240,6 +269,11 @@ class TrainConfig:
             f"{name} = {json.dumps(value)}" for name, value in self.to_json().items() if value is not None
         ]
         return "\n".join(lines) + "\n"
+
+    def common(self) -> dict[str, Any]:
+        """What all processes of a distributed run must have alike; files that only one machine has are not among it."""
+        private = _CIRCUMSTANCES | {"weights"}
+        return {k: v for k, v in self.to_json().items() if k.replace("-", "_") not in private}
 
     def fingerprint(self) -> str:
         """Equal for two configurations that compute the same."""

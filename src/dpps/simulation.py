@@ -17,13 +17,13 @@ from torch.utils.data import TensorDataset
 
 from dpps import data, models
 from dpps.config import TrainConfig
+from dpps.data.node_files import node_folder, read_node
 from dpps.errors import UsageError
-from dpps.learning.training import Callback, Training, check_labels, finite_or_none
-from dpps.noise import NoiseSource, Seeded
+from dpps.learning.training import Callback, Run, Training, check_labels, finite_or_none
 from dpps.privacy.ledger import Budget, Ledger
 from dpps.privacy.statement import Booked, Privacy, Tally
 from dpps.privacy.units import Plan, Terms
-from dpps.secure import SecureNoise
+from dpps.site import Site
 from dpps.version import versions
 
 #: Files and folders that a run writes: the only things --overwrite deletes.
@@ -40,6 +40,7 @@ class Job:
     split: list[list[int]]
     skipped_weights: list[str]
     privacy: Privacy
+    site: Site
 
     def run(self) -> dict[str, Any]:
         """Train, write the summary, return it."""
@@ -48,17 +49,17 @@ class Job:
         finally:
             if isinstance(self.training.charges, Booked):
                 self.training.charges.ledger.close()
-        self.privacy = run.privacy
-        run.save(self.folder / "models")
-        summary = self._summary(
-            run.accuracy, run.accuracy_by_node, run.own_accuracy, run.own_accuracy_by_node
-        )
-        _write_aside(self.folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+        self.privacy = self.site.privacy(run.privacy, self.config)
+        run.save(self.site.folder(self.folder) / "models")
+        own = self._summary(run)
+        _write_summary(self.site.folder(self.folder), own)
+        summary = self.site.network_summary(own, run, self.config)
+        if summary is None:
+            return own
+        _write_summary(self.folder, summary)
         return summary
 
-    def _summary(
-        self, accuracy: float | None, by_node: list[float], own: float | None, own_by_node: list[float]
-    ) -> dict[str, Any]:
+    def _summary(self, run: Run) -> dict[str, Any]:
         logs, learner = self.training.rounds, self.training.learner
         real = [log.real for log in logs if log.real is not None]
         estimated = [log.estimated for log in logs if log.estimated is not None]
@@ -66,11 +67,11 @@ class Job:
             log.real > log.estimated for log in logs if log.real is not None and log.estimated is not None
         )
         return {
-            "test_accuracy": accuracy,
+            "test_accuracy": run.accuracy,
             "accuracy_by_epoch": self.training.accuracy_by_epoch,
-            "accuracy_by_node": by_node,
-            "own_accuracy": own,
-            "own_accuracy_by_node": own_by_node,
+            "accuracy_by_node": run.accuracy_by_node,
+            "own_accuracy": run.own_accuracy,
+            "own_accuracy_by_node": run.own_accuracy_by_node,
             "rounds": len(logs),
             "final_loss": finite_or_none(logs[-1].loss) if logs else None,
             "shared_parameters": learner.partition.shared_size,
@@ -91,51 +92,109 @@ class Job:
         }
 
 
-def prepare(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Job:
-    """Check everything that can be checked, then make the run ready. Nothing is written before all checks have passed."""
-    config = config.resolved()
+def prepare(config: TrainConfig, callbacks: Sequence[Callback] = (), site: Site | None = None) -> Job:
+    """Check everything that can be checked, then make the run ready. Nothing is written before all checks have passed.
+
+    Args:
+        config: what to do.
+        callbacks: called after every round.
+        site: where the nodes are; by default all in this process.
+    """
+    site = site or Site()
+    out = config.out or Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    config = site.settle(config.resolved(), out)
     unit = config.privacy()  # refuses bad privacy settings before any data is read
     config.network()
-    folder = config.out or Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder, rows = site.folder(out), site.rows(config)
     _check_folder(folder, config)
-    dataset = data.load(config.data, config.data_dir, progress=not config.quiet)
-    node_sets, held_out, split = deal(dataset, config)
+    examples = _examples(config, rows)
     torch.manual_seed(config.seed)
     model, prefixes = models.build(
-        config.model, config.shared_names(), dataset.train.shape, dataset.classes, norm=config.norm
+        config.model, config.shared_names(), examples.shape, examples.classes, norm=config.norm
     )
     skipped = models.load_weights(model, config.weights) if config.weights else []
-    test = dataset.test.inputs(), dataset.test.labels
-    check_labels(model, *test)
-    algorithm = config.algorithm_object(model, prefixes, noise_source(config))
+    if examples.test is not None:
+        check_labels(model, *examples.test)
+    fabric = site.fabric(config, model)
+    algorithm = config.algorithm_object(model, prefixes, site.noise(config), fabric)
     charges: list[Booked | Tally] = [Tally()]
 
     def open_ledger(plan: Plan, terms: Terms) -> Booked:
         _clear(folder, config)
-        booked = Booked(_ledger(folder, config, plan, terms), terms.sampling)
+        durable = site.durable or config.secure_noise
+        booked = Booked(_ledger(folder, config, plan, terms, rows, durable), terms.sampling)
         charges[0] = booked
         return booked
 
-    learner = algorithm.start(node_sets, config.epochs, open_ledger)
+    learner = algorithm.start(examples.train, config.epochs, open_ledger)
     if unit is None:
         _clear(folder, config)
     training = Training(
-        learner, config.epochs, charges[0], test, held_out, callbacks, folder, config.checkpoint_every
+        learner,
+        config.epochs,
+        charges[0],
+        examples.test,
+        examples.held_out,
+        callbacks,
+        folder,
+        config.checkpoint_every,
     )
-    if config.resume:
-        training.resume()
-    return Job(config, folder, training, split, skipped, training.privacy())
+    site.take_up(training, config)
+    privacy = site.privacy(training.privacy(), config)
+    return Job(config, out, training, examples.split, skipped, privacy, site)
 
 
-def noise_source(config: TrainConfig) -> NoiseSource:
-    """Seeded for simulation, the keystream when asked for."""
-    return SecureNoise() if config.secure_noise else Seeded(config.seed)
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """What the nodes held here learn from and are tested on."""
+
+    train: list[TensorDataset]
+    held_out: list[tuple[Tensor, Tensor]]
+    test: tuple[Tensor, Tensor] | None
+    split: list[list[int]]
+    """How many of each label every node has."""
+    shape: tuple[int, ...]
+    classes: int
+
+
+def _examples(config: TrainConfig, rows: range) -> Examples:
+    if config.node_data is not None:
+        return _own_examples(config, rows)
+    dataset = data.load(config.data, config.data_dir, progress=not config.quiet)
+    node_sets, held_out, split = deal(dataset, config, rows)
+    test = dataset.test.inputs(), dataset.test.labels
+    return Examples(node_sets, held_out, test, split, dataset.train.shape, dataset.classes)
+
+
+def _own_examples(config: TrainConfig, rows: range) -> Examples:
+    """Each node's own files; nobody else's are looked at."""
+    assert config.node_data is not None
+    assert config.classes is not None
+    folders = [node_folder(config.node_data, node, len(rows) == 1) for node in rows]
+    files = [read_node(folder, config.classes) for folder in folders]
+    shapes = {tuple(part[0].shape[1:]) for f in files for part in (f.train, f.test) if part is not None}
+    if len(shapes) > 1:
+        raise UsageError(f"--node-data: examples of shapes {sorted(shapes)}: all must have the same shape")
+    held_out = [f.test for f in files if f.test is not None]
+    if held_out and len(held_out) < len(files):
+        raise UsageError(
+            "--node-data: some nodes have a test file and others not: give all of them one, or none"
+        )
+    split = [np.bincount(f.train[1].numpy(), minlength=config.classes).tolist() for f in files]
+    train = [TensorDataset(*f.train) for f in files]
+    return Examples(train, held_out, None, split, shapes.pop(), config.classes)
 
 
 def deal(
-    dataset: data.DataSet, config: TrainConfig
+    dataset: data.DataSet, config: TrainConfig, rows: range | None = None
 ) -> tuple[list[TensorDataset], list[tuple[Tensor, Tensor]], list[list[int]]]:
-    """The nodes' training sets (parts of one tensor), their held-out examples, and how many of each label they have."""
+    """The nodes' training sets (parts of one tensor), their held-out examples, and how many of each label they have.
+
+    Args:
+        dataset: what is dealt.
+        config: how.
+        rows: the nodes wanted; all without it.
+    """
     labels = dataset.train.labels.numpy()
     needed = config.nodes * config.batch_size
     if len(labels) < needed:
@@ -145,6 +204,8 @@ def deal(
         )
     parts = data.split(labels, config.nodes, config.split, config.seed)
     kept, held = data.hold_out(parts, config.hold_out, config.seed) if config.hold_out else (parts, [])
+    if rows is not None:
+        kept, held = kept[rows.start : rows.stop], held[rows.start : rows.stop]
     order = np.concatenate(kept)
     x, target = dataset.train.inputs(order), dataset.train.labels[torch.from_numpy(order)]
     ends = np.cumsum([0, *(len(part) for part in kept)])
@@ -197,19 +258,25 @@ def _clear(folder: Path, config: TrainConfig) -> None:
     _write_aside(folder / "run.json", json.dumps(header, indent=1) + "\n")
 
 
-def _ledger(folder: Path, config: TrainConfig, plan: Plan, terms: Terms) -> Ledger:
+def _ledger(
+    folder: Path, config: TrainConfig, plan: Plan, terms: Terms, rows: range, durable: bool
+) -> Ledger:
     header = {
         "run": config.fingerprint(),
         "unit": config.unit,
         "mechanism": terms.mechanism.name,
-        "rows": list(range(config.nodes)),
+        "rows": list(rows),
     }
-    path, durable = folder / "ledger.jsonl", config.secure_noise
+    path = folder / "ledger.jsonl"
     # In the units with a total, rounds beyond the plan are refused before they are sent; replays count.
     budget = Budget(rounds=plan.paid) if config.epsilon is not None else None
     if config.resume and path.exists():
         return Ledger.open(path, header, durable, budget=budget)
     return Ledger.create(path, header, durable, budget=budget)
+
+
+def _write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    _write_aside(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
 
 
 def _write_aside(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
 from rich import progress as bars
 from rich.console import Console
 
@@ -80,6 +81,8 @@ class StopRequested:
         self._asked = True
 
     def after_round(self, training: Training, log: RoundLog) -> None:
-        """Stop here if somebody asked."""
-        if self._asked:
+        """Stop here if somebody asked, at any node: then all stop after the same round."""
+        fabric = training.learner.protocol.fabric
+        asked = torch.full((len(fabric.rows),), int(self._asked), dtype=torch.uint8)
+        if bool(fabric.gather(asked).any()):
             raise Stopped

@@ -1,5 +1,7 @@
 """`dpps train`."""
 
+import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -7,11 +9,13 @@ from rich.console import Console
 
 from dpps.cli import DONE, STOPPED
 from dpps.cli.progress import Progress, StopRequested
+from dpps.cluster import SECRET, Cluster, Place, started_distributed
 from dpps.config import TrainConfig, from_toml, parse_arguments
-from dpps.errors import UsageError
+from dpps.errors import DppsError, UsageError
 from dpps.learning import Stopped
 from dpps.privacy.accountant import label
 from dpps.simulation import Job, prepare
+from dpps.site import Process, Site
 
 
 def main(arguments: list[str]) -> int:
@@ -22,10 +26,28 @@ def main(arguments: list[str]) -> int:
         print(parse_arguments(arguments, "dpps train", default).to_toml(), end="")
         return DONE
     config = parse_arguments(arguments, "dpps train", default)
-    console = Console(highlight=False, soft_wrap=True)
+    return _train(config, Site()) if not started_distributed() else _train_together(config)
+
+
+def _train_together(config: TrainConfig) -> int:
+    """As one of many processes: only rank 0 speaks, unless something fails."""
+    secret = os.environ.get(SECRET, "").encode()
+    cluster = Cluster(Place.from_environment(), config.timeout, secret)
+    if cluster.rank != 0:
+        config = dataclasses.replace(config, quiet=True)
+    try:
+        return _train(config, Process(cluster.join()))
+    except DppsError as error:
+        cluster.give_up(error)
+        cluster.leave()
+        raise type(error)(f"rank {cluster.rank}: {error}") from error
+
+
+def _train(config: TrainConfig, site: Site) -> int:
+    console = Console(highlight=False, soft_wrap=True, quiet=not site.speaks)
     stop = StopRequested()
     with Progress(config, console) as progress, stop.listening():
-        job = prepare(config, (progress.after_round, stop.after_round))
+        job = prepare(config, (progress.after_round, stop.after_round), site)
         progress.begin(job)
         try:
             summary = job.run()

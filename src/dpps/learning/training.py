@@ -240,11 +240,11 @@ class Training:
         }
         save_checkpoint(self.folder / "checkpoint", self.learner.state.round, self.learner.tensors(), meta)
 
-    def resume(self) -> int:
-        """Take up the newest whole checkpoint; the round it stands at (0 when there is none)."""
+    def resume(self, at: int | None = None) -> int:
+        """Take up the newest whole checkpoint, or that of round `at`; the round it stands at (0 when there is none)."""
         if self.folder is None:
             raise UsageError("nothing to resume: the run has no folder")
-        found = load_checkpoint(self.folder / "checkpoint")
+        found = load_checkpoint(self.folder / "checkpoint", at)
         if found is None:
             return 0
         try:
