@@ -12,7 +12,7 @@ from dpps.errors import RunError, UsageError
 from dpps.keystream import Keystream
 from dpps.noise import Outgoing
 from dpps.secure import STEPS, SecureNoise
-from dpps.streams import NOISE, SAMPLING, Streams, key, stream
+from dpps.streams import NOISE, SAMPLING, Streams, key
 
 DISTRIBUTIONS = {
     "laplace": (dpps.Laplace(budget=2.0), lambda scale: stats.laplace(scale=scale)),
@@ -98,7 +98,7 @@ def test_a_moved_generator_equals_a_fresh_one():
     streams = Streams(3, NOISE)
     streams.at(1, 1).random(3, dtype=np.float32)  # leaves half a word in the buffer
     np.testing.assert_array_equal(
-        streams.at(4, 9).random(5, dtype=np.float32), stream(3, NOISE, 4, 9).random(5, dtype=np.float32)
+        streams.at(4, 9).random(5, dtype=np.float32), Streams(3, NOISE).at(4, 9).random(5, dtype=np.float32)
     )
 
 
@@ -167,3 +167,11 @@ def test_two_secure_sources_differ():
     a, _ = draw(SecureNoise(), dpps.Laplace(1.0))
     b, _ = draw(SecureNoise(), dpps.Laplace(1.0))
     assert not torch.equal(a, b)
+
+
+def test_streams_of_neighbouring_keys_are_unrelated():
+    streams = Streams(0, NOISE)
+    rows = np.stack([streams.at(node, round_).random(4000) for node in range(8) for round_ in range(8)])
+    correlation = np.corrcoef(rows) - np.eye(64)
+    assert np.abs(correlation).max() < 6 / math.sqrt(4000)
+    assert stats.kstest(rows[:, 0], "uniform").pvalue > 1e-3  # the first number of each stream, too

@@ -78,11 +78,14 @@ class Laplace(Mechanism):
         stream.random(dtype=out.dtype, out=out)
 
     def shape(self, block: Tensor) -> Tensor:
-        # v = 2u - 1 + ulp lies strictly inside (-1, 1) and is symmetric, so log1p(-|v|) is finite.
+        # v = 2u - 1 + half a step lies strictly inside (-1, 1), symmetric, and 1 - |v| is exact: its logarithm is finite.
         half_step = torch.finfo(block.dtype).eps / 2
-        block.mul_(2).sub_(1 - half_step)
-        magnitude = block.abs().neg_().log1p_().neg_()
-        return torch.copysign(magnitude, block, out=block)
+        torch.add(torch.tensor(half_step - 1, dtype=block.dtype), block, alpha=2, out=block)
+        magnitude = block.abs()
+        torch.sub(1, magnitude, out=magnitude).log_()
+        return torch.copysign(
+            magnitude, block, out=block
+        )  # takes the sign of v and only the size of the logarithm
 
     def epsilon(self, sensitivity: float, scale: float) -> float:
         return sensitivity / scale if scale > 0 else math.inf

@@ -11,7 +11,7 @@ from torch import Tensor
 from dpps.mechanisms import Mechanism
 from dpps.streams import NOISE, Streams, fresh_seed
 
-_BLOCK = 1 << 16  # numbers shaped at a time: they stay in the processor's cache
+_BLOCK = 1 << 17  # numbers shaped at a time: they stay in the processor's cache
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -202,11 +202,12 @@ class DPPS:
             self.ledger.charge(round=state.round, mechanism=self.mechanism, sensitivity=used, scale=scale)
         noise_norms = self._release(state, eps, half, scale)  # half is the message from here on
         s, a, synchronised = self._average(state, half)
-        outcome = Outcome(used or 0.0, scale, noise_norms, synchronised, self.noise.grid(scale))
+        outcome = Outcome(estimated or 0.0, scale, noise_norms, synchronised, self.noise.grid(scale))
         if self.sensitivity:
             state.memory = self.sensitivity.advance(state.memory, look, outcome)
         state.watched = {
-            name: w.advance(state.watched[name], look, outcome) for name, w in self.watch.items()
+            name: w.advance(state.watched[name], look, replace(outcome, estimate=watched[name]))
+            for name, w in self.watch.items()
         }
         record = Record(
             round=state.round,
@@ -238,9 +239,7 @@ class DPPS:
         exact = (
             torch.float64 if self.sensitivity and self.sensitivity.base_is_public else None
         )  # a clip relies on it
-        norms = torch.linalg.vector_norm(eps, ord=self.mechanism.norm, dim=1, dtype=exact).to(
-            "cpu", torch.float64
-        )
+        norms = _norms(eps, self.mechanism.norm, exact).to("cpu", torch.float64)
         _refuse_non_finite(norms, self.fabric, state.round, "perturbation")
         return self.sensitivity.admit(eps, norms, state.rate) if self.sensitivity else (eps, norms)
 
@@ -313,6 +312,13 @@ class DPPS:
         if self._synchronises(state):
             return 2 * (n - 1) * (row + 8) // n + scalar
         return int(self.topology.weights(state.clock).out_degree.max()) * (row + 8) + scalar
+
+
+def _norms(rows: Tensor, norm: int, dtype: torch.dtype | None) -> Tensor:
+    if norm == 1:
+        return rows.abs().sum(1, dtype=dtype)  # twice as quick as vector_norm
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+    return norms
 
 
 def _refuse_non_finite(norms: Tensor, fabric: Fabric, round_: int, what: str) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dpps.topology import Weights
@@ -44,12 +43,8 @@ def combine(table: Tensor, indices: Tensor, offsets: Tensor, values: Tensor) -> 
     that is what makes one process and many agree bit for bit.
     """
     width = table if table.dtype in (torch.float32, torch.float64) else table.float()
-    mixed = F.embedding_bag(
-        indices,
-        width.contiguous(),  # the kernel reads rows as if they were
-        offsets,
-        mode="sum",
-        per_sample_weights=values.to(width),
-        include_last_offset=True,
-    )
+    # torch.nn.functional.embedding_bag without its checks: sum mode, per-sample weights, last offset included
+    mixed = torch.embedding_bag(
+        width.contiguous(), indices, offsets, False, 0, False, values.to(width), True
+    )[0]
     return mixed.to(table.dtype)

@@ -21,7 +21,7 @@ class Stacked(Fabric):
         self._entries = lru_cache(maxsize=64)(_entries)
 
     def mix(self, weights: Weights, *xs: Tensor) -> list[Tensor]:
-        return [combine(x, *self._entries(weights, x.device)) for x in xs]
+        return [combine(x, *self._entries(weights, x.device, x.dtype)) for x in xs]
 
     def max(self, v: Tensor) -> float:
         return float(v.max())
@@ -37,7 +37,9 @@ class Stacked(Fabric):
         return v
 
 
-def _entries(weights: Weights, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    parts = (weights.senders, weights.indptr, weights.values)
-    senders, indptr, values = (torch.from_numpy(np.ascontiguousarray(p)).to(device) for p in parts)
-    return senders, indptr, values
+def _entries(weights: Weights, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    senders, indptr = (
+        torch.from_numpy(np.ascontiguousarray(p)).to(device) for p in (weights.senders, weights.indptr)
+    )
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return senders, indptr, torch.from_numpy(np.ascontiguousarray(weights.values)).to(device, wide)

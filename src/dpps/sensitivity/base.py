@@ -11,6 +11,7 @@ protocol's state, so a round can be undone and a run resumed. Your own is ten li
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,12 +51,18 @@ class Look:
     half: Tensor
     """The rows themselves. Looking at those of other nodes is for simulation."""
 
+    @cached_property
+    def all_norms(self) -> Tensor:
+        """The perturbation norms of all nodes: one broadcast number each."""
+        return self.setting.fabric.gather(self.perturbation_norms)
+
 
 @dataclass(frozen=True)
 class Outcome:
     """What happened in the round that is over."""
 
-    sensitivity: float
+    estimate: float
+    """What this sensitivity had estimated."""
     scale: float
     noise_norms: Tensor
     """L1 norm of the noise each row added."""

@@ -39,12 +39,12 @@ class Unrolled(Sensitivity):
         return _forgotten(torch.zeros_like(norms) if setting.common_start else norms)
 
     def estimate(self, memory: Memory, look: Look) -> float:
-        norms = look.setting.fabric.gather(look.perturbation_norms)
+        norms = look.all_norms
         rows = self._carried(memory, look, _lags(memory, look))
         return _coefficients(look).widest((norms + memory["start"]).numpy(), rows)
 
     def advance(self, memory: Memory, look: Look, outcome: Outcome) -> Memory:
-        norms = look.setting.fabric.gather(look.perturbation_norms)
+        norms = look.all_norms
         extra, scale = self._noise(look, outcome)
         if outcome.synchronised:
             return _forgotten(torch.zeros_like(norms))

@@ -57,7 +57,7 @@ class Paper(Sensitivity):
         if outcome.synchronised:
             return {"carried": torch.zeros_like(memory["carried"])}
         own = self._own(memory, look)
-        before = torch.full_like(own, self.estimate(memory, look)) if self.recursion == "network" else own
+        before = torch.full_like(own, outcome.estimate) if self.recursion == "network" else own
         return {"carried": self.decay * (before + 2 * self.c_prime * outcome.noise_norms)}
 
     def growth(self, mechanism: Mechanism, dimension: int) -> float | None:
