@@ -58,6 +58,12 @@ def _train(config: TrainConfig, site: Site) -> int:
     return DONE
 
 
+def read_config(arguments: list[str]) -> TrainConfig:
+    """The options are those of dpps train: see dpps train --help."""
+    arguments, default = _take_config(arguments)
+    return parse_arguments(arguments, "dpps train", default)
+
+
 def _take_config(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
     """--config FILE gives the defaults; options on the command line win."""
     for k, word in enumerate(arguments):
