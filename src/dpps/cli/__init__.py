@@ -12,6 +12,7 @@ from dpps.errors import RunError, UsageError, unknown
 COMMANDS = {
     "train": "train a model privately over many nodes",
     "launch": "the same in several processes on this machine",
+    "report": "one page that tells a run, or compares several",
     "plan": "what noise for this epsilon, what epsilon for this noise, and will the sensitivity diverge?",
     "audit": "attack the shipped mechanism and bound its epsilon from below",
     "topology": "what a communication graph does: period, connectivity, contraction; draw it",

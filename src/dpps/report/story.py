@@ -1,0 +1,293 @@
+"""What there is to tell of a run, read from its folder or from a `Run` in memory."""
+
+import csv
+import dataclasses
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpps.config import TrainConfig
+from dpps.errors import RunError, UsageError
+from dpps.learning import RoundLog, Run
+from dpps.learning.training import COLUMNS
+from dpps.privacy.accountant import Charge
+from dpps.privacy.statement import Privacy, account, entry
+from dpps.privacy.units import NodeSwap, Unit
+from dpps.report.spending import Spending, by_round
+from dpps.topology import Topology
+from dpps.version import versions
+
+#: Options that say where and how a run was carried out; the command that repeats it leaves them out.
+_LEFT_OUT = ("out", "resume", "overwrite", "checkpoint_every", "quiet")
+
+_ESTIMATORS = {
+    "Certified": "certified",
+    "Paper": "estimated (paper)",
+    "WorstCase": "worst case",
+    "Oracle": "oracle",
+}
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run as the page tells it. What a run does not have is None or empty."""
+
+    name: str
+    title: str
+    finished: bool
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    rounds: Sequence[RoundLog]
+    accuracy: float | None
+    accuracy_by_epoch: Sequence[float]
+    accuracy_by_node: Sequence[float]
+    own_accuracy: float | None
+    own_accuracy_by_node: Sequence[float]
+    privacy: Privacy
+    spent: Spending
+    seconds: Mapping[str, float]
+    bytes_sent: int | None
+    shared_parameters: int | None
+    local_parameters: int | None
+    topology: Topology
+    sync_every: int
+    estimator: str
+    """What the estimated sensitivity is called."""
+    command: str | None
+    """The command line that repeats the run; None for a run started from Python."""
+
+
+def read_folder(folder: Path, name: str) -> Story:
+    """The story of a run's folder; without summary.json it is told as unfinished.
+
+    Raises:
+        UsageError: there is no run in the folder, or nothing to show yet.
+    """
+    summary, header = _json(folder / "summary.json"), _json(folder / "run.json")
+    found = summary or header
+    if found is None:
+        raise UsageError(
+            f"{folder} is not a run: it has no run.json; name a folder written by dpps train --out"
+        )
+    kept = {} if summary else _checkpoint(folder)
+    config = _configuration(found["config"], folder)
+    unit, rounds = config.privacy(), _rounds(folder, kept)
+    lines = _ledger(folder / "ledger.jsonl") if unit else []
+    privacy = (
+        Privacy(**summary["privacy"])
+        if summary
+        else account(unit, [charge for _, charge in lines], private_noise=config.secure_noise)
+    )
+    facts = summary or kept
+    return Story(
+        name=name,
+        title=f"{config.data}, {config.model}, {config.algorithm} on {config.nodes} nodes",
+        finished=summary is not None,
+        config=found["config"],
+        versions=found["versions"],
+        rounds=rounds,
+        accuracy=facts.get("test_accuracy"),
+        accuracy_by_epoch=facts.get("accuracy_by_epoch", []),
+        accuracy_by_node=facts.get("accuracy_by_node", []),
+        own_accuracy=facts.get("own_accuracy"),
+        own_accuracy_by_node=facts.get("own_accuracy_by_node", []),
+        privacy=privacy,
+        spent=by_round(unit, lines, privacy.epsilon),
+        seconds=facts.get("seconds", {}),
+        bytes_sent=facts.get("bytes_sent_per_node"),
+        shared_parameters=facts.get("shared_parameters"),
+        local_parameters=facts.get("local_parameters"),
+        topology=config.network(),
+        sync_every=0 if config.algorithm == "pedfl" else config.sync_every,
+        estimator=_estimator(unit),
+        command=command(config),
+    )
+
+
+def read_run(run: Run, name: str) -> Story:
+    """The story of a run in memory."""
+    learner = run.learner
+    settings, terms, mechanism = learner.config, learner.terms, learner.protocol.mechanism
+    sampling = terms.sampling if terms else 1.0
+    lines = [
+        (log.round, entry(log.round, mechanism, log.used, log.scale, sampling).charge)
+        for log in run.rounds
+        if log.used is not None
+    ]
+    model = type(settings.model).__name__
+    return Story(
+        name=name,
+        title=f"{model} on {settings.topology.nodes} nodes",
+        finished=True,
+        config={"model": model, **_settings(settings)},
+        versions=versions(),
+        rounds=run.rounds,
+        accuracy=run.accuracy,
+        accuracy_by_epoch=run.accuracy_by_epoch,
+        accuracy_by_node=run.accuracy_by_node,
+        own_accuracy=run.own_accuracy,
+        own_accuracy_by_node=run.own_accuracy_by_node,
+        privacy=run.privacy,
+        spent=by_round(settings.privacy, lines, run.privacy.epsilon),
+        seconds=run.seconds,
+        bytes_sent=sum(log.bytes for log in run.rounds),
+        shared_parameters=learner.partition.shared_size,
+        local_parameters=learner.partition.local_size,
+        topology=settings.topology,
+        sync_every=settings.sync_every,
+        estimator=_estimator(settings.privacy),
+        command=None,
+    )
+
+
+def command(config: TrainConfig) -> str:
+    """The shortest command line that resolves to this configuration."""
+    wanted, plain = config.resolved(), TrainConfig()
+    given = {
+        f.name: getattr(config, f.name)
+        for f in dataclasses.fields(config)
+        if f.name not in _LEFT_OUT and getattr(config, f.name) != getattr(plain, f.name)
+    }
+    for option in list(given):
+        fewer = {k: v for k, v in given.items() if k != option}
+        if TrainConfig(**fewer).resolved().to_json() == TrainConfig(**given).resolved().to_json():
+            given = fewer
+    assert TrainConfig(**given).resolved().fingerprint() == wanted.fingerprint()
+    words = [word for option, value in given.items() for word in _option(option, value)]
+    return shlex.join(["dpps", "train", *words])
+
+
+def _option(name: str, value: object) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", str(value)]
+
+
+def _configuration(options: Mapping[str, Any], folder: Path) -> TrainConfig:
+    fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(TrainConfig)}
+    strange = [name for name in options if name not in fields]
+    if strange:
+        raise UsageError(
+            f"{folder} was written by another version of dpps (option {strange[0]} is unknown): report it with that one"
+        )
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        is_path = value is not None and "Path" in str(fields[name].type)
+        values[fields[name].name] = Path(value) if is_path else value
+    return TrainConfig(**values)
+
+
+def _settings(settings: Any) -> dict[str, Any]:
+    """The arguments of a PartPSP that have a short text."""
+    plain = ("lr_shared", "lr_local", "lr_step", "batch_size", "local_steps", "sync_every", "seed", "engine")
+    shared = settings.shared if isinstance(settings.shared, (str, list, tuple)) else "by a function"
+    return {
+        "shared": shared if isinstance(shared, str) else ", ".join(shared),
+        "topology": repr(settings.topology),
+        "privacy": repr(settings.privacy) if settings.privacy else "none",
+        **{name.replace("_", "-"): getattr(settings, name) for name in plain},
+    }
+
+
+def _estimator(unit: Unit | None) -> str:
+    if not isinstance(unit, NodeSwap):
+        return "bound by clipping"
+    kind = type(unit.sensitivity).__name__
+    return _ESTIMATORS.get(kind, kind)
+
+
+# Files
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None when there is no file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}): restore it from a copy, or repeat the run") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged (not an object): restore it from a copy, or repeat the run")
+    return found
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    """What the newest checkpoint says about the rounds so far; empty when there is none."""
+    found = sorted((folder / "checkpoint").glob("round-*/meta.json"))
+    return (_json(found[-1]) or {}) if found else {}
+
+
+def _rounds(folder: Path, kept: Mapping[str, Any]) -> list[RoundLog]:
+    """The lines of rounds.csv; the last one of a run that was killed may be half written and is left out."""
+    path = folder / "rounds.csv"
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}): the run has nothing to show yet"
+        ) from error
+    watched = {row[0]: row[-1] for row in kept.get("rounds", [])}
+    logs = []
+    for number, row in enumerate(rows, start=2):
+        try:
+            values = {name: float(row[name]) if row[name] else None for name in COLUMNS[1:]}
+            at = int(row["round"])
+            logs.append(RoundLog(round=at, **values, watched=watched.get(at, {})))  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError) as error:
+            if number == len(rows) + 1 and not (folder / "summary.json").exists():
+                break
+            raise RunError(
+                f"{path} is damaged at line {number}: restore it from a copy, or repeat the run"
+            ) from error
+    if not logs:
+        raise UsageError(f"{path} has no complete round yet: wait for the run's first rounds")
+    return logs
+
+
+def _ledger(path: Path) -> list[tuple[int, Charge]]:
+    """(round, charge) of every message of the node that paid most. Only read: a run may still be writing it."""
+    try:
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}): what was spent is not known") from error
+    try:
+        header, *lines = [json.loads(line) for line in whole.split(b"\n")]
+        payer = _payer(header["rows"], lines)
+        return [
+            (int(line["round"]), _charge(line))
+            for line in lines
+            if line["rows"] == "all" or payer in line["rows"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged: what was spent is not known; restore it from a copy") from error
+
+
+def _payer(rows: Sequence[int], lines: Sequence[Mapping[str, Any]]) -> int:
+    sent = dict.fromkeys(rows, 0)
+    for line in lines:
+        for row in () if line["rows"] == "all" else line["rows"]:
+            sent[row] += line["reserved"]
+    return max(sent, key=lambda row: sent[row])
+
+
+def _charge(line: Mapping[str, Any]) -> Charge:
+    return Charge(
+        mechanism=line["mechanism"],
+        epsilon=float(line["epsilon"]),
+        noise_multiplier=float(line["noise_multiplier"]),
+        sampling=float(line["sampling"]),
+        count=int(line["reserved"]),
+    )
+
+
+def finite(value: float | None) -> bool:
+    """Whether a value can be drawn."""
+    return value is not None and math.isfinite(value)
