@@ -1,9 +1,13 @@
 """Several processes on this machine, for tests."""
 
 import multiprocessing
+import os
 import socket
+import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -75,3 +79,66 @@ def run(size: int, function: Callable[..., Any], *arguments: Any, timeout: float
         if isinstance(result, tuple) and len(result) == 3 and isinstance(result[2], str):
             raise AssertionError(result[2])
     return [found[r] for r in range(size)]
+
+
+def _train(place: Place, options: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+    from dpps.cli import main
+
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size))
+    os.environ.update(MASTER_ADDR=place.host, MASTER_PORT=str(place.port))
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.exit(main(["train", *options]))
+
+
+class Trainers:
+    """`dpps train` in several processes; what they print is in `OUT.log-K`."""
+
+    def __init__(
+        self, size: int, out: Path, *options: str, environment: dict[str, str] | None = None
+    ) -> None:
+        port, self.out = free_port(), out
+        self.logs = [out.parent / f"{out.name}.log-{r}" for r in range(size)]
+        self.all = [
+            context.Process(
+                target=_train,
+                args=(
+                    Place(r, size, "127.0.0.1", port),
+                    [*options, "--out", str(out)],
+                    self.logs[r],
+                    environment or {},
+                ),
+            )
+            for r in range(size)
+        ]
+        for process in self.all:
+            process.start()
+
+    def charged(self, rank: int = 0) -> int:
+        """Rounds in a rank's ledger."""
+        path = self.out / f"rank-{rank}" / "ledger.jsonl"
+        return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
+
+    def until(self, rounds: int, rank: int = 0) -> None:
+        """Wait until a rank has charged so many rounds."""
+        deadline = time.monotonic() + 60
+        while self.charged(rank) < rounds:
+            assert time.monotonic() < deadline, self.said()
+            assert any(p.is_alive() for p in self.all), self.said()
+            time.sleep(0.002)
+
+    def wait(self, seconds: float = 60) -> list[int]:
+        """The exit codes; whoever still runs then is ended and has none of ours."""
+        deadline = time.monotonic() + seconds
+        for process in self.all:
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+        return [process.exitcode for process in self.all]
+
+    def said(self) -> list[str]:
+        """What each process printed."""
+        return [log.read_text() if log.exists() else "" for log in self.logs]

@@ -1,0 +1,208 @@
+"""Whole runs in several processes: equal to a simulation, and nothing is lost when something dies."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import processes
+from dpps.cli import main
+from processes import Trainers
+
+NODES = 4
+COMMON = ["--nodes", "4", "--batch-size", "100", "--seed", "3", "--quiet"]
+PRIVATE = ["--unit", "contribution", "--budget", "1", "--noise-rate", "0.01"]
+SEEDED = [*COMMON, *PRIVATE, "--seeded-noise", "--topology", "3-out", "--sync-every", "4"]
+
+
+def _models(out: Path, nodes: int = NODES) -> list[dict[str, np.ndarray]]:
+    found = {path.name: path for path in out.rglob("node-*.safetensors")}
+    return [load_file(found[f"node-{n}.safetensors"]) for n in range(nodes)]
+
+
+def _furthest(one: Path, other: Path) -> float:
+    pairs = zip(_models(one), _models(other), strict=True)
+    return max(float(np.abs(a[name] - b[name]).max()) for a, b in pairs for name in a)
+
+
+def _summary(folder: Path) -> dict[str, object]:
+    summary: dict[str, object] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs of 25 rounds in two processes, nothing goes wrong."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    trainers = Trainers(2, out, *SEEDED, "--epochs", "2", "--share-metrics")
+    assert trainers.wait() == [0, 0], trainers.said()
+    return out
+
+
+def test_training_equals_simulation(undisturbed: Path, tmp_path: Path) -> None:
+    """Gradients of a block of nodes may differ in the last bits from those of all nodes: a float tolerance."""
+    options = [o for o in SEEDED if o != "--seeded-noise"]
+    assert main(["train", *options, "--epochs", "2", "--out", str(tmp_path / "one")]) == 0
+    assert _furthest(undisturbed, tmp_path / "one") < 1e-5
+    alone, together = _summary(tmp_path / "one"), _summary(undisturbed)
+    assert together["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.2)
+    assert together["privacy"]["epsilon"] == alone["privacy"]["epsilon"]  # type: ignore[index]
+    assert "No privacy" in together["privacy"]["statement"]  # type: ignore[index]
+    assert "--share-metrics" in together["privacy"]["statement"]  # type: ignore[index]
+
+
+def test_unseeded_runs_differ_and_keep_metrics_at_home(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        trainers = Trainers(2, tmp_path / name, *COMMON, *PRIVATE, "--epochs", "1")
+        assert trainers.wait() == [0, 0], trainers.said()
+        assert trainers.said()[1] == "", "only rank 0 speaks"
+    assert _furthest(tmp_path / "a", tmp_path / "b") > 1e-4
+    summary = _summary(tmp_path / "a")
+    assert summary["test_accuracy"] is None
+    assert summary["final_loss"] is None
+    assert _summary(tmp_path / "a" / "rank-1")["test_accuracy"] is not None
+    assert "No privacy" not in summary["privacy"]["statement"]  # type: ignore[index]
+    assert "seed" not in summary["privacy"]["statement"]  # type: ignore[index]
+
+
+def test_killed_and_resumed(undisturbed: Path, tmp_path: Path) -> None:
+    out, rng = tmp_path / "run", np.random.default_rng()
+    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "3", "--timeout", "20"]
+    trainers = Trainers(2, out, *options)
+    victim, moment = int(rng.integers(2)), int(rng.integers(5, 45))
+    trainers.until(moment)
+    trainers.all[victim].kill()
+    codes = trainers.wait()
+    assert codes[1 - victim] == 1, (codes, victim, moment)
+    assert re.search(rf"rank {victim} .*has failed|rank {victim}, which holds", trainers.said()[1 - victim])
+    sent = [trainers.charged(r) for r in range(2)]
+    again = Trainers(2, out, *options, "--resume")
+    assert again.wait() == [0, 0], (victim, moment, again.said())
+    assert _furthest(undisturbed, out) == 0.0, (victim, moment)
+    # every message of the first attempt stays charged, and what was repeated is charged again
+    assert all(again.charged(r) >= max(50, sent[r]) for r in range(2))
+    total = _summary(out)["privacy"]["epsilon_sum"]  # type: ignore[index]
+    assert total == pytest.approx(100 * max(again.charged(r) for r in range(2)))
+
+
+def test_stopped_together_and_resumed(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = [*SEEDED, "--epochs", "2", "--share-metrics"]
+    trainers = Trainers(2, out, *options)
+    trainers.until(10)
+    os.kill(trainers.all[1].pid or 0, signal.SIGTERM)
+    assert trainers.wait() == [3, 3], trainers.said()
+    found = [[p.name for p in (out / f"rank-{r}" / "checkpoint").iterdir()] for r in range(2)]
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+    again = Trainers(2, out, *options, "--resume")
+    assert again.wait() == [0, 0], again.said()
+    assert _furthest(undisturbed, out) == 0.0
+    assert [again.charged(r) for r in range(2)] == [50, 50], "nothing was repeated"
+
+
+def test_damaged_checkpoint_takes_everybody_back(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "4"]
+    trainers = Trainers(2, out, *options)
+    trainers.until(15)
+    for process in trainers.all:
+        os.kill(process.pid or 0, signal.SIGTERM)
+    assert trainers.wait() == [3, 3], trainers.said()
+    newest = max((out / "rank-1" / "checkpoint").iterdir()) / "tensors.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    again = Trainers(2, out, *options, "--resume")
+    assert again.wait() == [0, 0], again.said()
+    assert "damaged" in again.said()[1]
+    assert _furthest(undisturbed, out) == 0.0
+    assert again.charged(0) == again.charged(1) > 50
+
+
+def test_lost_ledger_stops_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    trainers = Trainers(2, out, *SEEDED, "--epochs", "2")
+    trainers.until(3)
+    os.kill(trainers.all[0].pid or 0, signal.SIGTERM)
+    assert trainers.wait() == [3, 3]
+    (out / "rank-1").rename(tmp_path / "elsewhere")
+    again = Trainers(2, out, *SEEDED, "--epochs", "2", "--resume")
+    assert again.wait() == [1, 1]
+    assert all("rank 1 has no ledger" in said for said in again.said())
+
+
+def test_hung_process_is_named_in_time(tmp_path: Path) -> None:
+    trainers = Trainers(
+        3, tmp_path / "run", *SEEDED, "--epochs", "4", "--checkpoint-every", "2", "--timeout", "5"
+    )
+    trainers.until(8)
+    os.kill(trainers.all[1].pid or 0, signal.SIGSTOP)
+    begun = time.monotonic()
+    for r in (0, 2):
+        trainers.all[r].join(30)
+    assert time.monotonic() - begun < 20  # 5 s asked for; the machine may be busy
+    codes = trainers.wait(1)
+    assert (codes[0], codes[2]) == (1, 1)
+    for r in (0, 2):
+        assert re.search(r"rank 1 \(127.0.0.1\) has failed: no answer", trainers.said()[r]), trainers.said()
+        assert "rank 2 has failed" not in trainers.said()[r]
+
+
+def test_other_options_are_named(tmp_path: Path) -> None:
+    port = processes.free_port()
+    options = [[*SEEDED, "--epochs", "2", "--out", str(tmp_path / "run")] for _ in range(3)]
+    options[1][options[1].index("--epochs") + 1] = "3"
+    logs = [tmp_path / f"log-{r}" for r in range(3)]
+    started = [
+        processes.context.Process(
+            target=processes._train,
+            args=(processes.Place(r, 3, "127.0.0.1", port), options[r], logs[r], {}),
+        )
+        for r in range(3)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(60)
+    assert [p.exitcode for p in started] == [2, 2, 2]
+    for log in logs:
+        assert "rank 1 differs in configuration: epochs is 3, the others have 2" in log.read_text()
+    assert not (tmp_path / "run").exists()
+
+
+def test_own_data_never_moves(tmp_path: Path) -> None:
+    """Each node reads its own files only, npz or csv."""
+    rng = np.random.default_rng(0)
+    for node in range(NODES):
+        folder = tmp_path / f"node-{node}"
+        folder.mkdir()
+        x = rng.normal(size=(60, 5)).astype(np.float32)
+        y = (x[:, 0] > 0).astype(int)
+        if node % 2:
+            np.savez(folder / "train.npz", x=x, y=y)
+            np.savez(folder / "test.npz", x=x[:9], y=y[:9])
+        else:
+            rows = "\n".join(",".join(map(str, [*a, b])) for a, b in zip(x, y, strict=True))
+            (folder / "train.csv").write_text("a,b,c,d,e,label\n" + rows)
+            (folder / "test.csv").write_text(rows.split("\n")[0])
+    options = [
+        "--node-data",
+        str(tmp_path / "node-{rank}"),
+        "--classes",
+        "2",
+        "--nodes",
+        "4",
+        "--batch-size",
+        "10",
+    ]
+    trainers = Trainers(2, tmp_path / "run", *options, "--epochs", "2", "--share-metrics")
+    assert trainers.wait() == [0, 0], trainers.said()
+    summary = _summary(tmp_path / "run")
+    assert summary["rounds"] == 12
+    assert len(summary["own_accuracy_by_node"]) == NODES  # type: ignore[arg-type]
+    assert summary["test_accuracy"] is None
