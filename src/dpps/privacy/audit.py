@@ -18,7 +18,7 @@ whose scalars carry noise norms), networks run one by one.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -410,25 +410,26 @@ def attack(
 ) -> Bound:
     """Choose a threshold on runs that are not counted, then count `trials` fresh ones in either world."""
     tell = progress or (lambda _: None)
-    threshold, sign = _rule(*case.scores(pilot := pilots(trials), noise, _seed(seed, 0)), case.delta, alpha)
-    tell(pilot)
-    hits = false = 0
-    for part, copies in enumerate(_parts(trials), start=1):
-        zero, one = _directed(*case.scores(copies, noise, _seed(seed, part)), sign)
-        hits += int((zero >= threshold).sum())
-        false += int((one >= threshold).sum())
-        tell(copies)
+    threshold, sign = _rule(*_scores(case, noise, pilots(trials), _seed(seed, 0), tell), case.delta, alpha)
+    zero, one = _directed(*_scores(case, noise, trials, _seed(seed, 1), tell), sign)
+    hits, false = int((zero >= threshold).sum()), int((one >= threshold).sum())
     return Bound(epsilon_lower(hits, false, trials, case.delta, alpha), hits, false, trials)
 
 
 def pilots(trials: int) -> int:
     """How many runs the threshold is chosen on."""
-    return min(_COPIES, max(trials // 5, 500))
+    return min(trials, max(trials // 5, 5_000))
 
 
-def _parts(trials: int) -> Iterator[int]:
+def _scores(case: Case, noise: NoiseFor, trials: int, seed: int, tell: Progress) -> tuple[Scores, Scores]:
+    """The case's scores, in parts that bound memory."""
+    parts = []
     for first in range(0, trials, _COPIES):
-        yield min(_COPIES, trials - first)
+        copies = min(_COPIES, trials - first)
+        parts.append(case.scores(copies, noise, _seed(seed, first)))
+        tell(copies)
+    zero, one = zip(*parts, strict=True)
+    return np.concatenate(zero), np.concatenate(one)
 
 
 def _directed(zero: Scores, one: Scores, sign: int) -> tuple[Scores, Scores]:
@@ -467,7 +468,12 @@ class Finding:
         """Claims hold and their twins are caught; leaks are found."""
         if self.case.leaks:
             return not self.holds
-        return self.holds and self.twin is not None and self.twin.epsilon > self.case.claim
+        return self.holds and self.caught
+
+    @property
+    def caught(self) -> bool:
+        """Whether the twin was found out."""
+        return self.twin is not None and self.twin.epsilon > self.case.claim
 
     @property
     def verdict(self) -> str:
@@ -502,7 +508,7 @@ def audit(
         raise UsageError(f"{trials} samples a side show nothing: use 1000 or more (100000 for a 5 % error)")
     noise, trials = _source(case, secure_noise), case.leak_trials or trials
     bound = attack(case, noise, trials, seed, alpha, progress)
-    twin = None if case.leaks else attack(case, weakened(noise), trials, _seed(seed, 1), alpha, progress)
+    twin = None if case.leaks else attack(case, weakened(noise), trials, _seed(seed, 2), alpha, progress)
     return Finding(case, "secure" if secure_noise else "seeded", bound, twin)
 
 
