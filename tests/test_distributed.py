@@ -1,14 +1,17 @@
 """The distributed fabric gives the bits of one process, sends what it must and no more, and refuses bad rows by name."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import dpps
 import processes
-from dpps.cluster import Cluster
+from dpps.cluster import Cluster, Place
 from dpps.fabric import Stacked
-from dpps.fabric.distributed import Distributed
+from dpps.fabric.distributed import Distributed, blocks
 from dpps.noise import Seeded
 from dpps.topology import parse
 
@@ -58,3 +61,163 @@ def test_bits_of_one_process(size: int) -> None:
         for t, expected in enumerate(alone):
             together = np.concatenate([part[k][t] for part in parts])
             assert np.array_equal(together, expected), (case, t)
+
+
+# What is sent
+
+
+def _count_bytes(cluster: Cluster, topology: str, sensitivity: str) -> list[tuple[int, int]]:
+    fabric = _fabric(cluster)
+    fabric.gather(torch.zeros(1, dtype=torch.float64))  # as a training run does before its first round
+    protocol = _protocol(fabric, topology, sensitivity, 0.0)
+    state = protocol.start(torch.zeros(1, WIDTH), common_start=True)
+    seen = []
+    for t, eps in enumerate(_perturbations()):
+        before = fabric.sent_bytes
+        peers = int(protocol.topology.weights(state.clock).out_degree[fabric.rows[0]])
+        protocol.step(state, eps[list(fabric.rows)])
+        if (t + 1) % protocol.sync_every:
+            seen.append((fabric.sent_bytes - before, peers))
+    return seen
+
+
+@pytest.mark.parametrize(("topology", "sensitivity"), [("exp", "paper"), ("4-out", "certified")])
+def test_bytes_of_a_round(topology: str, sensitivity: str) -> None:
+    """A row to each peer that needs it, and at most 16 N bytes for everything else."""
+    for rank in processes.run(NODES, _count_bytes, topology, sensitivity):
+        for sent, peers in rank:
+            assert 0 < sent - 4 * WIDTH * peers <= 16 * NODES - (NODES - 1)  # the stop flag takes N - 1 more
+
+
+def _count_mean(cluster: Cluster, width: int) -> int:
+    fabric = _fabric(cluster)
+    x = torch.ones(1, width)
+    fabric.mean(x)
+    before = fabric.sent_bytes
+    fabric.mean(x)
+    return fabric.sent_bytes - before
+
+
+def test_bytes_of_a_mean_are_those_of_an_all_reduce() -> None:
+    width = 64 * NODES * 3
+    assert processes.run(NODES, _count_mean, width) == [2 * (NODES - 1) * 4 * width // NODES] * NODES
+
+
+# Bad rows
+
+
+def _one_bad_row(cluster: Cluster, verb: str, value: float) -> str:
+    fabric = _fabric(cluster, 3)
+    x = torch.ones(1, 200)
+    if cluster.rank == 1:
+        x[0, 150] = value
+    weights = parse("ring", 3).weights(0)
+    try:
+        _ = fabric.mix(weights, x, x[:, :1].double()) if verb == "mix" else fabric.mean(x)
+    except dpps.errors.RunError as error:
+        cluster.give_up(error)
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize(("verb", "value"), [("mix", float("nan")), ("mean", float("-inf"))])
+def test_rows_that_are_not_finite_are_refused_by_name(verb: str, value: float) -> None:
+    for said in processes.run(3, _one_bad_row, verb, value):
+        assert "the row of node 1 (rank 1) holds NaN or infinity" in said
+
+
+def _one_other_shape(cluster: Cluster, after: int) -> str:
+    fabric, weights = _fabric(cluster, 3), parse("complete", 3).weights(0)
+    try:
+        for t in range(after + 1):
+            fabric.mix(weights, torch.ones(1, 300 if cluster.rank == 2 and t == after else 200))
+    except dpps.errors.RunError as error:
+        cluster.give_up(error)
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_rows_of_another_shape_are_refused_by_name(after: int) -> None:
+    said = processes.run(3, _one_other_shape, after)
+    assert all(re.search(r"rank 2 sends rows of 300 float32|rank 2 stopped", s) for s in said[:2]), said
+    assert "rows of 200 float32" in said[2]
+
+
+# The handshake
+
+
+def _handshake(cluster: Cluster, facts: list[dict[str, object]], secrets: list[str]) -> tuple[str, str]:
+    cluster.secret = secrets[cluster.rank].encode()
+    try:
+        cluster.join().meet(facts[cluster.rank])
+    except dpps.errors.DppsError as error:
+        cluster.give_up(error)
+        return type(error).__name__, str(error)
+    return "in", ""
+
+
+GOOD = {"version": "1", "configuration": {"epochs": 2}, "model": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("odd", "secret", "expected"),
+    [
+        ({**GOOD, "version": "2"}, "s", "rank 2 differs in version: '2', the others have '1'"),
+        (
+            {**GOOD, "configuration": {"epochs": 3}},
+            "s",
+            "rank 2 differs in configuration: epochs is 3, the others have 2",
+        ),
+        ({**GOOD, "model": "abd"}, "s", "rank 2 differs in model: 'abd', the others have 'abc'"),
+        (GOOD, "", "rank 2 differs in secret: 'not set', the others have 'set'"),
+        (GOOD, "t", "rank 2.* was refused: its $DPPS_SECRET is not that of"),
+    ],
+)
+def test_strangers_are_named_on_both_sides(odd: dict[str, object], secret: str, expected: str) -> None:
+    found = processes.run(3, _handshake, [GOOD, GOOD, odd], ["s", "s", secret])
+    for kind, said in found:
+        assert kind != "in"
+        assert re.search(re.escape(expected).replace(r"\.\*", ".*"), said), found
+        assert "\n" not in said
+
+
+def test_the_secret_lets_everybody_in() -> None:
+    assert processes.run(3, _handshake, [GOOD] * 3, ["s"] * 3) == [("in", "")] * 3
+
+
+def test_nobody_comes_twice_and_who_is_missing_is_named() -> None:
+    place = Place(0, 2, "127.0.0.1", processes.free_port())
+    cluster = Cluster(place, timeout=1.0).join()
+    with pytest.raises(dpps.errors.RunError, match="rank 1 did not come within 1 s"):
+        cluster.meet(GOOD)
+    with pytest.raises(dpps.errors.UsageError, match="rank 0 is already here"):
+        cluster.meet(GOOD)
+
+
+def test_the_meeting_point_listens_on_one_address_only() -> None:
+    port = processes.free_port()
+    cluster = Cluster(Place(0, 1, "127.0.0.1", port), timeout=5).join()
+    cluster.meet(GOOD)
+    tables = [path for path in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()]
+    sockets = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
+    listening = [words[1] for words in sockets if words[3] == "0A"]
+    assert [a for a in listening if a.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+
+
+def test_a_meeting_point_that_is_not_there() -> None:
+    with pytest.raises(
+        dpps.errors.RunError, match=r"rank 0, which holds the meeting point .* cannot be reached"
+    ):
+        Cluster(Place(1, 2, "127.0.0.1", processes.free_port()), timeout=1.0).join()
+    with pytest.raises(dpps.errors.UsageError, match="MASTER_ADDR must be an address of the machine"):
+        Cluster(Place(0, 2, "192.0.2.1", processes.free_port()), timeout=1.0).join()
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(10, 3), (7, 7), (1000, 16)])
+def test_blocks_cover_all_nodes_in_order(nodes: int, size: int) -> None:
+    parts = blocks(nodes, size)
+    assert [n for part in parts for n in part] == list(range(nodes))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    with pytest.raises(dpps.errors.UsageError, match="every process needs a node"):
+        blocks(nodes, nodes + 1)

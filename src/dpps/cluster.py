@@ -96,6 +96,8 @@ class Cluster:
     addresses: list[str] = field(default_factory=list)
     """Of all ranks, known after the handshake."""
     store: Any = None
+    stuck: bool = False
+    """Whether a question to the meeting point was never answered: then only `os._exit` ends this process cleanly."""
 
     @property
     def rank(self) -> int:
@@ -152,6 +154,7 @@ class Cluster:
         return store, (ip, port)
 
     def _client(self, host: str, port: int) -> Any:
+        _wait_for(host, port, self.timeout)
         store = TCPStore(host, port, None, False, self._delta(), wait_for_workers=False)
         self._address = _address_towards(host, port)
         return store
@@ -175,6 +178,7 @@ class Cluster:
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(seconds)
+        self.stuck = asking.is_alive()
         if result:
             return result[0]
         if failure and isinstance(failure[0], (UsageError, RunError)):
@@ -380,6 +384,20 @@ def _difference(theirs: Any, ours: Any) -> str:
 
 def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _wait_for(host: str, port: int, seconds: float) -> None:
+    """Until somebody listens there; torch would fill the screen while trying."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 def _address_towards(host: str, port: int) -> str:

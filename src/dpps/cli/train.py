@@ -1,5 +1,6 @@
 """`dpps train`."""
 
+import atexit
 import dataclasses
 import os
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpps.cli import DONE, STOPPED
+from dpps.cli import DONE, FAILED, STOPPED, WRONG
 from dpps.cli.progress import Progress, StopRequested
 from dpps.cluster import SECRET, Cluster, Place, started_distributed
 from dpps.config import TrainConfig, from_toml, parse_arguments
@@ -40,6 +41,8 @@ def _train_together(config: TrainConfig) -> int:
     except DppsError as error:
         cluster.give_up(error)
         cluster.leave()
+        if cluster.stuck:
+            atexit.register(os._exit, WRONG if isinstance(error, UsageError) else FAILED)
         raise type(error)(f"rank {cluster.rank}: {error}") from error
 
 
