@@ -60,8 +60,9 @@ def arrow(axis: Any, sender: int, receiver: int, shared: int) -> None:
     (x0, y0), (x1, y1) = PLACES[sender], PLACES[receiver]
     start = (x0 + (WIDTH if x1 > x0 else 0), y0 + middle)
     end = (x1 + (0 if x1 > x0 else WIDTH), y1 + middle)
-    style = {"arrowstyle": "-|>", "mutation_scale": 12, "linewidth": 0.8 * shared, "color": "#1f5fa8"}
-    axis.add_patch(FancyArrowPatch(start, end, shrinkA=2, shrinkB=2, **style))
+    line = FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, shrinkA=2, shrinkB=2)
+    line.set(linewidth=0.8 * shared, color="#1f5fa8")
+    axis.add_patch(line)
 
 
 if __name__ == "__main__":

@@ -381,7 +381,7 @@ class _Experiment:
             runs = [
                 self.run(f"T {name}", problem, schedule(t), BUDGET, sigma=SIGMA) for t in self.size.rounds
             ]
-            rule = "gamma_n = 4/T" if name == "theorem" else "gamma_n = 0.125/sqrt(T)"
+            rule = "gamma_n = 4/T" if name == "theorem" else "gamma_n = 0.125/sqrt(T) (not in the theorem)"
             for what in ("delta_s", "delta_l") if name == "theorem" else ("delta_s",):
                 values = np.stack([getattr(run, what) for run in runs])
                 series.append(Series(f"{what.capitalize()}, {rule}", "T", x, values, -0.5))
@@ -497,6 +497,18 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 SYMBOLS = {"T": "$T$", "d_s": "$d_s$", "b": "$b$"}
+TYPESET = {
+    "Delta_s": r"$\Delta_{\bar s}$",
+    "Delta_l": r"$\Delta_l$",
+    "gamma_n": r"$\gamma_n$",
+    "sqrt(T)": r"$\sqrt{T}$",
+}
+
+
+def _typeset(text: str) -> str:
+    for plain, symbol in TYPESET.items():
+        text = text.replace(plain, symbol)
+    return text
 
 
 def _draw(out: Path, series: list[Series]) -> None:
@@ -512,7 +524,7 @@ def _panel(axis: Any, name: str, series: list[Series]) -> None:
     for s in series:
         mean, (low, high) = s.values.mean(1), s.interval()
         spread = 1.96 * s.values.std(1, ddof=1) / math.sqrt(s.values.shape[1])
-        label = f"{s.name}\nslope {s.slope():.2f} [{low:.2f}, {high:.2f}]"
+        label = f"{_typeset(s.name)}\nslope {s.slope():.2f} [{low:.2f}, {high:.2f}]"
         points = axis.errorbar(s.x, mean, yerr=spread, fmt="o-", markersize=4, label=label)
         guide = mean[0] * (np.array(s.x) / s.x[0]) ** s.exponent
         axis.plot(s.x, guide, ":", color=points[0].get_color(), linewidth=1)
