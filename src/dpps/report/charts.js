@@ -46,7 +46,7 @@ window.addEventListener("error", (event) => {
   function logTicks(low, high) {
     const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
     const every = Math.max(1, Math.ceil((to - from) / 6)), ticks = [];
-    const within = to - from > 2 ? [1] : [1, 2, 5];
+    const within = to - from > 3 ? [1] : to - from > 2 ? [1, 3] : [1, 2, 5];
     for (let power = from; power <= to; power += every) {
       for (const k of within) {
         const tick = Number((k * 10 ** power).toPrecision(3));
@@ -169,7 +169,7 @@ window.addEventListener("error", (event) => {
     dots(series) {
       const values = series.y.filter((v) => v !== null), mean = values.reduce((a, b) => a + b, 0) / values.length;
       const { left, width } = this.area, shift = (series.tone - (this.chart.series.length - 1) / 2) * 6, base = this.y(mean);
-      add(this.svg, "path", { class: "line series", d: `M${left} ${base}H${left + width}`, stroke: tone(series.tone), "stroke-dasharray": "5 4", "stroke-width": 1 });
+      add(this.svg, "path", { class: "mean series", d: `M${left} ${base}H${left + width}`, stroke: tone(series.tone) });
       series.y.forEach((value, k) => {
         if (value === null) return;
         const at = this.x(k) + shift, radius = Math.min(4.5, Math.max(1.2, width / this.stops.length / 3));
@@ -185,7 +185,7 @@ window.addEventListener("error", (event) => {
         const aside = half * 0.75 * Math.sin(2.4 * k);
         add(this.svg, "circle", { cx: at + aside, cy: this.y(value), r: values.length > 60 ? 2 : 3.5, fill: tone(series.tone), opacity: 0.65 });
       });
-      add(this.svg, "path", { class: "line series", d: `M${at - half} ${this.y(mean)}H${at + half}`, stroke: tone(series.tone), "stroke-width": 2.5 });
+      add(this.svg, "path", { class: "bar series", d: `M${at - half} ${this.y(mean)}H${at + half}`, stroke: tone(series.tone) });
     }
 
     // Names at the ends of the lines, pushed apart where they would overlap.
@@ -364,7 +364,7 @@ window.addEventListener("error", (event) => {
 
   const button = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const show = () => button.setAttribute("aria-pressed", dark());
+  const show = () => { button.textContent = dark() ? "Light theme" : "Dark theme"; };
   button.addEventListener("click", () => {
     document.documentElement.dataset.theme = dark() ? "light" : "dark";
     show();

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import fmean
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dpps.report.story import Story, finite
@@ -43,7 +42,6 @@ class Chart:
     log: bool = False
     kind: Literal["line", "dots", "strip"] = "line"
     unit: str = ""
-    columns: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """For the page's script."""
@@ -82,7 +80,7 @@ def _how_spent(story: Story) -> str:
         if story.privacy.unit == "node-swap"
         else "by the accountant, from the ledger"
     )
-    return f"Total epsilon after each round, {how} (delta {story.privacy.delta:g})."
+    return f"Total epsilon after each round, {how}."
 
 
 def _nodes(story: Story) -> Chart:
@@ -91,7 +89,7 @@ def _nodes(story: Story) -> Chart:
     return _chart(
         "nodes",
         "Accuracy of every node at the end",
-        "The averaged shared part with each node's own local part; the line is the mean.",
+        "The shared average with each node's own local part; the line is the mean.",
         "accuracy (%)",
         lines,
         x_label="node",
@@ -245,8 +243,3 @@ def thinned(points: Points) -> list[int]:
 
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
-
-
-def mean_of(values: Sequence[float]) -> float | None:
-    """The mean, or None of nothing."""
-    return fmean(values) if values else None

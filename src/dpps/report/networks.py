@@ -66,7 +66,7 @@ def _note(topology: Topology, shown: int, sync_every: int, thinned: bool) -> str
     elif topology.period > shown:
         parts.append(f"The first {shown} of {topology.period} phases are shown.")
     if sync_every:
-        parts.append(f"In every {sync_every}. round all nodes average with everybody instead.")
+        parts.append(f"Every {sync_every} rounds all nodes average with everybody instead.")
     if thinned:
         parts.append("There are too many links to draw: those of a few senders are shown.")
     return " ".join(parts)

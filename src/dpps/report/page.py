@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -27,6 +28,10 @@ _PROTECTED = {
 }
 
 
+_PLACES = ("out", "data-dir", "resume", "overwrite", "quiet", "checkpoint-every")
+_NOTHING = "-"
+
+
 def render(stories: Sequence[Story]) -> str:
     """The HTML of one run, or of a comparison."""
     drawn, networks = charts(stories), _networks(stories)
@@ -41,10 +46,8 @@ def render(stories: Sequence[Story]) -> str:
         _banner(stories),
         _headline(stories[0]) if one else _comparison(stories),
         _figures(drawn),
-        _network_figures(networks),
-        _privacy(stories),
-        _configuration(stories),
-        _reproduction(stories),
+        _network_figures(networks, _words(stories) if one else _differences(stories)),
+        _configuration(stories[0]) if one else _words(stories),
     ]
     return Template(_asset("page.html")).substitute(
         title=escape(f"{heading} - dpps report"),
@@ -111,14 +114,15 @@ def _accuracy_card(story: Story) -> tuple[str, str]:
 def _privacy_card(privacy: Privacy) -> tuple[str, str]:
     if privacy.unit == "none":
         return "none", f"{_badge('no protection')} {_PROTECTED['none']}"
-    note = f"delta {privacy.delta:g}; {_PROTECTED.get(privacy.unit, privacy.unit)}"
+    note = f"delta {_tiny(privacy.delta)}; {_PROTECTED.get(privacy.unit, privacy.unit)}"
     return f"ε {_epsilon(privacy)}", f"{_warning(privacy)}{note}"
 
 
 def _epsilon(privacy: Privacy) -> str:
     """The number alone, rounded up as everywhere."""
     text = label(float("inf") if privacy.epsilon is None else privacy.epsilon)
-    return text.removeprefix("epsilon ").partition(" (")[0]
+    number = text.removeprefix("epsilon ").partition(" (")[0]
+    return number if privacy.epsilon is None else f"{Decimal(number):,}"
 
 
 def _warning(privacy: Privacy) -> str:
@@ -152,10 +156,10 @@ def _comparison(stories: Sequence[Story]) -> str:
             "none"
             if story.privacy.unit == "none"
             else f"{_epsilon(story.privacy)} {_warning(story.privacy)}",
-            "" if story.privacy.unit == "none" else f"{story.privacy.delta:g}",
+            "" if story.privacy.unit == "none" else _tiny(story.privacy.delta),
             escape(story.privacy.unit),
             f"{len(story.rounds):,}" + ("" if story.finished else " (unfinished)"),
-            _bytes(story.bytes_sent) if story.bytes_sent else "-",
+            _bytes(story.bytes_sent) if story.bytes_sent else _NOTHING,
             _time(story.seconds.get("total")),
         ]
         for tone, story in enumerate(stories)
@@ -189,19 +193,26 @@ def _values(chart: Chart) -> str:
 
 
 def _networks(stories: Sequence[Story]) -> list[dict[str, Any]]:
-    """One drawing for each different network."""
-    different: dict[tuple[str, str], dict[str, Any]] = {}
+    """One drawing for each different network; what is said about it may differ between its runs."""
+    different: dict[str, list[dict[str, Any]]] = {}
     for story in stories:
         drawn = network(story)
-        kept = different.setdefault((drawn["label"], drawn["note"]), drawn)
-        if kept is not drawn:
-            kept["name"] += f", {story.name}"
-    return list(different.values())
+        different.setdefault(drawn["label"], []).append(drawn)
+    return [_merged(same) for same in different.values()]
 
 
-def _network_figures(networks: Sequence[dict[str, Any]]) -> str:
+def _merged(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    notes = [drawn["note"] for drawn in same]
+    if len(set(notes)) == 1:
+        note = notes[0]
+    else:
+        note = " ".join(f"{drawn['name']}: {drawn['note']}" for drawn in same if drawn["note"])
+    return {**same[0], "name": ", ".join(drawn["name"] for drawn in same), "note": note}
+
+
+def _network_figures(networks: Sequence[dict[str, Any]], beside: str) -> str:
     figures = "".join(_network_figure(k, drawn, len(networks) > 1) for k, drawn in enumerate(networks))
-    return f'<section class="figures" aria-label="Network">{figures}</section>'
+    return f'<div class="figures">{figures}{beside}</div>'
 
 
 def _network_figure(k: int, drawn: dict[str, Any], several: bool) -> str:
@@ -235,12 +246,24 @@ def _spelled(edges: Sequence[tuple[int, int, float]]) -> str:
 # Words
 
 
+def _words(stories: Sequence[Story]) -> str:
+    return f'<div class="stack">{_privacy(stories)}{_reproduction(stories)}</div>'
+
+
 def _privacy(stories: Sequence[Story]) -> str:
-    parts = [
-        (f"<h3>{escape(story.name)}</h3>" if len(stories) > 1 else "") + _statement(story.privacy.statement)
-        for story in stories
-    ]
-    return f'<section class="words"><h2>What the privacy means</h2>{"".join(parts)}</section>'
+    return _each("What the privacy means", stories, lambda story: _statement(story.privacy.statement))
+
+
+def _reproduction(stories: Sequence[Story]) -> str:
+    return _each("How to reproduce", stories, _how)
+
+
+def _each(heading: str, stories: Sequence[Story], words: Callable[[Story], str]) -> str:
+    """A section with the words of one run, or with those of several under their names."""
+    if len(stories) == 1:
+        return f'<section class="words"><h2>{heading}</h2>{words(stories[0])}</section>'
+    parts = "".join(f"<div><h3>{escape(story.name)}</h3>{words(story)}</div>" for story in stories)
+    return f'<section class="words"><h2>{heading}</h2><div class="several">{parts}</div></section>'
 
 
 def _statement(text: str) -> str:
@@ -251,15 +274,22 @@ def _statement(text: str) -> str:
     return "".join(f"<p>{part}</p>" for part in bold)
 
 
-def _configuration(stories: Sequence[Story]) -> str:
-    if len(stories) == 1:
-        rows = [[escape(name), _setting(value)] for name, value in stories[0].config.items()]
-        return (
-            f'<section class="words"><h2>Configuration</h2>'
-            f"{_details('All options', _table(['option', 'value'], rows), opened=False)}</section>"
-        )
-    names = dict.fromkeys(name for story in stories for name in story.config if name != "out")
-    rows = [[escape(name), *(_setting(story.config.get(name)) for story in stories)] for name in names]
+def _options(story: Story) -> dict[str, str]:
+    """The options that decide what is computed; where files lie is nobody else's business."""
+    return {name: _setting(value) for name, value in story.config.items() if name not in _PLACES}
+
+
+def _configuration(story: Story) -> str:
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in _options(story).items()
+    )
+    return f'<section class="words"><h2>Configuration</h2><dl class="options">{items}</dl></section>'
+
+
+def _differences(stories: Sequence[Story]) -> str:
+    options = [_options(story) for story in stories]
+    names = dict.fromkeys(name for each in options for name in each)
+    rows = [[escape(name), *(each.get(name, _NOTHING) for each in options)] for name in names]
     differ = [row for row in rows if len(set(row[1:])) > 1]
     head = ["option", *(escape(story.name) for story in stories)]
     what = _table(head, differ) if differ else "<p>All options are the same.</p>"
@@ -267,20 +297,20 @@ def _configuration(stories: Sequence[Story]) -> str:
     return f'<section class="wide"><h2>Where the configurations differ</h2>{what}{rest}</section>'
 
 
-def _reproduction(stories: Sequence[Story]) -> str:
-    parts = [_how(story, f"<h3>{escape(story.name)}</h3>" if len(stories) > 1 else "") for story in stories]
-    return f'<section class="words"><h2>How to reproduce</h2>{"".join(parts)}</section>'
-
-
-def _how(story: Story, heading: str) -> str:
+def _how(story: Story) -> str:
     with_versions = ", ".join(f"{name} {value}" for name, value in story.versions.items())
     if story.command is None:
-        text = "<p>This run was started from Python: repeat the script with the settings above, its seed included.</p>"
+        text = "<p>This run was started from Python: repeat the script with these settings, the seed included.</p>"
     else:
-        text = f'<pre tabindex="0" aria-label="Command line"><code>{escape(story.command)}</code></pre>'
+        text = f'<pre tabindex="0" role="region" aria-label="Command line"><code>{_unbroken(story.command)}</code></pre>'
     fresh = story.config.get("secure-noise")
     seed = " The noise was not seeded: numbers will differ a little." if fresh else ""
-    return f'{heading}{text}<p class="small">With {escape(with_versions)}.{seed}</p>'
+    return f'{text}<p class="small">With {escape(with_versions)}.{seed}</p>'
+
+
+def _unbroken(command: str) -> str:
+    """A line may break between options, not within one."""
+    return " ".join(f"<span>{escape(part)}</span>" for part in re.split(r" (?=--)", command))
 
 
 # Pieces
@@ -304,14 +334,16 @@ def _row(head: Sequence[str], row: Sequence[str]) -> str:
     return f'<tr><th scope="row">{first}</th>{cells}</tr>'
 
 
-def _details(summary: str, inside: str, *, opened: bool = False) -> str:
-    return f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{inside}</details>"
+def _details(summary: str, inside: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
 
 
 def _setting(value: object) -> str:
     if value is None:
-        return "-"
-    return ("yes" if value else "no") if isinstance(value, bool) else escape(str(value))
+        return _NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _tiny(value) if isinstance(value, float) else escape(str(value))
 
 
 def _number(value: float | None) -> str:
@@ -319,7 +351,11 @@ def _number(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} %"
+    return _NOTHING if value is None else f"{value:.1f} %"
+
+
+def _tiny(value: float) -> str:
+    return re.sub(r"e-0*", "e-", f"{value:g}")
 
 
 def _bytes(count: int) -> str:
@@ -331,7 +367,7 @@ def _bytes(count: int) -> str:
 
 def _time(seconds: float | None) -> str:
     if seconds is None:
-        return "-"
+        return _NOTHING
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)

@@ -1,0 +1,138 @@
+"""A small WebDriver client: enough to open a page in Chromium, press keys, run a script and take a picture."""
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key under which the W3C protocol names an element
+
+
+def programs() -> tuple[str, str] | None:
+    """Chromium and its driver, or None when either is not installed."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    return (browser, driver) if browser and driver else None
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, address: str, session: str) -> None:
+        self._base = f"{address}/session/{session}"
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        return _request(method, f"{self._base}/{path}", body)
+
+    def open(self, page: Path) -> None:
+        """Load a file and wait until it is there."""
+        self._call("POST", "url", {"url": page.resolve().as_uri()})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """What the body of a JavaScript function returns."""
+        return self._call("POST", "execute/sync", {"script": script, "args": list(arguments)})
+
+    def size(self, width: int, height: int, *, dark: bool = False) -> None:
+        """The size of the page in CSS pixels, and what the system prefers."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+        wish = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._devtools("Emulation.setEmulatedMedia", {"features": [wish]})
+
+    def type(self, selector: str, keys: str) -> None:
+        """Send keys to an element."""
+        found = self._call("POST", "element", {"using": "css selector", "value": selector})
+        self._call("POST", f"element/{found[_ELEMENT]}/value", {"text": keys})
+
+    def hover(self, selector: str, x: int = 0) -> None:
+        """Move the pointer over an element, `x` pixels from its middle."""
+        found = self._call("POST", "element", {"using": "css selector", "value": selector})
+        move = {"type": "pointerMove", "duration": 0, "x": x, "y": 0, "origin": found}
+        pointer = {
+            "type": "pointer",
+            "id": "mouse",
+            "parameters": {"pointerType": "mouse"},
+            "actions": [move],
+        }
+        self._call("POST", "actions", {"actions": [pointer]})
+
+    def console(self) -> list[str]:
+        """What the page has written to the console since the last time; network failures are there, too."""
+        return [line["message"] for line in self._call("POST", "se/log", {"type": "browser"})]
+
+    def picture(self, file: Path) -> Path:
+        """The window as a PNG file."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(base64.b64decode(self._call("GET", "screenshot")))
+        return file
+
+    def _devtools(self, command: str, parameters: dict[str, Any]) -> Any:
+        return self._call("POST", "goog/cdp/execute", {"cmd": command, "params": parameters})
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Browser]:
+    """A fresh Chromium with its profile in an empty folder; ended afterwards."""
+    found = programs()
+    assert found is not None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    driver = subprocess.Popen(
+        [found[1], f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait(address, driver)
+        options = {"binary": found[0], "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        session = _request("POST", f"{address}/session", {"capabilities": {"alwaysMatch": wanted}})[
+            "sessionId"
+        ]
+        yield Browser(address, session)
+        _request("DELETE", f"{address}/session/{session}")
+    finally:
+        driver.terminate()
+        driver.wait(10)
+
+
+def _wait(address: str, driver: subprocess.Popen[bytes], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and driver.poll() is None:
+        try:
+            if _request("GET", f"{address}/status")["ready"]:
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError("chromedriver did not start")
+
+
+def _request(method: str, address: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address, data, {"Content-Type": "application/json"}, method=method)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
+    try:
+        with opener.open(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(json.load(error)["value"]["message"]) from error
