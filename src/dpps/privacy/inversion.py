@@ -142,6 +142,6 @@ def picture(file: Path, images: Tensor, probes: Iterable[Probe], shown: int = 8)
         line[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=8)
         for axis, pixels in zip(line, pictures, strict=False):
             low, high = np.quantile(pixels.numpy(), [0.01, 0.99])
-            axis.imshow(pixels, cmap="gray", vmin=low, vmax=max(high, low + 1e-9))
+            axis.imshow(pixels.numpy(), cmap="gray", vmin=low, vmax=max(high, low + 1e-9))
             axis.set(xticks=[], yticks=[])
     figure.savefig(file, dpi=120)
