@@ -1,0 +1,163 @@
+"""`dpps paper`: the paper's tables and figures, computed again."""
+
+import importlib
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from tyro.conf import Positional, arg
+
+from dpps.cli import DONE, STOPPED
+from dpps.errors import UsageError, unknown
+from dpps.paper.pages import Page
+from dpps.paper.scheduler import Scheduler, Store, cores
+from dpps.paper.scope import MODELS, SEEDS, Scope
+
+#: Name, module, what it is.
+NAMES = {
+    "sensitivity": ("sensitivity", "real against estimated sensitivity, round by round: eight panels"),
+    "factors": ("factors", "mean real sensitivity against shared layers and connectivity: 27 points"),
+    "scale": ("scale", "mean real sensitivity against network scale, up to 1000 nodes"),
+    "accuracy": ("accuracy", "the big accuracy table, the study of synchronisation periods, the other units"),
+    "real-vs-estimated": (
+        "real_vs_estimated",
+        "accuracy with noise by the real and by the estimated sensitivity",
+    ),
+    "time": ("timing", "computation and communication of SGP, SGPDP and PartPSP-1"),
+    "convergence": ("convergence", "Theorem 2: slopes of the averaged squared gradients"),
+}
+
+#: How long each took, 15 November 2026, 2 cores of an AMD EPYC (virtual machine), no GPU: quick, full.
+TOOK = {
+    "sensitivity": ("?", "?"),
+    "factors": ("?", "?"),
+    "scale": ("?", "?"),
+    "accuracy": ("?", "?"),
+    "real-vs-estimated": ("?", "?"),
+    "time": ("?", "?"),
+    "convergence": ("?", "?"),
+}
+
+
+@dataclass(frozen=True)
+class PaperConfig:
+    """Compute a table or figure of the paper again, beside the published numbers. Without a name: what there is.
+
+    Finished cells are kept in OUT/cells: the same command goes on where a stopped one was.
+    """
+
+    name: Annotated[Positional[str], arg(metavar="{" + ",".join(NAMES) + "}")] = ""
+    """Which one."""
+    out: Path = Path("paper")
+    """Folder for the results; each table gets a sub-folder."""
+    quick: bool = False
+    """Minutes instead of hours: the embedded data set, few rounds of the large models' cells, the MLP alone unless --models says more."""
+    hours: float | None = None
+    """Begin no cell that would end after this time; what is missing is marked "not run"."""
+    seeds: int = len(SEEDS)
+    """How many seeds, counted from 2024, where a spread is shown."""
+    models: Annotated[str, arg(metavar="MODEL,..")] = ""
+    """Which of mlp, resnet18 and vit (default: all; with --quick: mlp)."""
+    bandwidth: float = 1e9
+    """Bits a second, for time."""
+    workers: int = 0
+    """Processes at a time, one core each (0: as many as there are cores; time uses one)."""
+    data_dir: Path | None = None
+    """Folder with one sub-folder per data set (default: $DPPS_DATA, then the user cache)."""
+
+    def scope(self) -> Scope:
+        """How much is asked for."""
+        models = tuple(self.models.split(",")) if self.models else MODELS[:1] if self.quick else MODELS
+        seeds = tuple(SEEDS[0] + k for k in range(self.seeds))
+        return Scope("quick" if self.quick else "full", seeds, models, self.bandwidth)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one, or list them."""
+    config = tyro.cli(PaperConfig, args=arguments, prog="dpps paper")
+    console = Console(highlight=False, soft_wrap=True)
+    if not config.name:
+        _list(console)
+        return DONE
+    if config.name not in NAMES:
+        raise unknown("table or figure", config.name, NAMES)
+    if config.name == "convergence":
+        return _convergence(config, console)
+    return _run(config, console)
+
+
+def _list(console: Console) -> None:
+    console.print("The paper's tables and figures: [bold]dpps paper NAME --out DIR[/]\n")
+    console.print(f"  {'':<18} {'--quick':>8} {'full':>10}")
+    for name, (_, what) in NAMES.items():
+        quick, full = TOOK[name]
+        console.print(f"  [bold cyan]{name:<18}[/] {quick:>8} {full:>10}  {what}")
+    console.print(f"\nTimes: 2 cores of an AMD EPYC, no GPU, 15 November 2026. Here are {cores()} cores.")
+
+
+def _convergence(config: PaperConfig, console: Console) -> int:
+    module = importlib.import_module("dpps.paper.convergence")
+    folder = config.out / config.name
+    module.run(folder, config.quick)
+    console.print(f"written to {folder}")
+    return DONE
+
+
+def _run(config: PaperConfig, console: Console) -> int:
+    scope = config.scope()
+    if config.hours is not None and config.hours < 0:
+        raise UsageError(f"--hours is {config.hours}: it must be 0 or more")
+    if config.workers < 0:
+        raise UsageError(f"--workers is {config.workers}: it must be 0 (all cores) or more")
+    module: Any = importlib.import_module(f"dpps.paper.{NAMES[config.name][0]}")
+    deadline = None if config.hours is None else time.monotonic() + 3600 * config.hours
+    workers = config.workers or (1 if config.name == "time" else cores())
+    scheduler = Scheduler(Store(config.out / "cells"), workers, config.data_dir, deadline, console)
+    stopped = False
+    try:
+        with _term_as_interrupt():
+            scheduler.run(module.cells(scope))
+    except KeyboardInterrupt:
+        stopped = True
+    page = write(config.name, module, scheduler.store, scope, config.out)
+    if stopped:
+        console.print("stopped: finished cells are kept, the same command goes on from here")
+        return STOPPED
+    scheduler.raise_errors()
+    console.print(f"written to {page}")
+    return DONE
+
+
+def write(name: str, module: Any, store: Store, scope: Scope, out: Path) -> Path:
+    """The page of an experiment from the results that are there."""
+    cells = module.cells(scope)
+    results = store.all(cells)
+    day = datetime.now(UTC).date()
+    notes = [
+        f"{len(results)} of {len(set(cells))} cells run; seeds {', '.join(map(str, scope.seeds))}; written {day}.",
+        " ".join((module.__doc__ or "").split()),
+    ]
+    page = Page(out / name, module.TITLE, notes)
+    module.write(results, scope, page)
+    return page.save()
+
+
+@contextmanager
+def _term_as_interrupt() -> Iterator[None]:
+    """A polite kill stops like Ctrl-C."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
