@@ -35,7 +35,7 @@ def _child(results: Any, function: Callable[..., Any], place: Place, timeout: fl
     except Exception as error:  # noqa: BLE001 - handed to the test
         result = (type(error).__name__, str(error), traceback.format_exc())
     results.put((place.rank, result))
-    cluster.leave()
+    cluster.leave()  # a test is over when all are: nobody goes before the others have asked
 
 
 class Processes:

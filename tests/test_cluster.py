@@ -200,7 +200,7 @@ def test_own_data_never_moves(tmp_path: Path) -> None:
         "--batch-size",
         "10",
     ]
-    trainers = Trainers(2, tmp_path / "run", *options, "--epochs", "2", "--share-metrics")
+    trainers = Trainers(2, tmp_path / "run", *options, *PRIVATE, "--epochs", "2", "--share-metrics")
     assert trainers.wait() == [0, 0], trainers.said()
     summary = _summary(tmp_path / "run")
     assert summary["rounds"] == 12

@@ -28,7 +28,7 @@ from dpps.fabric.wire import SMALL, Message, Wire
 
 SECRET = "DPPS_SECRET"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PATIENCE = 0.8  # of --timeout is spent waiting for a peer; the rest is for finding out who failed
+_PATIENCE = 0.7  # of --timeout is spent waiting for a peer; the rest is for finding out who failed
 _POLL = 0.02
 _LINGER = 5.0
 
@@ -96,6 +96,7 @@ class Cluster:
     addresses: list[str] = field(default_factory=list)
     """Of all ranks, known after the handshake."""
     store: Any = None
+    wire: Wire | None = None
     stuck: bool = False
     """Whether a question to the meeting point was never answered: then only `os._exit` ends this process cleanly."""
 
@@ -204,9 +205,9 @@ class Cluster:
         """
         transcript = self._answer(lambda: self._compare(facts), self.timeout + _LINGER)
         group = self._answer(lambda: self._connect(device), self.timeout + _LINGER)
-        wire = Wire(group, self.rank, self.place.size, self.patience, self.trouble, device)
-        self._prove_connections(wire, transcript)
-        return wire
+        self.wire = Wire(group, self.rank, self.place.size, self.patience, self.trouble, device)
+        self._prove_connections(self.wire, transcript)
+        return self.wire
 
     def _compare(self, facts: Mapping[str, Any]) -> bytes:
         mine = {
@@ -294,13 +295,20 @@ class Cluster:
         """Tell the others why this process stops; they will say so instead of guessing."""
         with suppress(RunError):
             self._answer(lambda: self._report(str(error), []), 2.0)
+        self._hang_up()
 
     def trouble(self, lost: Sequence[int], what: str) -> RunError:
         """The error to raise when `lost` ranks are gone or silent: names who failed, not who stopped because of it."""
         try:
+            self._answer(lambda: self._report("", lost, what), self._grace + 2.0)
+            self._hang_up()  # after the report: who is cut off by this finds it
             return self._answer(lambda: self._find_out(lost, what), self._grace + 2.0)
         except RunError as unreachable:
             return unreachable
+
+    def _hang_up(self) -> None:
+        if self.wire is not None:
+            self.wire.hang_up()
 
     @property
     def _grace(self) -> float:
@@ -308,7 +316,6 @@ class Cluster:
         return min(5.0, max(0.5, 0.1 * self.timeout))
 
     def _find_out(self, lost: Sequence[int], what: str) -> RunError:
-        self._report("", lost, what)
         until = time.monotonic() + self._grace
         while time.monotonic() < until:
             reports = self._reports()
@@ -346,18 +353,21 @@ class Cluster:
         return f"{rank} ({self.addresses[rank]})" if self.addresses else str(rank)
 
     def leave(self) -> None:
-        """Rank 0 stays a moment after a failure so that everybody can still ask who failed."""
-        if self.rank != 0 or self.store is None:
+        """After a failure. Rank 0 stays a moment, so that everybody can still ask who failed."""
+        if self.store is None or self.stuck:
             return
-        until = time.monotonic() + min(_LINGER, 0.2 * self.timeout)
-        with suppress(RuntimeError):
-            while self._still_asking() and time.monotonic() < until:
+        until = time.monotonic() + 0.2 * self.timeout
+        with suppress(RunError):
+            self._answer(lambda: self.store.set(f"bye/{self.rank}", ""), 1.0)
+            while self.rank == 0 and self._answer(self._still_asking, 1.0) and time.monotonic() < until:
                 time.sleep(_POLL)
 
     def _still_asking(self) -> bool:
+        """Whether somebody who is not missed has not left yet."""
         reports = self._reports()
         failed = {r for report in reports.values() for r in report["lost"]} - set(reports)
-        return bool(reports) and len(reports) + len(failed) < self.place.size
+        left = {r for r in range(self.place.size) if self.store.check([f"bye/{r}"])}
+        return len(left | failed) < self.place.size
 
 
 def _same_facts(said: Sequence[Mapping[str, Any]], own: int) -> None:

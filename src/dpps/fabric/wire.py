@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from dpps.errors import RunError
 
 DOOR, ROWS, SMALL = 1, 2, 3
 """Tags: what a message is about to bring, rows of parameters, a few numbers."""
+_NEVER = 4  # nobody sends this
 
 
 class Message(NamedTuple):
@@ -82,6 +84,16 @@ class Wire:
             left = max(0.001, deadline - time.monotonic())
             self._guarded(peer, work.wait, timedelta(seconds=left))
         self.sent_bytes += sum(m.tensor.nbytes for m in outgoing)
+
+    def hang_up(self) -> None:
+        """Close all connections, so that nobody waits for a process that has stopped.
+
+        A gloo group has no such call, but closes its connections when an operation runs out of time.
+        """
+        for peer in self.peers if self.device.type == "cpu" else ():
+            with suppress(RuntimeError):
+                nothing = torch.empty(1, dtype=torch.uint8)
+                self._group.recv([nothing], peer, _NEVER).wait(timedelta(milliseconds=1))
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> list[tuple[int, Any]]:
         if self.device.type == "cuda":  # nccl wants all operations of an exchange in one group
