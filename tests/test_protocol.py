@@ -318,6 +318,23 @@ def test_nothing_unnoised_reaches_the_fabric():
     assert len(torch.unique(noise)) == pytest.approx(noise.numel(), rel=0.01)
 
 
+def test_when_only_the_start_is_private_later_rounds_are_free():
+    scribe = Scribe()
+    bound = dpps.Bounded(distance=0, clip=0, start_distance=10.0)
+    protocol = dpps.DPPS(
+        dpps.Exponential(8), dpps.Laplace(budget=2.0), bound, noise=dpps.Seeded(0), ledger=scribe
+    )
+    state = protocol.start(torch.rand(8, 3, dtype=torch.float64))
+    records = [
+        protocol.step(state, torch.ones(8, 3)) for _ in range(4)
+    ]  # perturbations are clipped to nothing
+    assert [r.epsilon for r in records] == [2.0, 0, 0, 0]
+    assert [line["round"] for line in scribe.lines] == [0]
+    assert float(state.y.max() - state.y.min()) < 1e-5
+    with pytest.raises(UsageError, match="clip must be 0"):
+        dpps.Bounded(distance=0, clip=1.0)
+
+
 # Bad input
 
 

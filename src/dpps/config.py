@@ -150,7 +150,8 @@ class TrainConfig:
     seeded_noise: bool = False
     """Distributed: noise and sampling from --seed as in a simulation, for tests; nothing is private then."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse what is wrong by itself, before anything is read. (Not at construction: the parser would wrap the message.)"""
         _known("data set", self.data, NAMES)
         _known("model", self.model, models.SHARED)
         _known("algorithm", self.algorithm, ALGORITHMS)
@@ -177,7 +178,8 @@ class TrainConfig:
     # What the options mean
 
     def resolved(self) -> "TrainConfig":
-        """The same with the defaults that depend on other options filled in."""
+        """The same, checked, with the defaults that depend on other options filled in."""
+        self.check()
         gaussian = self.unit == "contribution" and self.mechanism == "gaussian"
         clip = {"record": 1.0, "contribution": 1.0 if gaussian else 30.0}.get(self.unit)
         given = self.noise_multiplier is not None or self.budget is not None

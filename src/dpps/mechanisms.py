@@ -88,6 +88,8 @@ class Laplace(Mechanism):
         )  # takes the sign of v and only the size of the logarithm
 
     def epsilon(self, sensitivity: float, scale: float) -> float:
+        if sensitivity == 0:
+            return 0.0
         return sensitivity / scale if scale > 0 else math.inf
 
 

@@ -198,7 +198,7 @@ class DPPS:
         real = real_sensitivity(half, self.mechanism.norm) if self.track_real else None
         estimated, used, scale = self._calibrate(state, look)
         watched = {name: w.estimate(state.watched[name], look) for name, w in self.watch.items()}
-        if self.ledger is not None and used is not None:
+        if self.ledger is not None and used:  # a sensitivity of 0 means: nothing new is revealed
             self.ledger.charge(round=state.round, mechanism=self.mechanism, sensitivity=used, scale=scale)
         noise_norms = self._release(state, eps, half, scale)  # half is the message from here on
         s, a, synchronised = self._average(state, half)

@@ -140,11 +140,13 @@ class PartPSP:
             sync_every=self.sync_every,
             noise=self.noise or Seeded(self.seed),
             fabric=fabric,
-            ledger=ledger(plan, terms) if ledger and terms else None,
             watch=self.watch,
             track_real=self.track_real,
         )
-        return Learner(self, data, epochs, plan, terms, protocol)
+        learner = Learner(self, data, epochs, plan, terms, protocol)
+        if ledger and terms:  # last, when nothing can be refused any more
+            protocol.ledger = ledger(plan, terms)
+        return learner
 
     def fit(
         self,

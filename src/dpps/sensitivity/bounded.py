@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
@@ -17,7 +18,8 @@ class Bounded(Sensitivity):
     admissible perturbations of a node differ by at most `distance`.
 
     Args:
-        distance: how far two perturbations can be apart, in the mechanism's norm.
+        distance: how far two perturbations can be apart, in the mechanism's norm; 0 (with clip 0) when only the start values
+            are private: the rounds after the first then reveal nothing new and need no noise.
         clip: the protocol itself scales every perturbation down to this norm; None when the caller's mechanism
             bounds one record's share of it (unit record).
         start_distance: bound on the distance of two start rows, charged in round 0; 0 needs a common, public start.
@@ -32,10 +34,14 @@ class Bounded(Sensitivity):
     noise_decays = False
 
     def __post_init__(self) -> None:
-        for name in ("distance", "clip"):
+        for name in ("distance", "clip", "start_distance"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name} is {value}: it must be positive and finite")
+            if value is not None and not 0 <= value < math.inf:
+                raise UsageError(f"{name} is {value}: it must be 0 or more, and finite")
+        if self.distance == 0 and self.clip != 0:
+            raise UsageError(
+                "distance is 0: then clip must be 0 too, so that nodes add nothing after the start"
+            )
 
     def start(self, setting: Setting, s: Tensor) -> Memory:
         if not setting.common_start and self.start_distance == 0:
@@ -52,6 +58,8 @@ class Bounded(Sensitivity):
         if self.clip is None:
             return perturbation, norms
         limit = self.clip * rate
+        if limit == 0:
+            return torch.zeros_like(perturbation), torch.zeros_like(norms)
         # A hair below the limit, so that rounding in the product cannot carry the norm above it.
         factor = (limit / norms.clamp(min=limit) * (1 - 1e-6)).clamp(max=1.0)
         factor[norms <= limit] = 1.0
