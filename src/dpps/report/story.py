@@ -13,7 +13,6 @@ from typing import Any
 from dpps.config import TrainConfig
 from dpps.errors import RunError, UsageError
 from dpps.learning import RoundLog, Run
-from dpps.learning.training import COLUMNS
 from dpps.privacy.accountant import Charge
 from dpps.privacy.statement import Privacy, account, entry
 from dpps.privacy.units import NodeSwap, Unit
@@ -226,30 +225,35 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def _rounds(folder: Path, kept: Mapping[str, Any]) -> list[RoundLog]:
-    """The lines of rounds.csv; the last one of a run that was killed may be half written and is left out."""
+    """The lines of rounds.csv; a last one without its end is half written, by a run that was killed or still goes on."""
     path = folder / "rounds.csv"
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}): the run has nothing to show yet"
         ) from error
     watched = {row[0]: row[-1] for row in kept.get("rounds", [])}
     logs = []
-    for number, row in enumerate(rows, start=2):
+    for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
         try:
-            values = {name: float(row[name]) if row[name] else None for name in COLUMNS[1:]}
-            at = int(row["round"])
-            logs.append(RoundLog(round=at, **values, watched=watched.get(at, {})))  # type: ignore[arg-type]
+            logs.append(_log(row, watched))
         except (KeyError, TypeError, ValueError) as error:
-            if number == len(rows) + 1 and not (folder / "summary.json").exists():
-                break
             raise RunError(
                 f"{path} is damaged at line {number}: restore it from a copy, or repeat the run"
             ) from error
     if not logs:
         raise UsageError(f"{path} has no complete round yet: wait for the run's first rounds")
     return logs
+
+
+def _log(row: Mapping[str, str], watched: Mapping[int, dict[str, float]]) -> RoundLog:
+    real, estimated, used = (
+        float(row[name]) if row[name] else None for name in ("real", "estimated", "used")
+    )
+    scale, epsilon, loss = (float(row[name]) for name in ("scale", "epsilon", "loss"))
+    at = int(row["round"])
+    return RoundLog(at, real, estimated, used, scale, epsilon, loss, watched=watched.get(at, {}))
 
 
 def _ledger(path: Path) -> list[tuple[int, Charge]]:
