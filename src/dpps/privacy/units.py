@@ -132,8 +132,8 @@ class NodeSwap(Unit):
         norms = "" if isinstance(self.sensitivity, Certified) else " and the norm of its noise"
         return (
             f"{proof}the sensitivity depends on the data, and the scalar every node broadcasts reveals the norm of its "
-            f"update{norms}; no training example and no node's whole contribution is protected; epsilons of rounds are "
-            "added up plainly"
+            f"update{norms}; no training example and no node's whole contribution is protected; the guarantee is per "
+            "round, and the plain sum over rounds is no proven total (docs/audit.md shows a case above it)"
         )
 
 
