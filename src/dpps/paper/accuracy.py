@@ -21,7 +21,7 @@ CLIPS = (100.0, 200.0)
 BUDGETS: tuple[float | None, ...] = (3.0, 2.0, 1.0, None)
 VIT_EXAMPLES = 4_000
 
-_ALGORITHMS = {
+_ALGORITHMS: dict[str, dict[str, Any]] = {
     "PartPSP-1": {"shared": "1"},
     "PartPSP-2": {"shared": "2"},
     "SGPDP": {"algorithm": "sgpdp", "shared": "all"},
@@ -220,7 +220,7 @@ def _claims(ours: Mapping[Entry, float]) -> Table:
     return table
 
 
-Grid = Mapping[tuple[str, float | None, str, str], float]
+Grid = Mapping[tuple[str, float, str, str], float]
 
 
 def improvement(grid: Grid, first: str, second: str) -> float | None:

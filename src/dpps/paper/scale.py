@@ -21,11 +21,9 @@ RESNET_ROUNDS = 10
 
 def _mlp(n: int, d: int, scope: Scope) -> Cell:
     full = scope.size == "full"
-    batch, rounds = (50, 40) if n == 1000 else (100, 120)
-    if not full:
-        batch, rounds = 10, 60 if scope.size == "quick" else 4
+    batch, rounds = (10, 60) if not full else (50, 40) if n == 1000 else (100, 120)
     per_epoch = (60_000 if full else 10_000) // (n * batch)
-    return Cell(
+    cell = Cell(
         model="mlp-residual",
         data="mnist" if full else "mnist-mini",
         nodes=n,
@@ -41,6 +39,7 @@ def _mlp(n: int, d: int, scope: Scope) -> Cell:
         tests=0,
         seed=scope.seeds[0],
     )
+    return scope.fit([cell])[0] if scope.size == "smallest" else cell
 
 
 def _resnet(n: int, d: int, scope: Scope) -> Cell:

@@ -6,7 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -114,7 +114,8 @@ class Scheduler:
             for worker in pool:
                 if worker.cell is None and todo and self._in_time(todo[0]):
                     worker.cell = todo.pop(0)
-                    worker.pipe.send(worker.cell)
+                    with suppress(BrokenPipeError):  # a dead worker is met when its answer is read
+                        worker.pipe.send(worker.cell)
             busy = [worker for worker in pool if worker.cell is not None]
             if not busy:
                 return
@@ -130,7 +131,7 @@ class Scheduler:
         cell, worker.cell = worker.cell, None
         try:
             kind, value, seconds = worker.pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             worker.process.join()
             self.errors[cell] = f"the process ended with code {worker.process.exitcode} (out of memory?)"
             return self._start()
@@ -219,6 +220,7 @@ def _serve(pipe: Connection, data_dir: Path | None) -> None:
         except (EOFError, KeyboardInterrupt):
             return
         begun = time.perf_counter()
+        answer: tuple[str, Any, float]
         try:
             answer = ("done", run(cell, data_dir), time.perf_counter() - begun)
         except Exception as error:  # noqa: BLE001 - the parent reports it and goes on with the other cells

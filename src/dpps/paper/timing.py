@@ -15,16 +15,17 @@ from dpps.paper.scope import Scope
 TITLE = "Time cost (appendix): computation, and communication at a bandwidth"
 ALGORITHMS = ("SGP", "SGPDP", "PartPSP-1")
 ROUNDS = {"mlp": 60, "resnet18": 2, "vit": 2}
+_OWN: dict[str, dict[str, Any]] = {
+    "SGP": {"algorithm": "sgp", "shared": "all", "unit": "none", "budget": None},
+    "SGPDP": {"algorithm": "sgpdp", "shared": "all"},
+    "PartPSP-1": {"shared": "1"},
+}
 #: Rounds of 12 epochs, as the paper trained.
 PLANNED = {"mlp": 720, "resnet18": 720, "vit": 600}
 
 
 def _cell(algorithm: str, model: str, topology: str, scope: Scope) -> Cell:
-    own: dict[str, Any] = {
-        "SGP": {"algorithm": "sgp", "shared": "all", "unit": "none", "budget": None},
-        "SGPDP": {"algorithm": "sgpdp", "shared": "all"},
-        "PartPSP-1": {"shared": "1"},
-    }[algorithm]
+    own = dict(_OWN[algorithm])
     if algorithm != "SGP":
         own |= {"budget": 3.0, "sensitivity": "paper", "clip": 100.0}
     cell = Cell(
