@@ -1,0 +1,199 @@
+"""The authors' own numbers (their published logs), on full MNIST; slow. One small pinned case runs with every `make test`."""
+
+import os
+from statistics import fmean
+
+import pytest
+
+from dpps.paper.cells import Cell, run
+
+SEEDS = (2024, 1, 2)
+BY_DEGREE = {
+    2: 50.1806,
+    3: 40.5537,
+    4: 35.1267,
+    5: 30.7807,
+    6: 24.3761,
+    7: 18.6965,
+    8: 14.5008,
+    9: 10.7808,
+    10: 5.7222,
+}
+
+slow = pytest.mark.slow
+needs_data = pytest.mark.skipif(
+    not os.environ.get("DPPS_DATA"), reason="set DPPS_DATA to a folder with mnist/"
+)
+
+
+def test_a_pinned_small_case():
+    """Part of MNIST, one layer, EXP, 20 rounds: moves only when the algorithm, the split, the noise or the seeds move."""
+    cell = Cell(
+        model="mlp-residual",
+        data="mnist-mini",
+        sensitivity="paper",
+        sync_every=5,
+        epochs=2,
+        lr_step=0,
+        seed=7,
+    )
+    result = run(cell)
+    assert fmean(result["real"]) == pytest.approx(80.1623, rel=1e-3)
+    assert fmean(result["estimated"]) == pytest.approx(89.5967, rel=1e-3)
+    assert result["accuracy"] == pytest.approx(77.3, abs=0.5)
+
+
+@slow
+@needs_data
+@pytest.mark.parametrize("degree", BY_DEGREE)
+def test_mean_real_sensitivity_by_connectivity(degree):
+    cells = [
+        Cell(
+            model="mlp-residual",
+            topology=f"{degree}-out",
+            sensitivity="paper",
+            c_prime=0.95,
+            clip=200,
+            sync_every=4,
+            epochs=2,
+            lr_step=0,
+            tests=0,
+            seed=seed,
+        )
+        for seed in SEEDS
+    ]
+    assert fmean(fmean(run(cell)["real"]) for cell in cells) == pytest.approx(BY_DEGREE[degree], rel=0.05)
+
+
+# (sensitivity, layers, topology) -> accuracy %, mean real sensitivity
+REAL_AGAINST_ESTIMATED = {
+    ("oracle", "1", "2-out"): (88.50, 11.1553),
+    ("oracle", "1", "exp"): (89.50, 10.3384),
+    ("oracle", "2", "2-out"): (60.53, 64.0272),
+    ("oracle", "2", "exp"): (61.14, 63.1892),
+    ("paper", "1", "2-out"): (85.42, 18.3604),
+    ("paper", "1", "exp"): (84.88, 18.0748),
+    ("paper", "2", "2-out"): (52.09, 95.8251),
+    ("paper", "2", "exp"): (53.99, 93.7406),
+}
+
+
+@slow
+@needs_data
+@pytest.mark.parametrize("setting", REAL_AGAINST_ESTIMATED, ids=" ".join)
+def test_real_against_estimated_noise(setting):
+    sensitivity, shared, topology = setting
+    accuracy, real = REAL_AGAINST_ESTIMATED[setting]
+    constants = {"1": (0.85, 0.55), "2": (0.82, 0.62)}[shared]
+    results = [
+        run(
+            Cell(
+                sensitivity=sensitivity,
+                shared=shared,
+                topology=topology,
+                c_prime=constants[0],
+                decay=constants[1],
+                sync_every=5,
+                seed=seed,
+            )
+        )
+        for seed in SEEDS
+    ]
+    assert fmean(r["accuracy"] for r in results) == pytest.approx(accuracy, abs=1.5 if shared == "1" else 3.0)
+    assert fmean(fmean(r["real"]) for r in results) == pytest.approx(real, rel=0.08)
+
+
+CURVES = {
+    ("1", "2-out"): (64.3978, 263.06, 69.3612, 273.081),
+    ("1", "exp"): (63.0615, 252.356, 70.1315, 267.655),
+    ("2", "2-out"): (163.6808, 899.017, 169.4901, 919.447),
+    ("2", "exp"): (150.0046, 894.577, 156.7782, 926.186),
+}
+
+
+@slow
+@needs_data
+@pytest.mark.parametrize("panel", CURVES, ids=" ".join)
+def test_the_four_curves_of_the_sensitivity_figure(panel):
+    shared, topology = panel
+    results = [
+        run(
+            Cell(
+                model="mlp-residual",
+                shared=shared,
+                topology=topology,
+                sensitivity="paper",
+                decay=0.55 if shared == "1" else 0.62,
+                sync_every=5,
+                epochs=2,
+                lr_step=0,
+                tests=0,
+                seed=seed,
+            )
+        )
+        for seed in SEEDS
+    ]
+    ours = [
+        fmean(measure(r[line]) for r in results) for line in ("real", "estimated") for measure in (fmean, max)
+    ]
+    assert ours == pytest.approx(CURVES[panel], rel=0.10)
+
+
+# Beyond the paper
+
+
+@slow
+@needs_data
+@pytest.mark.parametrize(
+    ("shared", "epsilon", "least"),
+    [("1", 3.0, 88.5), ("all", 3.0, 89.0), ("1", 1.0, 82.0), ("all", 1.0, 87.0)],
+)
+def test_record_unit_is_useful_at_a_real_budget(shared, epsilon, least):
+    result = run(
+        Cell(
+            unit="record",
+            shared=shared,
+            epsilon=epsilon,
+            budget=None,
+            lr_step=0,
+            lr_shared=1.0,
+            lr_local=1.0,
+            seed=0,
+        )
+    )
+    assert result["accuracy"] >= least
+
+
+@slow
+@needs_data
+@pytest.mark.parametrize(("shared", "least"), [("1", 86.0), ("2", 86.0), ("all", 80.0)])
+def test_contribution_at_the_papers_noise(shared, least):
+    result = run(Cell(unit="contribution", shared=shared, budget=1.0, clip=30.0, epochs=3, lr_step=0, seed=0))
+    assert result["accuracy"] >= least
+
+
+@slow
+@needs_data
+@pytest.mark.parametrize("period", [4, 5])
+@pytest.mark.parametrize("shared", ["1", "2"])
+@pytest.mark.parametrize("nodes", [10, 20, 50])
+@pytest.mark.parametrize("topology", ["2-out", "4-out", "6-out", "8-out", "exp"])
+def test_certified_is_never_exceeded_and_not_far_above(topology, nodes, shared, period):
+    from statistics import median
+
+    cell = Cell(
+        model="mlp-residual",
+        shared=shared,
+        topology=topology,
+        nodes=nodes,
+        sensitivity="certified",
+        sync_every=period,
+        epochs=2,
+        lr_step=0,
+        tests=0,
+        seed=0,
+    )
+    result = run(cell)
+    ratios = [e / r for r, e in zip(result["real"], result["estimated"], strict=True)]
+    assert min(ratios) >= 1
+    assert median(ratios) <= (2.0 if nodes == 10 else 2.3)
