@@ -65,11 +65,6 @@ class Table:
         )
         return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n"
 
-    def markdown(self) -> str:
-        """For a document."""
-        lines = ["| " + " | ".join(self.columns) + " |", "|" + "---|" * len(self.columns)]
-        return "\n".join(lines + ["| " + " | ".join(map(text, row)) + " |" for row in self.rows]) + "\n"
-
 
 def _cells(value: object, wide: bool) -> list[object]:
     if isinstance(value, Spread):
