@@ -337,6 +337,39 @@ def test_report_of_a_run_in_memory(tmp_path: Path) -> None:
     assert "started from Python" in page
 
 
+# Distributed runs
+
+
+def test_distributed_run(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    """Rank 0 writes the summary of all; every process has records of its own, and one has paid more."""
+    out = tmp_path / "out"
+    for rank in (10, 9):
+        shutil.copytree(copied("node-swap"), out / f"rank-{rank}")
+        shutil.rmtree(tmp_path / "node-swap")
+    ledger = out / "rank-10" / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join([*lines, *lines[1:3]]))
+    summary = json.loads((out / "rank-9" / "summary.json").read_text())
+    summary |= {
+        "test_accuracy": None,
+        "accuracy_by_epoch": [],
+        "accuracy_by_node": [],
+        "bytes_sent_by_rank": [1] * 3,
+    }
+    (out / "summary.json").write_text(json.dumps(summary))
+    story = read_folder(out, "run")
+    assert story.part == "rank-9"
+    assert story.fresh_noise
+    assert story.spent[0][1] == pytest.approx(2 * story.rounds[0].epsilon)
+    assert story.command is not None
+    assert story.command.startswith("dpps launch --nproc 3 --out again --nodes 5")
+    page = render([story])
+    assert "Mean over the nodes of rank-9" in page
+    assert "not told by the nodes" in page
+    (out / "summary.json").unlink()  # as on the machine of another rank
+    assert read_folder(out, "run").accuracy == read_folder(out / "rank-9", "run").accuracy is not None
+
+
 # Runs that are not whole
 
 
@@ -608,7 +641,7 @@ def test_everything_has_a_name(chromium: Browser, pages: dict[str, Path]) -> Non
     for name in ("node-swap", "comparison"):
         open_page(chromium, pages[name])
         nameless = chromium.run(
-            """return [...document.querySelectorAll("button, input, summary, [role=slider], [role=button], [role=region]")]
+            """return [...document.querySelectorAll("button, input, summary, [role=slider], [role=button], [role=group]")]
                  .filter(e => !(e.getAttribute("aria-label") || e.labels?.length || e.textContent.trim()))
                  .map(e => e.outerHTML.slice(0, 80))"""
         )

@@ -71,7 +71,7 @@ window.addEventListener("error", (event) => {
     low = low >= 0 ? Math.max(0, low - room) : low - room;
     high = chart.unit === " %" ? Math.min(100, high + room) : high + room;
     if (chart.unit === " %" && high === 100) high = 100.5;
-    return { place: (v) => height * (1 - (v - low) / (high - low)), ticks: linearTicks(low, high, 5) };
+    return { place: (v) => height * (1 - (v - low) / (high - low)), ticks: linearTicks(low, high, 6) };
   }
 
   // Charts
@@ -110,13 +110,13 @@ window.addEventListener("error", (event) => {
       if (width === 0 || width === this.width) return;
       this.width = width;
       this.svg?.remove();
-      this.svg = add(plot, "svg", { viewBox: `0 0 ${width} 262`, height: 262, "aria-hidden": "true" });
+      this.svg = add(plot, "svg", { viewBox: `0 0 ${width} 268`, height: 268, "aria-hidden": "true" });
       const direct = wide && !data.compare && chart.kind === "line" && chart.series.length > 1;
       const scale = yScale(chart, 200);
       const texts = scale.ticks.map((tick) => format(tick));
       const left = 14 + 7 * Math.max(...texts.map((t) => t.length));
       const right = direct ? 12 + 7 * Math.max(...chart.series.map((s) => s.name.length)) : 12;
-      this.area = { left, top: 24, width: width - left - right, height: 200 };
+      this.area = { left, top: 30, width: width - left - right, height: 200 };
       this.y = (value) => this.area.top + scale.place(value);
       this.frame(scale.ticks, texts);
       chart.series.forEach((series, k) => (this[chart.kind] ?? this.line).call(this, series, k));

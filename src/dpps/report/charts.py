@@ -65,13 +65,17 @@ def _of_one(story: Story) -> list[Chart]:
         _chart(
             "loss",
             "Training loss",
-            "Mean over the nodes, each on its own batch.",
+            f"Mean over the nodes{_of_part(story)}, each on its own batch.",
             "loss",
             [("loss", _column(story, "loss"))],
         ),
         _sensitivity(story),
         _scale([("noise scale", story)]),
     ]
+
+
+def _of_part(story: Story) -> str:
+    return f" of {story.part}" if story.part else ""
 
 
 def _how_spent(story: Story) -> str:
@@ -89,7 +93,7 @@ def _nodes(story: Story) -> Chart:
     return _chart(
         "nodes",
         "Accuracy of every node at the end",
-        "The shared average with each node's own local part; the line is the mean.",
+        "Shared average with each node's own local part; the line is the mean.",
         "accuracy (%)",
         lines,
         x_label="node",

@@ -28,7 +28,7 @@ _PROTECTED = {
 }
 
 
-_PLACES = ("out", "data-dir", "resume", "overwrite", "quiet", "checkpoint-every")
+_PLACES = ("out", "data-dir", "node-data", "resume", "overwrite", "quiet", "checkpoint-every", "timeout")
 _NOTHING = "-"
 
 
@@ -103,7 +103,8 @@ def _headline(story: Story) -> str:
 
 
 def _accuracy_card(story: Story) -> tuple[str, str]:
-    note = "not measured" if story.accuracy is None else "on the test set, mean over the nodes"
+    unknown = "not told by the nodes" if story.part else "not measured"
+    note = unknown if story.accuracy is None else "on the test set, mean over the nodes"
     if story.accuracy is None and story.accuracy_by_epoch:
         return _percent(story.accuracy_by_epoch[-1]), f"after epoch {len(story.accuracy_by_epoch)}"
     if story.own_accuracy is not None:
@@ -302,9 +303,8 @@ def _how(story: Story) -> str:
     if story.command is None:
         text = "<p>This run was started from Python: repeat the script with these settings, the seed included.</p>"
     else:
-        text = f'<pre tabindex="0" role="region" aria-label="Command line"><code>{_unbroken(story.command)}</code></pre>'
-    fresh = story.config.get("secure-noise")
-    seed = " The noise was not seeded: numbers will differ a little." if fresh else ""
+        text = f'<pre tabindex="0" role="group" aria-label="Command line"><code>{_unbroken(story.command)}</code></pre>'
+    seed = " The noise was not seeded: numbers will differ a little." if story.fresh_noise else ""
     return f'{text}<p class="small">With {escape(with_versions)}.{seed}</p>'
 
 
@@ -320,7 +320,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -
     top = "".join(f'<th scope="col">{name}</th>' for name in head)
     lines = "".join(_row(head, row) for row in rows)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Table"><table class="{kind}">'
+        f'<div class="scroll" tabindex="0" role="group" aria-label="Table"><table class="{kind}">'
         f"<thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 

@@ -21,7 +21,7 @@ from dpps.topology import Topology
 from dpps.version import versions
 
 #: Options that say where and how a run was carried out; the command that repeats it leaves them out.
-_LEFT_OUT = ("out", "resume", "overwrite", "checkpoint_every", "quiet")
+_LEFT_OUT = ("out", "resume", "overwrite", "checkpoint_every", "quiet", "timeout")
 
 _ESTIMATORS = {
     "Certified": "certified",
@@ -58,6 +58,10 @@ class Story:
     """What the estimated sensitivity is called."""
     command: str | None
     """The command line that repeats the run; None for a run started from Python."""
+    fresh_noise: bool
+    """Whether nobody can know the noise, so that a repetition differs."""
+    part: str | None = None
+    """Of a distributed run: the process whose records are shown."""
 
 
 def read_folder(folder: Path, name: str) -> Story:
@@ -66,20 +70,25 @@ def read_folder(folder: Path, name: str) -> Story:
     Raises:
         UsageError: there is no run in the folder, or nothing to show yet.
     """
-    summary, header = _json(folder / "summary.json"), _json(folder / "run.json")
-    found = summary or header
+    parts = _parts(folder)
+    records = parts[0] if parts else folder
+    summary = _json(folder / "summary.json") or _json(records / "summary.json")
+    found = summary or _json(records / "run.json")
     if found is None:
         raise UsageError(
             f"{folder} is not a run: it has no run.json; name a folder written by dpps train --out"
         )
-    kept = {} if summary else _checkpoint(folder)
+    kept = {} if summary else _checkpoint(records)
     config = _configuration(found["config"], folder)
-    unit, rounds = config.privacy(), _rounds(folder, kept)
-    lines = _ledger(folder / "ledger.jsonl") if unit else []
+    unit, rounds = config.privacy(), _rounds(records, kept)
+    lines = max((_ledger(part / "ledger.jsonl") for part in parts or [folder]), key=len) if unit else []
+    process = records.resolve().name
+    distributed = process.startswith("rank-")
+    fresh_noise = not config.seeded_noise if distributed else config.secure_noise
     privacy = (
         Privacy(**summary["privacy"])
         if summary
-        else account(unit, [charge for _, charge in lines], private_noise=config.secure_noise)
+        else account(unit, [charge for _, charge in lines], private_noise=fresh_noise)
     )
     facts = summary or kept
     return Story(
@@ -103,7 +112,9 @@ def read_folder(folder: Path, name: str) -> Story:
         topology=config.network(),
         sync_every=0 if config.algorithm == "pedfl" else config.sync_every,
         estimator=_estimator(unit),
-        command=command(config),
+        command=command(config, len(facts.get("bytes_sent_by_rank", []))),
+        fresh_noise=fresh_noise,
+        part=process if distributed else None,
     )
 
 
@@ -140,11 +151,12 @@ def read_run(run: Run, name: str) -> Story:
         sync_every=settings.sync_every,
         estimator=_estimator(settings.privacy),
         command=None,
+        fresh_noise=learner.protocol.noise.private,
     )
 
 
-def command(config: TrainConfig) -> str:
-    """The shortest command line that resolves to this configuration."""
+def command(config: TrainConfig, processes: int = 0) -> str:
+    """The shortest command line that resolves to this configuration; a distributed run needs a folder, too."""
     wanted, plain = config.resolved(), TrainConfig()
     given = {
         f.name: getattr(config, f.name)
@@ -157,7 +169,8 @@ def command(config: TrainConfig) -> str:
             given = fewer
     assert TrainConfig(**given).resolved().fingerprint() == wanted.fingerprint()
     words = [word for option, value in given.items() for word in _option(option, value)]
-    return shlex.join(["dpps", "train", *words])
+    start = ["launch", "--nproc", str(processes), "--out", "again"] if processes else ["train"]
+    return shlex.join(["dpps", *start, *words])
 
 
 def _option(name: str, value: object) -> list[str]:
@@ -201,6 +214,12 @@ def _estimator(unit: Unit | None) -> str:
 
 
 # Files
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The folders of a distributed run's processes, as far as they are on this machine."""
+    found = [path for path in folder.glob("rank-*") if path.is_dir()]
+    return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def _json(path: Path) -> dict[str, Any] | None:
