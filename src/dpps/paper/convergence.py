@@ -513,7 +513,7 @@ def _typeset(text: str) -> str:
 
 def _draw(out: Path, series: list[Series]) -> None:
     with mpl.rc_context({"svg.hashsalt": "dpps", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(11, 3.8), layout="constrained")
+        figure = Figure(figsize=(11, 4.6), layout="constrained")
         for axis, name in zip(figure.subplots(1, 3), SYMBOLS, strict=True):
             _panel(axis, name, [s for s in series if s.axis == name])
         figure.savefig(out / "convergence.svg", metadata={"Date": None})
@@ -530,7 +530,7 @@ def _panel(axis: Any, name: str, series: list[Series]) -> None:
         axis.plot(s.x, guide, ":", color=points[0].get_color(), linewidth=1)
     axis.set(xscale="log", yscale="log", xlabel=SYMBOLS[name], ylabel="average squared gradient")
     axis.set_title(f"dotted: the theorem's exponent {series[0].exponent:+g}", fontsize=9)
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
 
 
 def _page(summary: dict[str, Any], figure: str) -> str:
@@ -547,7 +547,7 @@ def _page(summary: dict[str, Any], figure: str) -> str:
 td,th{{padding:.2em .8em;text-align:left;border-bottom:1px solid #ccc}}svg{{max-width:100%;height:auto}}</style>
 <h1>Theorem 2: convergence on a non-convex problem with known constants</h1>
 <p>N = {NODES}, {OUT}-Out, {summary["seeds"]} seeds (each its own problem and its own noise). F<sub>i</sub>(s, l) =
-&Sigma;<sub>k</sub> z<sub>k</sub>&sup2;/(1 + z<sub>k</sub>&sup2;), z = R<sub>i</sub>s + &beta;El &minus; c<sub>i</sub>. The sensitivity is
+&Sigma;<sub>k</sub> z<sub>k</sub>&sup2;/(1 + z<sub>k</sub>&sup2;), z = R<sub>i</sub>s + &beta;El &minus; c<sub>i</sub>, and the same of l &minus; e<sub>i</sub>. The sensitivity is
 held at S = {SENSITIVITY:g} (Assumption 4). The exponent in T is an upper bound: a steeper fall agrees. Against
 d<sub>s</sub> and b the runs start at a stationary point with exact gradients, T = {NOISE_ROUNDS}, so that the noise is all there is to see.</p>
 {svg}
