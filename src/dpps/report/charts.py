@@ -79,12 +79,9 @@ def _of_part(story: Story) -> str:
 
 
 def _how_spent(story: Story) -> str:
-    how = (
-        "added up over the rounds"
-        if story.privacy.unit == "node-swap"
-        else "by the accountant, from the ledger"
-    )
-    return f"Total epsilon after each round, {how}."
+    if story.privacy.unit == "node-swap":
+        return "The rounds' epsilons added up plainly; the words below say what that is worth."
+    return "Total epsilon after each round, by the accountant, from the ledger."
 
 
 def _nodes(story: Story) -> Chart:
@@ -132,7 +129,7 @@ def _of_many(stories: Sequence[Story]) -> list[Chart]:
     return [
         _accuracy(named, "On the test set, mean over the nodes."),
         _strip(stories),
-        _epsilon(named, "Total epsilon after each round; units of privacy differ in what they protect."),
+        _epsilon(named, "Epsilon after each round; the units differ in what they protect."),
         _chart(
             "loss",
             "Training loss",
