@@ -11,7 +11,7 @@ import torch
 
 from dpps.cli import paper as command
 from dpps.errors import RunError, UsageError
-from dpps.paper import accuracy, published, sensitivity
+from dpps.paper import accuracy, published, sensitivity, timing
 from dpps.paper.cells import Cell, mean_real, rounds_above, run
 from dpps.paper.pages import Spread, Table, spread, text
 from dpps.paper.scheduler import Scheduler, Store
@@ -112,6 +112,15 @@ def test_rounds_above_ignores_rounding_and_finds_the_rest():
 def test_growth_is_that_of_the_rounds_before_a_synchronisation():
     estimated = [1.0, 5.0, 6.0, 7.0, 14.0, 1.0, 9.0, 2.0, 3.0, 6.0]
     assert sensitivity.growth(estimated, 5) == pytest.approx(2.0)
+
+
+def test_bytes_of_the_time_table_are_those_the_protocol_counts():
+    for cell in (TINY, dataclasses.replace(TINY, topology="4-out", unit="none", budget=None)):
+        result = run(dataclasses.replace(cell, sync_every=0))
+        size, scalar = result["shared_parameters"], cell.unit != "none"
+        assert result["bytes_per_round"] == timing.bytes_of_round(
+            size, cell.topology, cell.nodes, scalar=scalar
+        )
 
 
 # Tables
