@@ -12,7 +12,9 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def in_turn(first: Callable[[], object], second: Callable[[], object], repetitions: int) -> tuple[float, float, float]:
+def in_turn(
+    first: Callable[[], object], second: Callable[[], object], repetitions: int
+) -> tuple[float, float, float]:
     """Median seconds of both, and the median of their ratios first / second, over so many turns."""
     first(), second()  # warm up
     pairs = [(seconds(first), seconds(second)) for _ in range(repetitions)]

@@ -36,7 +36,9 @@ def main() -> None:
     }
     for name, sampler in samplers.items():
         ours, numpys, ratio = in_turn(sampler, lambda: generator.laplace(size=SIZE), 15)
-        print(f"{name:<34} {SIZE / ours / 1e6:6.1f} M/s   numpy's Laplace {SIZE / numpys / 1e6:6.1f} M/s   {1 / ratio:5.2f} of it")
+        print(
+            f"{name:<34} {SIZE / ours / 1e6:6.1f} M/s   numpy's Laplace {SIZE / numpys / 1e6:6.1f} M/s   {1 / ratio:5.2f} of it"
+        )
 
 
 if __name__ == "__main__":

@@ -20,15 +20,23 @@ def draw(shape: tuple[int, int]) -> torch.Tensor:
 
 def main() -> None:
     """Print a ratio per network size."""
-    print(f"{'N':>5} {'round ms':>9} {'draw ms':>8} {'ratio':>6} {'claim':>6}   threads {torch.get_num_threads()}")
+    print(
+        f"{'N':>5} {'round ms':>9} {'draw ms':>8} {'ratio':>6} {'claim':>6}   threads {torch.get_num_threads()}"
+    )
     for nodes, repetitions, claim in ((10, 300, 2.5), (100, 60, 2.0), (1000, 15, 2.0)):
         protocol = dpps.DPPS(
-            dpps.Exponential(nodes), dpps.Laplace(5, 1e-3), dpps.Paper(0.78, 0.55), sync_every=5, noise=dpps.Seeded(0)
+            dpps.Exponential(nodes),
+            dpps.Laplace(5, 1e-3),
+            dpps.Paper(0.78, 0.55),
+            sync_every=5,
+            noise=dpps.Seeded(0),
         )
         state = protocol.start(torch.zeros(nodes, DIMENSION))
         perturbation = torch.randn(nodes, DIMENSION) * 1e-4
 
-        def one_round(state: dpps.State = state, protocol: dpps.DPPS = protocol, eps: torch.Tensor = perturbation) -> None:
+        def one_round(
+            state: dpps.State = state, protocol: dpps.DPPS = protocol, eps: torch.Tensor = perturbation
+        ) -> None:
             protocol.step(state, eps)
 
         a, b, ratio = in_turn(one_round, lambda nodes=nodes: draw((nodes, DIMENSION)), repetitions)  # type: ignore[misc]

@@ -135,6 +135,23 @@ def test_a_configuration_file_gives_defaults_and_the_command_line_wins(tmp_path,
     assert summary["config"]["nodes"] == 3
 
 
+def test_tensorboard_events_are_written_when_asked_for(tmp_path):
+    arguments = [
+        sys.executable,
+        "-m",
+        "dpps",
+        "train",
+        *QUICK,
+        "--out",
+        str(tmp_path / "run"),
+        "--tensorboard",
+    ]
+    subprocess.run(arguments, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True)
+    (events,) = (tmp_path / "run" / "tensorboard").glob("events*")
+    content = events.read_bytes()
+    assert all(name in content for name in (b"loss", b"sensitivity/used", b"noise/scale"))
+
+
 def test_overwrite_and_resume_are_asked_for(tmp_path, capsys):
     out = tmp_path / "run"
     train(out)

@@ -356,6 +356,19 @@ def test_any_map_style_data_set_and_unequal_sizes():
     assert torch.equal(tensors.shared, listed.shared)
 
 
+def test_data_sets_that_are_slices_of_one_tensor_are_joined_without_a_copy():
+    from dpps.learning.batches import NodeData
+
+    x, y = torch.randn(3, 20, 6), torch.randint(0, 3, (3, 20))
+    rows = NodeData([TensorDataset(x[k], y[k]) for k in range(3)])
+    parts = NodeData([TensorDataset(x.view(60, 6)[a : a + 20], y.view(60)[a : a + 20]) for a in (0, 20, 40)])
+    for data in (rows, parts):
+        got, labels = data.slice(5, 4)
+        assert torch.equal(got, x[:, 5:9])
+        assert torch.equal(labels, y[:, 5:9])
+        assert got.data_ptr() == x[:, 5:9].data_ptr()
+
+
 def test_callbacks_models_and_saving(tmp_path):
     seen = []
     run = dpps.PartPSP(tiny(), ["layer1"], dpps.Ring(3), batch_size=10, seed=0).fit(

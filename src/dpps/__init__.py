@@ -10,6 +10,7 @@ from dpps.fabric import Stacked
 from dpps.learning import PartPSP, Run, Stopped
 from dpps.mechanisms import Gaussian, Laplace, Mechanism, NoNoise
 from dpps.noise import NoiseSource, Seeded
+from dpps.privacy.accountant import Charge, label, total
 from dpps.privacy.units import Contribution, NodeSwap, Record
 from dpps.protocol import DPPS, State
 from dpps.sensitivity import Bounded, Certified, Oracle, Paper, Sensitivity, WorstCase
@@ -32,6 +33,7 @@ __all__ = [
     "Base",
     "Bounded",
     "Certified",
+    "Charge",
     "Complete",
     "Contribution",
     "DOut",
@@ -64,5 +66,7 @@ __all__ = [
     "__version__",
     "data",
     "from_networkx",
+    "label",
     "models",
+    "total",
 ]

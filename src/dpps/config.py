@@ -136,6 +136,8 @@ class TrainConfig:
     """Delete what --out holds and start again."""
     checkpoint_every: int = 0
     """Rounds between checkpoints (0: only when stopped by a signal)."""
+    tensorboard: bool = False
+    """Also write TensorBoard events (needs dpps[tensorboard])."""
     quiet: bool = False
     """No progress display."""
     timeout: float = 60.0

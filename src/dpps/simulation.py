@@ -19,6 +19,7 @@ from dpps import data, models
 from dpps.config import TrainConfig
 from dpps.data.node_files import node_folder, read_node
 from dpps.errors import UsageError
+from dpps.learning.tensorboard import TensorBoard
 from dpps.learning.training import Callback, Run, Training, check_labels, finite_or_none
 from dpps.privacy.ledger import Budget, Ledger
 from dpps.privacy.statement import Booked, Privacy, Tally
@@ -27,7 +28,16 @@ from dpps.site import Site
 from dpps.version import versions
 
 #: Files and folders that a run writes: the only things --overwrite deletes.
-_OURS = ("summary.json", "rounds.csv", "ledger.jsonl", "checkpoint", "models", "run.json")
+_OURS = (
+    "summary.json",
+    "rounds.csv",
+    "ledger.jsonl",
+    "checkpoint",
+    "models",
+    "run.json",
+    "report.html",
+    "tensorboard",
+)
 
 
 @dataclass
@@ -107,6 +117,8 @@ def prepare(config: TrainConfig, callbacks: Sequence[Callback] = (), site: Site 
     config.network()
     folder, rows = site.folder(out), site.rows(config)
     _check_folder(folder, config)
+    if config.tensorboard:
+        callbacks = (TensorBoard(folder / "tensorboard"), *callbacks)  # first: another may end the run
     examples = _examples(config, rows)
     torch.manual_seed(config.seed)
     model, prefixes = models.build(

@@ -60,7 +60,7 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
         ends = [p.storage_offset() + p.numel() for p in parts]
         starts = [p.storage_offset() for p in parts]
         if starts[0] == 0 and starts[1:] == ends[:-1] and ends[-1] == whole.numel():
-            return whole
+            return whole.view(-1, *parts[0].shape[1:])
     return torch.cat(list(parts))
 
 

@@ -92,6 +92,12 @@ class Run:
         }
         return {name: tensor.detach().clone().contiguous() for name, tensor in (named | buffers).items()}
 
+    def report(self, path: str | Path) -> Path:
+        """One self-contained HTML page about this run."""
+        from dpps.report import from_run
+
+        return from_run(self, path)
+
     def save(self, folder: str | Path) -> list[Path]:
         """Write every node's model as `node-K.safetensors`; load with `model.load_state_dict(load_file(path))`."""
         folder = Path(folder)
