@@ -146,27 +146,26 @@ class Training:
     def run(self) -> Run:
         """Train to the end and evaluate."""
         begun, before = time.perf_counter(), self.seconds.get("total", 0.0)
-        per_epoch, by_node = self.learner.rounds_per_epoch, None
         with self._csv() as writer:
             while self.learner.state.round < self.total_rounds:
-                epoch, within = divmod(self.learner.state.round, per_epoch)
-                if within == 0:
-                    self.learner.start_epoch(epoch + 1)
+                log = self._one_round(writer)
+                self.seconds["total"] = before + time.perf_counter() - begun
                 try:
-                    self._one_round(writer)
+                    for callback in self.callbacks:
+                        callback(self, log)
                 except Stopped:
-                    self.seconds["total"] = before + time.perf_counter() - begun
                     self.checkpoint()
                     raise
-                if self.learner.state.round % per_epoch == 0:
-                    by_node = self._evaluate()
-                self.seconds["total"] = before + time.perf_counter() - begun
                 if self.checkpoint_every and self.learner.state.round % self.checkpoint_every == 0:
                     self.checkpoint()
-        by_node = by_node if by_node is not None else self._evaluate(log=False)
+        by_node = self._evaluate(log=False) if self._by_node is None else self._by_node
         return self._finish(by_node)
 
-    def _one_round(self, writer: Any) -> None:
+    def _one_round(self, writer: Any) -> RoundLog:
+        """A round, its line in rounds.csv, and the evaluation at the end of an epoch."""
+        epoch, within = divmod(self.learner.state.round, self.learner.rounds_per_epoch)
+        if within == 0:
+            self.learner.start_epoch(epoch + 1)
         round_, t0 = self.learner.state.round, time.perf_counter()
         record, losses = self.learner.round()
         spent = time.perf_counter() - t0
@@ -176,8 +175,9 @@ class Training:
         self.rounds.append(log)
         if writer is not None:
             writer.writerow(log.row())
-        for callback in self.callbacks:
-            callback(self, log)
+        if within + 1 == self.learner.rounds_per_epoch:
+            self._by_node = self._evaluate()
+        return log
 
     def _evaluate(self, log: bool = True) -> list[float]:
         if self.test is None:
@@ -229,6 +229,7 @@ class Training:
             yield writer
 
     _file: IO[str] | None = field(default=None, init=False, repr=False)
+    _by_node: list[float] | None = field(default=None, init=False, repr=False)
 
     def checkpoint(self) -> None:
         """Put everything on disk that a resumed run needs; the ledger first."""
