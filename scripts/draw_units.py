@@ -15,8 +15,12 @@ NODES = ((0.5, 0.72), (0.2, 0.3), (0.8, 0.3))
 
 def node(axis: Axes, x: float, y: float, examples: int, marked: set[int], whole: bool) -> None:
     """A node with its examples; marked ones may differ between the two situations."""
-    axis.add_patch(Circle((x, y), 0.15, facecolor=MARK if whole else "white", alpha=0.25 if whole else 1, zorder=2))
-    axis.add_patch(Circle((x, y), 0.15, fill=False, edgecolor=MARK if whole else INK, linewidth=1.6, zorder=3))
+    axis.add_patch(
+        Circle((x, y), 0.15, facecolor=MARK if whole else "white", alpha=0.25 if whole else 1, zorder=2)
+    )
+    axis.add_patch(
+        Circle((x, y), 0.15, fill=False, edgecolor=MARK if whole else INK, linewidth=1.6, zorder=3)
+    )
     for k in range(examples):
         dx, dy = (k % 3 - 1) * 0.07, (0.5 - k // 3) * 0.08
         colour = MARK if whole or k in marked else PALE
@@ -44,7 +48,9 @@ def main() -> None:
     panel(axes[2], "node-swap (the paper)", "who sent this message?", {}, None)
     for k in (1, 2):
         x, y = NODES[k]
-        axes[2].text(x, y, "?", ha="center", va="center", fontsize=24, color=MARK, fontweight="bold", zorder=5)
+        axes[2].text(
+            x, y, "?", ha="center", va="center", fontsize=24, color=MARK, fontweight="bold", zorder=5
+        )
     out = Path(__file__).parent.parent / "docs" / "figures" / "units.svg"
     figure.savefig(out, bbox_inches="tight", metadata={"Date": None})
     print(out)

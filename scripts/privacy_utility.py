@@ -1,6 +1,6 @@
-"""Accuracy against total epsilon for the units contribution and record: docs/privacy-utility.md and its figure.
+"""Accuracy against total epsilon for the units contribution and record: the table and figure of docs/privacy-utility.md.
 
-    python scripts/privacy_utility.py --data-dir DIR      (full MNIST; about 10 minutes on one core)
+python scripts/privacy_utility.py --data-dir DIR      (full MNIST; about 10 minutes on one core)
 """
 
 import argparse
@@ -30,7 +30,11 @@ class Curve:
 
 PAPER = {"unit": "contribution", "budget": 1.0, "noise_rate": 1e-3, "clip": 30.0, "epochs": 3}
 CURVES = [
-    Curve("contribution, Laplace, 1 layer", {"unit": "contribution", "clip": 30.0, "epochs": 3}, (8, 50, 1e3, 1e5)),
+    Curve(
+        "contribution, Laplace, 1 layer",
+        {"unit": "contribution", "clip": 30.0, "epochs": 3},
+        (8, 50, 1e3, 1e5),
+    ),
     Curve(
         "contribution, Gaussian, 1 layer",
         {"unit": "contribution", "mechanism": "gaussian", "clip": 1.0, "epochs": 3},
@@ -52,7 +56,7 @@ def accuracy(cache: Path, name: str, data_dir: Path, **options: object) -> tuple
 
 
 def main() -> None:
-    """Run everything that has not run yet, then write the page."""
+    """Run everything that has not run yet, then draw and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("out/privacy-utility"))
@@ -60,22 +64,29 @@ def main() -> None:
     lines = ["| unit | " + "total epsilon: accuracy % |", "|---|---|"]
     axis = plt.figure(figsize=(7, 4)).subplots()
     for curve in CURVES:
-        points = [accuracy(given.cache, f"{curve.name} {e:g}", given.data_dir, **curve.options, epsilon=e)[0] for e in curve.epsilons]
+        points = [
+            accuracy(given.cache, f"{curve.name} {e:g}", given.data_dir, **curve.options, epsilon=e)[0]
+            for e in curve.epsilons
+        ]
         shown = ", ".join(f"{e:g}: **{a:.1f}**" for e, a in zip(curve.epsilons, points, strict=True))
         lines.append(f"| {curve.name} | {shown} |")
         axis.semilogx(curve.epsilons, points, marker="o", label=curve.name)
-        print(lines[-1], flush=True)
     for shared, published in (("1", 41.57), ("2", 21.66), ("all", 29.23)):
-        ours, total = accuracy(given.cache, f"paper semantics {shared}", given.data_dir, **PAPER, shared=shared)
-        lines.append(f"| contribution at the paper's noise (b=1, rate .001), shared {shared} | {total:,.0f}: **{ours:.1f}** (the paper: {published}) |")
-        print(lines[-1], flush=True)
+        ours, total = accuracy(
+            given.cache, f"paper semantics {shared}", given.data_dir, **PAPER, shared=shared
+        )
+        lines.append(
+            f"| contribution at the paper's noise (b=1, rate .001), shared {shared} | {total:,.0f}: **{ours:.1f}** (the paper: {published}) |"
+        )
     axis.axvspan(20, 2e5, color="grey", alpha=0.15, label="no meaningful protection")
     axis.axhline(10, color="grey", linewidth=0.8, linestyle=":")
     axis.set(xlabel="total epsilon (delta 1e-5)", ylabel="test accuracy %", ylim=(0, 100), xlim=(0.4, 2e5))
     axis.legend(fontsize=8)
     (DOCS / "figures").mkdir(exist_ok=True)
-    axis.figure.savefig(DOCS / "figures" / "privacy-utility.svg", bbox_inches="tight", metadata={"Date": None})
-    (DOCS / "figures" / "privacy-utility.table.md").write_text("\n".join(lines) + "\n")
+    axis.figure.savefig(
+        DOCS / "figures" / "privacy-utility.svg", bbox_inches="tight", metadata={"Date": None}
+    )
+    print("\n".join(lines))  # the table of docs/privacy-utility.md
 
 
 if __name__ == "__main__":

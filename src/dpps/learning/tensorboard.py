@@ -24,7 +24,7 @@ class TensorBoard:
         if (
             self._writer is None
         ):  # only when the run has really begun: nothing is written before all checks have passed
-            self._writer = self._make(str(self._folder))  # type: ignore[no-untyped-call]
+            self._writer = self._make(str(self._folder))
         values = {
             "loss": log.loss,
             "noise/scale": log.scale,
@@ -37,6 +37,6 @@ class TensorBoard:
             values["accuracy"] = training.accuracy_by_epoch[-1]
         for name, value in values.items():
             if value is not None:
-                self._writer.add_scalar(name, value, log.round)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, log.round)
         if log.round + 1 == training.total_rounds:
-            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.close()

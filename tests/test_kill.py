@@ -1,0 +1,84 @@
+"""kill -9 at random moments of a real run whose ledger is written before sending: no message is ever missing from it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+# A real PartPSP run with a durable ledger, on a fabric that notes every message (after the fact, as a receiver would).
+PROGRAM = textwrap.dedent("""
+    import os, sys, torch
+    from torch.utils.data import TensorDataset
+    import dpps
+    from dpps.privacy.ledger import Ledger
+    from dpps.privacy.statement import Booked
+    from dpps.secure import SecureNoise
+
+    folder = sys.argv[1]
+    sent = os.open(folder + "/sent", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    class Noting(dpps.Stacked):
+        def mix(self, weights, *xs):
+            os.write(sent, f"{learner.state.round}\\n".encode())
+            return super().mix(weights, *xs)
+
+    def ledger(plan, terms):
+        header, path = {"run": "kill", "rows": [0, 1, 2]}, folder + "/ledger.jsonl"
+        opened = Ledger.open if os.path.exists(path) else Ledger.create
+        return Booked(opened(path, header, durable=True), terms.sampling)
+
+    torch.manual_seed(0)
+    data = [TensorDataset(torch.randn(40, 6), torch.randint(0, 3, (40,))) for _ in range(3)]
+    learner = dpps.PartPSP(
+        dpps.models.MLP((6, 4, 3)), ["layer1"], dpps.Ring(3), dpps.Record(noise_multiplier=2.0), batch_size=10,
+        noise=SecureNoise(), fabric=Noting(3),
+    ).start(data, epochs=10_000, ledger=ledger)
+    print("ready", flush=True)
+    while True:
+        learner.round()
+""")
+
+
+def kill_once(folder: Path, moment: float) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(moment)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def rounds_sent(folder: Path) -> list[int]:
+    return [int(line) for line in (folder / "sent").read_text().split()]
+
+
+def rounds_charged(folder: Path) -> list[int]:
+    whole = (folder / "ledger.jsonl").read_bytes().rpartition(b"\n")[0]
+    return [json.loads(line)["round"] for line in whole.split(b"\n")[1:]]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_the_ledger_never_lacks_a_message_and_the_total_never_goes_down(tmp_path, kills):
+    from collections import Counter
+
+    chance, before = random.Random(1), 0
+    for _ in range(kills):
+        kill_once(tmp_path, chance.uniform(0.0, 0.3))
+        sent, charged = Counter(rounds_sent(tmp_path)), Counter(rounds_charged(tmp_path))
+        assert all(
+            charged[round_] >= count for round_, count in sent.items()
+        )  # a round sent again is charged again
+        assert 0 <= charged.total() - sent.total() <= kills  # at most one unsent charge for each kill
+        assert charged.total() >= before
+        before = charged.total()
+    assert before > 0
