@@ -4,15 +4,21 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
+import dpps
 import processes
 from dpps.cli import main
+from dpps.cluster import Cluster
+from dpps.fabric import Distributed
 from processes import Trainers
 
 NODES = 4
@@ -206,3 +212,113 @@ def test_own_data_never_moves(tmp_path: Path) -> None:
     assert summary["rounds"] == 12
     assert len(summary["own_accuracy_by_node"]) == NODES  # type: ignore[arg-type]
     assert summary["test_accuracy"] is None
+
+
+def _fill_the_disk(place: processes.Place, options: list[str], log: Path) -> None:
+    """As `dpps train`, on a disk that is full from the second checkpoint on."""
+    import errno
+
+    import dpps.checkpoint
+
+    write, written = dpps.checkpoint._write, []
+
+    def fail_later(path: Path, data: bytes) -> None:
+        written.append(path)
+        if len(written) > 2 and place.rank == 1:  # two files make a checkpoint
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    dpps.checkpoint._write = fail_later
+    processes._train(place, options, log, {})
+
+
+def test_a_full_disk_is_told_and_costs_no_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+    out, port = tmp_path / "run", processes.free_port()
+    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "5", "--out", str(out)]
+    logs = [tmp_path / f"log-{r}" for r in range(2)]
+    places = [processes.Place(r, 2, "127.0.0.1", port) for r in range(2)]
+    started = [
+        processes.context.Process(target=_fill_the_disk, args=(place, options, logs[place.rank]))
+        for place in places
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(60)
+    assert [p.exitcode for p in started] == [1, 1], [log.read_text() for log in logs]
+    assert "No space left on device" in logs[1].read_text()
+    assert "round-000000005 is intact" in logs[1].read_text()
+    assert "rank 1 stopped the run" in logs[0].read_text()
+    again = Trainers(
+        2, out, *SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "5", "--resume"
+    )
+    assert again.wait() == [0, 0], again.said()
+    assert _furthest(undisturbed, out) == 0.0
+
+
+# Longer ones
+
+
+@pytest.mark.slow
+def test_ten_random_kills(undisturbed: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "3", "--timeout", "20"]
+    for attempt in range(10):
+        out, victim, moment = tmp_path / str(attempt), int(rng.integers(2)), int(rng.integers(1, 50))
+        trainers = Trainers(2, out, *options)
+        trainers.until(moment, victim)
+        time.sleep(float(rng.uniform(0, 0.02)))
+        trainers.all[victim].kill()
+        codes, sent = trainers.wait(), [trainers.charged(r) for r in range(2)]
+        if codes != [0, 0]:
+            again = Trainers(2, out, *options, "--resume")
+            assert again.wait() == [0, 0], (victim, moment, again.said())
+        assert _furthest(undisturbed, out) == 0.0, (victim, moment)
+        charged = [trainers.charged(r) for r in range(2)]
+        assert all(c >= max(50, s) for c, s in zip(charged, sent, strict=True))
+        assert _summary(out)["privacy"]["epsilon_sum"] == pytest.approx(100 * max(charged))  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_torchrun_brings_a_run_back(undisturbed: Path, tmp_path: Path) -> None:
+    """Its elastic restart goes on from the last common checkpoint, without --resume."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "3", "--out", str(out)]
+    with (tmp_path / "log").open("wb") as log:
+        agent = subprocess.Popen(
+            [*command, "--max-restarts", "2", "-m", "dpps", "train", *options], stdout=log, stderr=log
+        )
+    while not (out / "rank-1" / "checkpoint").exists():
+        assert agent.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.005)
+    workers = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    os.kill(int(workers[1]), signal.SIGKILL)
+    assert agent.wait(180) == 0, (tmp_path / "log").read_text()
+    assert _furthest(undisturbed, out) == 0.0
+
+
+def _soak(cluster: Cluster, rounds: int) -> tuple[list[int], list[int]]:
+    fabric = Distributed(NODES, cluster.join().meet({}))
+    protocol = dpps.DPPS(
+        dpps.Exponential(NODES), dpps.Laplace(5, 1e-3), dpps.Certified(), sync_every=10, fabric=fabric
+    )
+    state = protocol.start(torch.zeros(1, 1000), common_start=True)
+    memory, handles = [], []
+    for t in range(rounds):
+        protocol.step(state, torch.full((1, 1000), 1e-3))
+        if t % 100 == 99:
+            resident = re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())
+            memory.append(int(resident.group(1)) if resident else 0)
+            handles.append(len(list(Path("/proc/self/fd").iterdir())))
+    return memory, handles
+
+
+@pytest.mark.slow
+def test_soak() -> None:
+    """5,000 rounds in 4 processes: memory flat in the last half, no file handles growing."""
+    found = processes.Processes(NODES, _soak, 5000, timeout=60).wait(seconds=600)
+    for memory, handles in found.values():
+        half = memory[len(memory) // 2 :]
+        assert max(half) <= 1.05 * half[0], memory
+        assert len(set(handles)) == 1, handles
