@@ -41,12 +41,12 @@ def disagreement_and_error(
     return spread, abs(float(state.y.mean() - readings.mean()))
 
 
-def main(figure: Path) -> None:
+def main(file: Path) -> None:
     """Print a table and draw how agreement grows."""
     readings = 15 + 10 * torch.rand(
         SENSORS, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
-    axis = plt.figure(figsize=(6, 4)).subplots()
+    figure, axis = plt.subplots(figsize=(6, 4))
     print(f"true average {float(readings.mean()):.3f} degrees, {SENSORS} sensors, {ROUNDS} rounds")
     for epsilon in (None, 10.0, 3.0, 1.0):
         runs = [disagreement_and_error(readings, epsilon, seed) for seed in range(20)]
@@ -58,8 +58,8 @@ def main(figure: Path) -> None:
         )
     axis.set(xlabel="round", ylabel="largest disagreement (degrees)", ylim=(1e-16, 1e3))
     axis.legend()
-    axis.figure.savefig(figure, dpi=120, bbox_inches="tight")
-    print(f"drawn to {figure}")
+    figure.savefig(file, dpi=120, bbox_inches="tight")
+    print(f"drawn to {file}")
 
 
 if __name__ == "__main__":

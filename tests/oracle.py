@@ -18,7 +18,7 @@ def dpps(
     common_start=False,
 ):
     """Algorithm 1. `weights(t)` is a dense matrix, `noise[t][i]` standard Laplace noise. Yields (s, a, y, S) after every round."""
-    n, d = s0.shape
+    n = len(s0)
     s, a = s0.copy(), np.ones(n)
     carried = [0.0 if common_start else 2 * c_prime * np.abs(s0[i]).sum() for i in range(n)]
     for t in range(len(perturbations)):

@@ -2,10 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import dpps
 import processes
@@ -61,6 +63,48 @@ def test_bits_of_one_process(size: int) -> None:
         for t, expected in enumerate(alone):
             together = np.concatenate([part[k][t] for part in parts])
             assert np.array_equal(together, expected), (case, t)
+
+
+# Learning
+
+
+def _learn(fabric: dpps.fabric.Fabric | Cluster, model: str, topology: str, rounds: int) -> tuple[Any, Any]:
+    """Rows of s and l after a few rounds of PartPSP with Laplace noise and synchronisation."""
+    nodes, shape, batch = (NODES, (1, 6, 6), 5) if model == "mlp" else (2, (3, 8, 8), 2)
+    fabric = _fabric(fabric, nodes) if isinstance(fabric, Cluster) else fabric
+    rng = torch.Generator().manual_seed(4)
+    x, y = torch.randn(nodes, 20, *shape, generator=rng), torch.randint(3, (nodes, 20), generator=rng)
+    torch.manual_seed(0)
+    network, shared = dpps.models.build(model, "1", shape, 3)
+    learner = dpps.PartPSP(
+        network,
+        shared,
+        parse(topology, nodes),
+        dpps.NodeSwap(5.0, 1e-3, clip=10.0),
+        batch_size=batch,
+        sync_every=3,
+        seed=7,
+        fabric=fabric,
+    ).start([TensorDataset(x[n], y[n]) for n in fabric.rows], epochs=20)
+    for _ in range(rounds):
+        learner.round()
+    return learner.state.s.numpy(), learner.local.numpy()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10])
+def test_training_of_one_process(size: int) -> None:
+    """Gradients of some nodes may differ in the last bits from those of all: matrix products go by batches."""
+    for topology in ("exp", "4-out"):
+        alone = _learn(Stacked(NODES), "mlp", topology, 8)
+        together = processes.run(size, _learn, "mlp", topology, 8)
+        for k in range(2):
+            assert np.allclose(np.concatenate([part[k] for part in together]), alone[k], rtol=1e-4, atol=1e-6)
+
+
+def test_training_of_resnet() -> None:
+    alone, together = _learn(Stacked(2), "resnet18", "exp", 4), processes.run(2, _learn, "resnet18", "exp", 4)
+    for k in range(2):
+        assert np.allclose(np.concatenate([part[k] for part in together]), alone[k], rtol=1e-3, atol=1e-4)
 
 
 # What is sent

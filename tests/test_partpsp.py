@@ -532,14 +532,14 @@ def test_bad_input_is_refused_before_any_work():
             ),
             "labels run from 0 to 7",
         ),
-        (lambda: dpps.Record(), "neither was given"),
+        (dpps.Record, "neither was given"),
         (lambda: dpps.Record(epsilon=1, noise_multiplier=1), "both was given"),
         (lambda: dpps.Record(epsilon=0), "epsilon is 0"),
         (lambda: dpps.Record(epsilon=1, delta=0), "delta is 0"),
         (lambda: dpps.Record(epsilon=1, clip=-1), "clip is -1"),
         (lambda: dpps.Contribution(clip=1, epsilon=1, delta=0, mechanism="gaussian"), "delta is 0"),
         (lambda: dpps.Contribution(clip=1, epsilon=1, mechanism="gausian"), "did you mean 'gaussian'"),
-        (lambda: dpps.NodeSwap(), "neither was given"),
+        (dpps.NodeSwap, "neither was given"),
     ]
     for call, message in cases:
         with pytest.raises(UsageError, match=message):
