@@ -6,7 +6,6 @@ keep their own head. Draws hospitals.png.
     python examples/hospitals.py
 """
 
-from pathlib import Path
 from statistics import fmean
 
 import matplotlib
@@ -67,13 +66,12 @@ def main() -> None:
         print(
             f"epsilon {epsilon:>4}: {lines['all kinds of patients'][-1]:.1f} % / {lines['patients of its own kind'][-1]:.1f} % on its own kind"
         )
-    figure = plt.figure(figsize=(6, 4))
-    axis = figure.subplots()
+    figure, axis = plt.subplots(figsize=(6, 4))
     for name, values in lines.items():
         axis.semilogx(EPSILONS, values, marker="o", label=name)
     axis.set(xlabel="total epsilon per patient (delta 1e-3)", ylabel="accuracy %", ylim=(40, 100))
     axis.legend()
-    figure.savefig(Path("hospitals.png"), dpi=120, bbox_inches="tight")
+    figure.savefig("hospitals.png", dpi=120, bbox_inches="tight")
 
 
 if __name__ == "__main__":

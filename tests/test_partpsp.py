@@ -415,6 +415,31 @@ def test_the_target_epsilon_is_met_and_computed_from_what_was_charged():
         assert unit.name == run.privacy.unit
 
 
+def test_a_round_beyond_those_paid_for_is_refused_before_it_is_sent():
+    sent = []
+
+    class Watched(dpps.Stacked):
+        def mix(self, weights, *xs):
+            sent.append(xs)
+            return super().mix(weights, *xs)
+
+    learner = dpps.PartPSP(
+        tiny(),
+        ["layer1"],
+        dpps.Ring(3),
+        dpps.Record(epsilon=1.0),
+        batch_size=10,
+        spare_rounds=2,
+        fabric=Watched(3),
+        seed=0,
+    ).start(toy_data(3), epochs=1)
+    for _ in range(4 + 2):
+        learner.round()
+    with pytest.raises(RunError, match="round 6 refused before sending: epsilon 1 was spread over 6 rounds"):
+        learner.round()
+    assert len(sent) == 6
+
+
 def test_record_noise_hits_both_parts_with_the_right_deviation():
     """Gradients clipped to next to nothing leave only noise: deviation rate x clip x multiplier / expected batch."""
     model = nn.Sequential(nn.Linear(2000, 3, bias=False), nn.Linear(3, 2000, bias=False))

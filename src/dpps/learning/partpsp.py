@@ -110,7 +110,10 @@ class PartPSP:
         for epoch in range(1, epochs + 1):
             rounds[self.rate(epoch)] = rounds.get(self.rate(epoch), 0) + per_epoch
         sampling = [min(1.0, self.batch_size / n) for n in sizes.tolist()]
-        return Plan(tuple(rounds.items()), self.lr_shared, self.batch_size, sampling, self.spare_rounds)
+        coordinates = self.partition.shared_size + self.partition.local_size
+        return Plan(
+            tuple(rounds.items()), self.lr_shared, self.batch_size, sampling, self.spare_rounds, coordinates
+        )
 
     def start(
         self,
@@ -207,6 +210,7 @@ class Learner:
 
     def round(self) -> tuple[Record | None, Tensor]:
         """One round of Algorithm 2: the protocol's record (None when nothing is shared) and every row's loss."""
+        self._refuse_unpaid()
         losses, local, perturbation = self._private_step() if self.per_example else self._step()
         bad = (~torch.isfinite(losses)).nonzero().flatten().tolist()
         if bad:
@@ -226,6 +230,15 @@ class Learner:
             self.state.round, self.state.clock = self.state.round + 1, self.state.clock + 1
         self.local = local
         return record, losses
+
+    def _refuse_unpaid(self) -> None:
+        """A target epsilon was spread over the planned rounds: a round beyond them would break the promise."""
+        target = getattr(self.config.privacy, "epsilon", None)
+        if target is not None and self.state.round >= self.plan.paid:
+            raise RunError(
+                f"round {self.state.round} refused before sending: epsilon {target:g} was spread over {self.plan.paid} rounds; "
+                "plan more epochs (or spare rounds) from the start"
+            )
 
     def _step(self) -> tuple[Tensor, Tensor, Tensor]:
         """Losses, new local parameters and the perturbation: Algorithm 2, lines 3 to 6."""
@@ -269,13 +282,13 @@ class Learner:
         assert mask is not None
         losses, sum_s, sum_l = self.per_example.sums(self.state.y, self.local, x, target, mask)
         step = self.config.lr_local * rate / expected
-        moved = self.local - step * sum_l
-        deviation = self.terms.mechanism.scale(step * self.per_example.clip)
+        change = sum_l.mul_(-step)
+        moved = self.local + change
         if self.local.shape[1]:
-            out = Outgoing(
-                self.local, moved - self.local, moved, self.rows, self.state.round, base_is_public=True
+            out = Outgoing(self.local, change, moved, self.rows, self.state.round, base_is_public=True)
+            self._local_noise.release(
+                self.terms.mechanism, self.terms.mechanism.scale(step * self.per_example.clip), out
             )
-            self._local_noise.release(self.terms.mechanism, deviation, out)
         return losses, moved, sum_s.mul_(-self.config.lr_shared * rate / expected)
 
     # Beginning and end of an epoch

@@ -30,6 +30,8 @@ class Plan:
     """Every node's chance that one of its examples joins a round (Poisson sampling)."""
     spare: int = 0
     """Rounds paid for beyond these."""
+    coordinates: int = 0
+    """Parameters of a node, shared and local."""
 
     @property
     def count(self) -> int:
@@ -237,7 +239,12 @@ class Record(Unit):
         share = (
             plan.lr_shared * self.clip / plan.batch_size
         )  # divided by the expected batch, never the actual one
-        return Terms(Gaussian(multiplier), Bounded(distance=share), example_clip=self.clip, sampling=q)
+        return Terms(
+            Gaussian(multiplier),
+            Bounded(distance=share, coordinates=plan.coordinates),
+            example_clip=self.clip,
+            sampling=q,
+        )
 
     def who(self) -> str:
         owned = (

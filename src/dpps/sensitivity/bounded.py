@@ -28,6 +28,7 @@ class Bounded(Sensitivity):
     distance: float
     clip: float | None = None
     start_distance: float = 0.0
+    coordinates: int = 0
     norm = None
     needs_double_stochasticity = False
     base_is_public = True
@@ -68,4 +69,6 @@ class Bounded(Sensitivity):
     def rounding(self, dimension: int, step: float, norm: int) -> float:
         """Nothing for a clipped perturbation: rounding toward zero lengthens no vector. But adding one example to a sum can
         carry every coordinate over to the next step."""
-        return 0.0 if self.clip is not None else super().rounding(dimension, step, norm)
+        return (
+            0.0 if self.clip is not None else super().rounding(max(dimension, self.coordinates), step, norm)
+        )
