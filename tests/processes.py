@@ -16,9 +16,7 @@ import torch
 from dpps.cluster import Cluster, Place
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["torch", "dpps", "dpps.cluster", "dpps.fabric.distributed", "dpps.simulation"]
-)
+context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.per_example", "torch.func"])
 
 
 def free_port() -> int:

@@ -91,16 +91,23 @@ def _learn(fabric: dpps.fabric.Fabric | Cluster, model: str, topology: str, roun
     return learner.state.s.numpy(), learner.local.numpy()
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10])
+def _learn_twice(cluster: Cluster) -> list[tuple[Any, Any]]:
+    fabric = _fabric(cluster)
+    return [_learn(fabric, "mlp", topology, 7) for topology in ("exp", "4-out")]
+
+
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 10)), 5])
 def test_training_of_one_process(size: int) -> None:
     """Gradients of some nodes may differ in the last bits from those of all: matrix products go by batches."""
-    for topology in ("exp", "4-out"):
-        alone = _learn(Stacked(NODES), "mlp", topology, 8)
-        together = processes.run(size, _learn, "mlp", topology, 8)
+    together = processes.run(size, _learn_twice)
+    for t, topology in enumerate(("exp", "4-out")):
+        alone = _learn(Stacked(NODES), "mlp", topology, 7)
         for k in range(2):
-            assert np.allclose(np.concatenate([part[k] for part in together]), alone[k], rtol=1e-4, atol=1e-6)
+            rows = np.concatenate([part[t][k] for part in together])
+            assert np.allclose(rows, alone[k], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_of_resnet() -> None:
     alone, together = _learn(Stacked(2), "resnet18", "exp", 4), processes.run(2, _learn, "resnet18", "exp", 4)
     for k in range(2):
