@@ -59,7 +59,8 @@ def test_training_equals_simulation(undisturbed: Path, tmp_path: Path) -> None:
     alone, together = _summary(tmp_path / "one"), _summary(undisturbed)
     assert together["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.2)
     assert together["privacy"]["epsilon"] == alone["privacy"]["epsilon"]  # type: ignore[index]
-    assert "No privacy" in together["privacy"]["statement"]  # type: ignore[index]
+    assert str(together["privacy"]["statement"]).startswith("No privacy")  # type: ignore[index]
+    assert "simulation" not in together["privacy"]["statement"]  # type: ignore[index]
     assert "--share-metrics" in together["privacy"]["statement"]  # type: ignore[index]
 
 
@@ -179,6 +180,39 @@ def test_other_options_are_named(tmp_path: Path) -> None:
     for log in logs:
         assert "rank 1 differs in configuration: epochs is 3, the others have 2" in log.read_text()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_stranger_without_the_secret(tmp_path: Path) -> None:
+    """Through the command line; nothing is written."""
+    port, logs = processes.free_port(), [tmp_path / f"log-{r}" for r in range(2)]
+    options = [*SEEDED, "--epochs", "2", "--out", str(tmp_path / "run")]
+    started = [
+        processes.context.Process(
+            target=processes._train,
+            args=(processes.Place(r, 2, "127.0.0.1", port), options, logs[r], {"DPPS_SECRET": secret}),
+        )
+        for r, secret in enumerate(["ours", "theirs"])
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(60)
+    assert [p.exitcode for p in started] == [2, 2]
+    for log in logs:
+        assert re.fullmatch(
+            r"dpps: rank \d: rank \d .*its \$DPPS_SECRET is not that of rank \d\n", log.read_text()
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_launch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = [*SEEDED, "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert main(["launch", "--nproc", "5", *options]) == 2
+    assert "--nproc is 5: with --nodes 4 it must be 4 or less" in capfd.readouterr().err
+    assert main(["launch", "--nproc=2", "train", *options]) == 0
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert main(["launch", "--nproc", "2", *options]) == 2
+    assert capfd.readouterr().err.count("already holds a run") >= 1
 
 
 def test_own_data_never_moves(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dpps.fabric import Distributed, Fabric
 from dpps.fabric.distributed import blocks
 from dpps.learning.training import Run, Training
 from dpps.noise import NoiseSource, Seeded
-from dpps.privacy.statement import Privacy
+from dpps.privacy.statement import SIMULATED, Privacy
 from dpps.secure import SecureNoise
 from dpps.version import __version__
 
@@ -160,7 +160,7 @@ class Process(Site):
         if config.share_metrics and privacy.unit != "none":
             words = f"{words} Also not covered: {SHARED_METRICS}."
         if config.seeded_noise and privacy.unit != "none":
-            words = SEEDED + words
+            words = SEEDED + words.replace(f"{SIMULATED} ", "")
         return replace(privacy, statement=words)
 
     def network_summary(

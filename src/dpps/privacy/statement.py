@@ -10,6 +10,11 @@ from dpps.privacy.accountant import Charge, Total, label
 from dpps.privacy.ledger import Entry, Ledger
 from dpps.privacy.units import Unit
 
+SIMULATED = (
+    "This run was a simulation with seeded noise: whoever knows the seed can subtract it, so these very messages are not "
+    "private; the same run with secure noise has this guarantee."
+)
+
 
 @dataclass(frozen=True)
 class Privacy:
@@ -113,10 +118,7 @@ def _words(unit: Unit, total: Total, charges: Sequence[Charge], private_noise: b
     guarantee = f"{label(total.epsilon)}, delta {total.delta:g}, over {rounds} rounds (by {total.accountant})"
     parts = [f"Protected: {unit.who()}.", f"Guarantee: {guarantee}."]
     if not private_noise:
-        parts.append(
-            "This run was a simulation with seeded noise: whoever knows the seed can subtract it, so these very messages are not "
-            "private; the same run with secure noise has this guarantee."
-        )
+        parts.append(SIMULATED)
     parts.append(f"Not covered: {unit.limits()}{'; ' + shared if shared else ''}.")
     return " ".join(parts)
 
