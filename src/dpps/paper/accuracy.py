@@ -11,7 +11,7 @@ from typing import Any
 
 from dpps.paper import published
 from dpps.paper.cells import Cell, Result
-from dpps.paper.pages import Page, Table, figure
+from dpps.paper.pages import Page, Table, figure, mean, spread
 from dpps.paper.scope import Scope
 
 TITLE = "Final test accuracy (Section V-D), and the other units of privacy"
@@ -107,6 +107,14 @@ def _study(scope: Scope) -> Iterator[tuple[str, Entry, Cell]]:
             yield f"period 7, clip {clip:g}", entry, replace(entry.cell(scope), clip=clip)
 
 
+def _repeats(scope: Scope) -> list[Cell]:
+    """PartPSP-1 at b = 3 with the other seeds: how far apart two runs of a cell are."""
+    if "mlp" not in scope.models:
+        return []
+    entries = [Entry("mlp", "PartPSP-1", 3.0, topology) for topology in published.TOPOLOGIES]
+    return [replace(entry.cell(scope), seed=seed) for seed in scope.seeds[1:] for entry in entries]
+
+
 def _units(scope: Scope) -> Iterator[tuple[str, float, str, Cell]]:
     """PartPSP-1 under the other units, on the same graphs."""
     if "mlp" not in scope.models:
@@ -131,7 +139,8 @@ def cells(scope: Scope) -> list[Cell]:
     rest = [e.cell(scope) for e in order if e.model != "mlp"]
     if scope.size == "smallest":
         return first + rest
-    return [*first, *(c for *_, c in _study(scope)), *(c for *_, c in _units(scope)), *rest]
+    study = sorted((c for *_, c in _study(scope)), key=lambda c: abs(c.sync_every - PERIOD["mlp"]))
+    return [*first, *_repeats(scope), *study, *(c for *_, c in _units(scope)), *rest]
 
 
 def write(results: Mapping[Cell, Result], scope: Scope, page: Page) -> None:
@@ -155,12 +164,24 @@ def write(results: Mapping[Cell, Result], scope: Scope, page: Page) -> None:
             difference,
         )
     page.table("accuracy", "Final test accuracy, ours beside the paper's, one seed", table)
+    _write_seeds(results, scope, page)
     _write_periods(results, scope, page)
     _write_units(results, scope, page)
     page.table(
         "claims", "The paper's claims, computed from its table and from ours (MLP block)", _claims(ours)
     )
     page.figure("accuracy", _draw(ours, results, scope))
+
+
+def _write_seeds(results: Mapping[Cell, Result], scope: Scope, page: Page) -> None:
+    table = Table(("topology", "accuracy %", "paper %", "difference", "seeds"))
+    for topology in published.TOPOLOGIES:
+        entry = Entry("mlp", "PartPSP-1", 3.0, topology)
+        runs = (results.get(replace(entry.cell(scope), seed=seed)) for seed in scope.seeds)
+        found = [r["accuracy"] for r in runs if r and r["accuracy"] is not None]
+        shown = spread(found) if found else "not run"
+        table.add(topology, shown, entry.theirs, mean(found) - entry.theirs if found else None, len(found))
+    page.table("seeds", "PartPSP-1, b = 3, MLP: how much the seed matters", table)
 
 
 def _write_periods(results: Mapping[Cell, Result], scope: Scope, page: Page) -> None:
