@@ -140,7 +140,9 @@ def cells(scope: Scope) -> list[Cell]:
     if scope.size == "smallest":
         return first + rest
     study = sorted((c for *_, c in _study(scope)), key=lambda c: abs(c.sync_every - PERIOD["mlp"]))
-    return [*first, *_repeats(scope), *study, *(c for *_, c in _units(scope)), *rest]
+    middle = {unit: epsilons[1] for unit, epsilons in UNITS.items()}
+    units = [c for *_, c in sorted(_units(scope), key=lambda item: item[1] != middle[item[0]])]
+    return [*first, *_repeats(scope), *study, *units, *rest]
 
 
 def write(results: Mapping[Cell, Result], scope: Scope, page: Page) -> None:

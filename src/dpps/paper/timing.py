@@ -38,6 +38,7 @@ def _cell(algorithm: str, model: str, scope: Scope) -> Cell:
         epochs=1,
         lr_step=0,
         tests=0,
+        track=False,
         examples=ROUNDS[model] * 1000,
         seed=scope.seeds[0],
         **_OWN[algorithm],
