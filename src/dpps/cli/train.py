@@ -82,7 +82,10 @@ def _take_config(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
 def _say_stopped(console: Console, job: Job) -> None:
     done, planned = job.training.learner.state.round, job.training.total_rounds
     console.print(f"stopped after round {done} of {planned}; everything is in {job.folder}")
-    console.print(f"go on with: dpps train {_again()} --resume", markup=False)
+    again = f"dpps train {_again()} --resume"
+    if started_distributed():
+        again = "the same command and --resume, for all processes"
+    console.print(f"go on with: {again}", markup=False)
 
 
 def _again() -> str:
