@@ -168,7 +168,7 @@ LONGER = [
     "--nodes",
     "4",
     "--epochs",
-    "40",
+    "12",
     "--batch-size",
     "250",
     "--checkpoint-every",

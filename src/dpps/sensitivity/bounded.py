@@ -23,6 +23,7 @@ class Bounded(Sensitivity):
         clip: the protocol itself scales every perturbation down to this norm; None when the caller's mechanism
             bounds one record's share of it (unit record).
         start_distance: bound on the distance of two start rows, charged in round 0; 0 needs a common, public start.
+        coordinates: how many numbers the mechanism hides, if more than a row has (unit record hides local parameters too).
     """
 
     distance: float
