@@ -135,6 +135,27 @@ def test_a_configuration_file_gives_defaults_and_the_command_line_wins(tmp_path,
     assert summary["config"]["nodes"] == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('nodes = "many"', "nodes is 'many': expected int"),
+        ("epsilon = true", "epsilon is True: expected float"),
+        ("quiet = 1", "quiet is 1: expected bool"),
+        ('norm = "bath"', "norm is 'bath': expected 'batch' or 'group'"),
+        ("out = 3", "out is 3: expected a path"),
+        ("ndoes = 3", "unknown option.*did you mean 'nodes'"),
+        ("nodes =", "is not TOML"),
+    ],
+)
+def test_a_wrong_configuration_file_is_refused_by_name(tmp_path, capsys, text, message):
+    import re
+
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    assert main(["train", "--config", str(file)]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
 def test_tensorboard_events_are_written_when_asked_for(tmp_path):
     arguments = [
         sys.executable,

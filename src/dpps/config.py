@@ -6,7 +6,7 @@ import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 from tyro.conf import arg
@@ -44,34 +44,39 @@ def _names(*names: str) -> Any:
     return arg(metavar="{" + ",".join(names) + "}")
 
 
+def _optional(metavar: str) -> Any:
+    """An option whose default depends on others: its help text says which."""
+    return arg(metavar=metavar, help_behavior_hint="")
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Train a model privately over many nodes, without a server.
 
     With no options: ten nodes, MNIST (the embedded part), one shared layer, and every training example protected with
     epsilon 3 in total. Add --out DIR to choose where the results go.
+
+    --config FILE takes defaults from a TOML file with the same names as the options; --print-config writes one and stops.
     """
 
     data: Annotated[str, _names(*NAMES)] = "mnist-mini"
-    """Data set. mnist-mini comes with the package; the others are looked for in --data-dir, $DPPS_DATA and the user cache, and
-    downloaded otherwise."""
-    data_dir: Path | None = None
+    """Data set. mnist-mini comes with the package; the others are looked for in --data-dir, $DPPS_DATA and the user cache, and downloaded otherwise."""
+    data_dir: Annotated[Path | None, _optional("PATH")] = None
     """Folder with one sub-folder per data set."""
     split: Annotated[str, _names("iid", "dirichlet:ALPHA", "label:K")] = "iid"
     """How examples are dealt to the nodes."""
-    hold_out: float | None = None
+    hold_out: Annotated[float | None, _optional("FLOAT")] = None
     """Part of each node's examples kept for testing it on its own kind of data (default: 0 for iid, 0.1 otherwise)."""
     model: Annotated[str, _names("mlp", "mlp-residual", "resnet18", "vit")] = "mlp"
     """The paper's models."""
     norm: Literal["batch", "group"] = "batch"
     """Normalisation of resnet18; the record unit needs group."""
-    weights: Path | None = None
+    weights: Annotated[Path | None, _optional("PATH")] = None
     """State dict to start from (.pt or .safetensors, names as torchvision's)."""
     shared: Annotated[str, arg(metavar="{1,2,all,PREFIX,..}")] = "1"
     """Layers shared with the other nodes: the paper's 1 or 2, all, or prefixes of parameter names."""
     algorithm: Annotated[str, _names(*ALGORITHMS)] = "partpsp"
-    """partpsp; sgp: all shared, no noise; sgpdp: all shared; pedfl: our reading of it (whole model, real sensitivity, no
-    synchronisation)."""
+    """partpsp; sgp: all shared, no noise; sgpdp: all shared; pedfl: our reading of it (whole model, real sensitivity, no synchronisation)."""
     nodes: int = 10
     """How many nodes."""
     topology: Annotated[str, _names("exp", "K-out", "ring", "complete", "base-K", "random")] = "exp"
@@ -81,28 +86,25 @@ class TrainConfig:
     sync_every: int = 0
     """All nodes average with everybody every so many rounds (0 = never)."""
     unit: Annotated[str, _names(*UNITS)] = "record"
-    """Who is protected: one training example (record), all a node contributes (contribution), which node sent a message
-    (node-swap, the paper), or nobody (none)."""
-    epsilon: float | None = None
+    """Who is protected: one training example (record), all a node contributes (contribution), which node sent a message (node-swap, the paper), or nobody (none)."""
+    epsilon: Annotated[float | None, _optional("FLOAT")] = None
     """Total privacy loss allowed; the noise is solved for (default 3, unless noise is given directly)."""
     delta: float = 1e-5
     """Chance that the guarantee fails; well below 1 / (number of examples)."""
-    clip: float | None = None
-    """Clip: L2 per example (record, default 1), L1 or L2 per gradient (contribution, default 30 or 1), L1 per gradient
-    (node-swap, default none)."""
+    clip: Annotated[float | None, _optional("FLOAT")] = None
+    """Clip: L2 per example (record, default 1), L1 or L2 per gradient (contribution, default 30 or 1), L1 per gradient (node-swap, default none)."""
     records_per_user: int = 1
     """How many examples one person may own at a node (record)."""
     mechanism: Annotated[str, _names("laplace", "gaussian")] = "laplace"
     """Noise in the unit contribution (node-swap is Laplace, record Gaussian)."""
-    noise_multiplier: float | None = None
+    noise_multiplier: Annotated[float | None, _optional("FLOAT")] = None
     """Gaussian noise, deviation over sensitivity, instead of --epsilon."""
-    budget: float | None = None
+    budget: Annotated[float | None, _optional("FLOAT")] = None
     """b of the paper: epsilon of a round is budget / noise rate (node-swap default 5; contribution: instead of --epsilon)."""
     noise_rate: float = 1e-3
     """gamma_n of the paper."""
     sensitivity: Annotated[str, _names(*SENSITIVITIES)] = "certified"
-    """Where the sensitivity comes from in the unit node-swap. certified has a proof; paper is tuned by --c-prime and --decay; oracle
-    is the real distance (simulation)."""
+    """Where the sensitivity comes from in the unit node-swap. certified has a proof; paper is tuned by --c-prime and --decay; oracle is the real distance (simulation)."""
     c_prime: float = 0.78
     """C' of the paper."""
     decay: float = 0.55
@@ -111,13 +113,12 @@ class TrainConfig:
     """Passes over the data."""
     batch_size: int = 100
     """Examples per node and round (their expected number in the unit record)."""
-    lr_shared: float | None = None
+    lr_shared: Annotated[float | None, _optional("FLOAT")] = None
     """Learning rate of the shared parameters (default 0.1; record: 1)."""
-    lr_local: float | None = None
+    lr_local: Annotated[float | None, _optional("FLOAT")] = None
     """Learning rate of the local parameters (default 0.1; record: 1)."""
     lr_step: int = 0
-    """All rates divided by 10 at the start of epochs K, 2K, ... (the authors: 5; 0 = never); restarts the counters of topology and
-    synchronisation."""
+    """All rates divided by 10 at the start of epochs K, 2K, ... (the authors: 5; 0 = never); restarts the counters of topology and synchronisation."""
     local_steps: int = 1
     """Gradient steps per round; the clipped total change is what is shared."""
     spare_rounds: int = 0
@@ -128,7 +129,7 @@ class TrainConfig:
     """Noise from a cryptographic keystream on an integer grid, keyed by the operating system: for messages that really leave."""
     track_real: bool = False
     """Record the real sensitivity of every round (simulation; costs nodes^2)."""
-    out: Path | None = None
+    out: Annotated[Path | None, _optional("PATH")] = None
     """Folder for the results (default: runs/DATE-TIME)."""
     resume: bool = False
     """Go on from the newest checkpoint in --out."""
@@ -142,9 +143,8 @@ class TrainConfig:
     """No progress display."""
     timeout: float = 60.0
     """Distributed: seconds within which a dead or hung process is noticed; longer than the longest round."""
-    node_data: Path | None = None
-    """Folder of a node's own examples, such as data/node-{rank}: train.npz or train.csv, and test.npz or test.csv if wanted. {rank}
-    stands for the node's number. Replaces --data; needs --classes."""
+    node_data: Annotated[Path | None, _optional("PATH")] = None
+    """Folder of a node's own examples, such as data/node-{rank}: train.npz or train.csv, and test.npz or test.csv if wanted. {rank} stands for the node's number. Replaces --data; needs --classes."""
     classes: int | None = None
     """Number of classes in --node-data."""
     share_metrics: bool = False
@@ -293,16 +293,26 @@ def from_toml(path: Path) -> TrainConfig:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"--config {path} is not TOML: {error}") from error
-    fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(TrainConfig)}
+    hints = {name.replace("_", "-"): hint for name, hint in get_type_hints(TrainConfig).items()}
     values: dict[str, Any] = {}
     for name, value in table.items():
-        if name not in fields:
-            raise unknown(f"option in {path}", name, fields)
-        values[fields[name].name] = Path(value) if "Path" in str(fields[name].type) else value
-    try:
-        return TrainConfig(**values)
-    except TypeError as error:
-        raise UsageError(f"--config {path}: {error}") from error
+        if name not in hints:
+            raise unknown(f"option in {path}", name, hints)
+        values[name.replace("-", "_")] = _typed(path, name, value, hints[name])
+    return TrainConfig(**values)
+
+
+def _typed(path: Path, name: str, value: Any, hint: Any) -> Any:
+    """The value of an option in a file, refused if it is of another kind than the option."""
+    kinds = get_args(hint) or (hint,)
+    if Path in kinds and isinstance(value, str):
+        return Path(value)
+    if float in kinds and type(value) is int:
+        return float(value)
+    if type(value) in kinds or value in kinds:  # a literal is its own kind
+        return value
+    wanted = " or ".join(getattr(kind, "__name__", repr(kind)) for kind in kinds if kind is not type(None))
+    raise UsageError(f"{path}: {name} is {value!r}: expected {wanted.replace('Path', 'a path in quotes')}")
 
 
 def parse_arguments(arguments: list[str], prog: str, default: TrainConfig | None = None) -> TrainConfig:

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, RunError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]dpps:[/] {_escape(error)}")
         return WRONG if isinstance(error, UsageError) else FAILED
+    except BrokenPipeError:  # whoever we print to has seen enough (dpps ... | head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except SystemExit as error:  # the parser has already said what is wrong
         return int(error.code or 0) if not isinstance(error.code, str) else WRONG
 
