@@ -175,3 +175,14 @@ def test_streams_of_neighbouring_keys_are_unrelated():
     correlation = np.corrcoef(rows) - np.eye(64)
     assert np.abs(correlation).max() < 6 / math.sqrt(4000)
     assert stats.kstest(rows[:, 0], "uniform").pvalue > 1e-3  # the first number of each stream, too
+
+
+def test_a_long_row_has_the_noise_of_its_stream_whatever_the_pieces():
+    """Rows longer than a block are drawn piece by piece: the same numbers as in one go."""
+    from dpps.noise import _BLOCK
+
+    d = 2 * _BLOCK + 77
+    noise, norms = draw(dpps.Seeded(3), dpps.Gaussian(0.5), n=2, d=d, sensitivity=2.0)
+    whole = Streams(3, NOISE).at(1, 0).standard_normal(d, dtype=np.float32)
+    np.testing.assert_array_equal(noise[1].numpy(), whole)
+    torch.testing.assert_close(norms, noise.double().abs().sum(1), rtol=1e-5, atol=0)

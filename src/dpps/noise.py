@@ -1,7 +1,7 @@
 """Where noise comes from: seeded streams (simulation and tests). `dpps.secure` has the source for real deployments."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,8 @@ class Outgoing:
     nodes: Sequence[int]
     round: int
     base_is_public: bool
+    norms: bool = True
+    """Whether anybody asks for the norm of the noise."""
 
 
 class NoiseSource(ABC):
@@ -50,7 +52,7 @@ class NoiseSource(ABC):
 
     @abstractmethod
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
-        """Make the message of `out.half` in place; return the L1 norm of each row's noise."""
+        """Make the message of `out.half` in place; return the L1 norm of each row's noise (zeros where nobody asks)."""
 
 
 class Seeded(NoiseSource):
@@ -69,19 +71,39 @@ class Seeded(NoiseSource):
         norms = torch.zeros(len(out.nodes), dtype=torch.float64)
         if scale == 0:
             return norms
-        d = out.half.shape[1]
         width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
-        block = torch.empty(max(1, _BLOCK // max(d, 1)), d, dtype=width)
-        rows = block.numpy()
-        for first in range(0, len(out.nodes), len(block)):
-            ids = out.nodes[first : first + len(block)]
-            for row, node in zip(rows, ids, strict=False):
-                mechanism.draw(self._streams.at(node, out.round), row)
-            unit = mechanism.shape(block[: len(ids)])
-            norms[first : first + len(ids)] = unit.abs().sum(1)
-            target = out.half[first : first + len(ids)]
+        block = torch.empty(_BLOCK, dtype=width)
+        for rows, columns in _tiles(*out.half.shape):
+            target = out.half[rows, columns]
+            unit = self._unit_noise(
+                mechanism, block, out.nodes[rows], columns.start == 0, out.round, target.shape[1]
+            )
+            if out.norms:
+                norms[rows] += unit.abs().sum(1)
             target.add_(unit.to(target), alpha=scale)
         return norms.mul_(scale)
+
+    def _unit_noise(
+        self, mechanism: Mechanism, block: Tensor, nodes: Sequence[int], fresh: bool, round_: int, width: int
+    ) -> Tensor:
+        """Noise of scale 1 for these nodes' next `width` columns, in the memory of `block`."""
+        part = block[: len(nodes) * width].view(len(nodes), width)
+        for row, node in zip(part.numpy(), nodes, strict=True):
+            stream = self._streams.at(node, round_) if fresh else self._streams.current
+            mechanism.draw(stream, row)
+        return mechanism.shape(part)
+
+
+def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Parts of at most _BLOCK numbers: several whole rows, or pieces of one row from left to right."""
+    if columns <= _BLOCK:
+        height = max(1, _BLOCK // max(columns, 1))
+        for first in range(0, rows, height):
+            yield slice(first, min(rows, first + height)), slice(0, columns)
+        return
+    for row in range(rows):
+        for first in range(0, columns, _BLOCK):
+            yield slice(row, row + 1), slice(first, min(columns, first + _BLOCK))
 
 
 class Scripted(NoiseSource):

@@ -131,8 +131,7 @@ class DPPS:
             raise UsageError(
                 f"{self.mechanism} needs a sensitivity, for example Certified() or Paper(c_prime=0.8, decay=0.6)"
             )
-        used = [self.sensitivity] if self.sensitivity else []
-        for sensitivity in [*used, *self.watch.values()]:
+        for sensitivity in self._all_sensitivities():
             if sensitivity.needs_double_stochasticity and not self.topology.doubly_stochastic:
                 raise UsageError(
                     f"{sensitivity} needs doubly stochastic weights and {self.topology} has columns only: "
@@ -149,6 +148,9 @@ class DPPS:
                 )
         if self.track_real and not self.fabric.simulation:
             raise UsageError("track_real looks at everybody's rows: it works in simulation only")
+
+    def _all_sensitivities(self) -> list[Sensitivity]:
+        return [*([self.sensitivity] if self.sensitivity else []), *self.watch.values()]
 
     def start(self, values: Tensor, *, common_start: bool | None = None) -> State:
         """The state before round 0: s_i = y_i = values_i, a_i = 1.
@@ -274,7 +276,8 @@ class DPPS:
 
     def _release(self, state: State, eps: Tensor, half: Tensor, scale: float) -> Tensor:
         public = self.sensitivity.base_is_public if self.sensitivity else False
-        out = Outgoing(state.s, eps, half, self.fabric.rows, state.round, public)
+        norms_wanted = any(w.needs_noise_norms for w in self._all_sensitivities())
+        out = Outgoing(state.s, eps, half, self.fabric.rows, state.round, public, norms_wanted)
         present = self.topology.present(state.clock)
         if present is None:
             return self.noise.release(self.mechanism, scale, out)
@@ -283,7 +286,7 @@ class DPPS:
         )  # an absent node sends nothing: its row stays as it is
         rows = [r for r, p in zip(self.fabric.rows, here.tolist(), strict=True) if p]
         chosen = here.to(half.device)
-        part = Outgoing(state.s[chosen], eps[chosen], half[chosen], rows, state.round, public)
+        part = Outgoing(state.s[chosen], eps[chosen], half[chosen], rows, state.round, public, norms_wanted)
         norms = torch.zeros(len(here), dtype=torch.float64)
         norms[here] = self.noise.release(self.mechanism, scale, part)
         half[chosen] = part.half

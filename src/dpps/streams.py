@@ -30,14 +30,15 @@ class Streams:
         self.seed, self.purpose = seed, purpose
         self._bits = np.random.SFC64(0)
         self._state = self._bits.state | {"has_uint32": 0, "uinteger": 0}
-        self._generator = np.random.Generator(self._bits)
+        self.current = np.random.Generator(self._bits)
+        """Goes on with the stream that `at` moved to last."""
 
     def at(self, node: int, round_: int) -> np.random.Generator:
         """The stream of (node, round); valid until the next call."""
         self._state["state"]["state"][:] = (*key(self.seed, self.purpose, node, round_), _FIXED, 1)
         self._bits.state = self._state  # numpy takes a copy
         self._bits.random_raw(_THROWN_AWAY)
-        return self._generator
+        return self.current
 
 
 def fresh_seed() -> int:

@@ -65,7 +65,7 @@ class Outcome:
     """What this sensitivity had estimated."""
     scale: float
     noise_norms: Tensor
-    """L1 norm of the noise each row added."""
+    """L1 norm of the noise each row added; zeros where no sensitivity of the run needs them."""
     synchronised: bool
     """Whether all rows are bit-equal now."""
     step: float = 0.0
@@ -81,6 +81,8 @@ class Sensitivity(ABC):
     simulation_only = False
     base_is_public = False
     """Only the perturbation is hidden; the row before it follows from earlier messages."""
+    needs_noise_norms = True
+    """Whether `advance` looks at the norms of the noise (computing them costs a pass over it)."""
     noise_decays = True
     """The noise rate decays with the other rates, as in the paper (epsilon per round then grows)."""
 

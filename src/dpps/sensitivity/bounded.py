@@ -32,6 +32,7 @@ class Bounded(Sensitivity):
     coordinates: int = 0
     norm = None
     needs_double_stochasticity = False
+    needs_noise_norms = False
     base_is_public = True
     noise_decays = False
 

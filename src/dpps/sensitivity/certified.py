@@ -98,6 +98,7 @@ class Certified(Unrolled):
     """
 
     delta: float = 1e-6
+    needs_noise_norms = False
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:

@@ -71,7 +71,7 @@ class Paper(Sensitivity):
 class Oracle(Sensitivity):
     """The real distance, max over pairs of ||s_i - s_j||: needs everybody's rows, so for simulation only."""
 
-    norm, simulation_only = None, True
+    norm, simulation_only, needs_noise_norms = None, True, False
 
     def estimate(self, memory: Memory, look: Look) -> float:
         return real_sensitivity(look.half, look.setting.mechanism.norm)
