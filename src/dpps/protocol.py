@@ -118,6 +118,7 @@ class DPPS:
         self.ledger = ledger
         self.watch = dict(watch or {})
         self.track_real = track_real
+        self._memory: Tensor | None = None
         self._check()
 
     def _check(self) -> None:
@@ -195,7 +196,7 @@ class DPPS:
     def step(self, state: State, perturbation: Tensor | None = None) -> Record:
         """One round of Algorithm 1. It completes, or raises and leaves `state` as it was."""
         eps, norms = self._admit(state, perturbation)
-        half = state.s + eps  # s^(t+1/2) = s^(t) + eps^(t)
+        half = torch.add(state.s, eps, out=self._scratch(state.s))  # s^(t+1/2) = s^(t) + eps^(t)
         look = Look(state.setting, state.round, state.clock, state.rate, norms, half)
         real = real_sensitivity(half, self.mechanism.norm) if self.track_real else None
         estimated, used, scale = self._calibrate(state, look)
@@ -225,6 +226,17 @@ class DPPS:
         state.s, state.a = s, a
         state.round, state.clock = state.round + 1, state.clock + 1
         return record
+
+    def _scratch(self, like: Tensor) -> Tensor:
+        """Memory for the messages, used again in every round: fresh pages would cost as much as the addition."""
+        if (
+            self._memory is None
+            or self._memory.shape != like.shape
+            or self._memory.dtype != like.dtype
+            or self._memory.device != like.device
+        ):
+            self._memory = torch.empty_like(like)
+        return self._memory
 
     def _admit(self, state: State, perturbation: Tensor | None) -> tuple[Tensor, Tensor]:
         """Check the perturbation, silence absent nodes, clip where the bound relies on it."""
@@ -318,10 +330,12 @@ class DPPS:
 
 
 def _norms(rows: Tensor, norm: int, dtype: torch.dtype | None) -> Tensor:
-    if norm == 1:
-        return rows.abs().sum(1, dtype=dtype)  # twice as quick as vector_norm
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
-    return norms
+    if norm != 1:
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+        return norms
+    width = max(1, (1 << 17) // len(rows))  # pieces whose absolute values stay in the cache
+    parts = [piece.abs().sum(1, dtype=dtype) for piece in torch.split(rows, width, dim=1)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 def _refuse_non_finite(norms: Tensor, fabric: Fabric, round_: int, what: str) -> None:
