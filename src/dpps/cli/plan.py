@@ -11,6 +11,7 @@ from rich.table import Table
 from tyro.conf import arg
 
 from dpps.cli import DONE
+from dpps.cli.progress import working
 from dpps.errors import UsageError
 from dpps.privacy.accountant import label
 from dpps.privacy.plan import Outlook, outlook
@@ -75,7 +76,8 @@ class PlanConfig:
 def main(arguments: list[str]) -> int:
     """Answer and warn."""
     config = tyro.cli(PlanConfig, args=arguments, prog="dpps plan")
-    result = answer(config)
+    with working(Console(stderr=True), "solving for the noise"):
+        result = answer(config)
     if config.json:
         print(json.dumps(result.to_json()))
     else:

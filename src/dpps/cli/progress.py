@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -35,6 +35,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._bar.start()
+        self._task = self._bar.add_task("", total=None, facts="reading data, solving for the noise")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,9 +44,9 @@ class Progress:
     def begin(self, job: Any) -> None:
         """The run is prepared: show where it stands."""
         training: Training = job.training
-        self._task = self._bar.add_task(
-            "", total=training.total_rounds, completed=training.learner.state.round, facts=""
-        )
+        assert self._task is not None
+        done, planned = training.learner.state.round, training.total_rounds
+        self._bar.reset(self._task, total=planned, completed=done, facts="")
 
     def after_round(self, training: Training, log: RoundLog) -> None:
         """Move on. The epsilon is recomputed now and then only: accountants take a while."""
@@ -59,6 +60,11 @@ class Progress:
         self._bar.update(
             self._task, completed=log.round + 1, facts=f"loss {log.loss:.3f}{used}{self._epsilon}"
         )
+
+
+def working(console: Console, what: str) -> AbstractContextManager[object]:
+    """A spinner for what takes a few seconds; nothing when the output is not a terminal."""
+    return console.status(what) if console.is_terminal else nullcontext()
 
 
 class StopRequested:

@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from dpps import report
 from dpps.cli import DONE
+from dpps.cli.progress import working
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,10 @@ class ReportConfig:
 def main(arguments: list[str]) -> int:
     """Write the page and say where it is."""
     config = tyro.cli(ReportConfig, args=arguments, prog="dpps report")
-    page = report.write(config.runs, config.out or _default(config.runs))
-    Console(highlight=False, soft_wrap=True).print(f"report    {page}", markup=False)
+    console = Console(highlight=False, soft_wrap=True)
+    with working(console, "adding up what was spent"):
+        page = report.write(config.runs, config.out or _default(config.runs))
+    console.print(f"report    {page}", markup=False)
     if config.open:
         webbrowser.open(page.resolve().as_uri())
     return DONE
