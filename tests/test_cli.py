@@ -325,6 +325,13 @@ def test_no_arguments_show_what_to_do_next(capsys):
     assert "torch 2" in capsys.readouterr().out
 
 
+def test_every_module_of_the_command_line_is_a_command():
+    import dpps.cli
+
+    modules = {p.stem for p in Path(dpps.cli.__file__).parent.glob("*.py")} - {"__init__", "progress"}
+    assert modules == set(COMMANDS)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command, capsys):
     assert main([command, "--help"]) == 0

@@ -16,6 +16,7 @@ COMMANDS = {
     "report": "one page that tells a run, or compares several",
     "plan": "what noise for this epsilon, what epsilon for this noise, and will the sensitivity diverge?",
     "audit": "attack the shipped mechanism and bound its epsilon from below",
+    "paper": "every table and figure of the paper, computed again, beside the published numbers",
     "topology": "what a communication graph does: period, connectivity, contraction; draw it",
 }
 
