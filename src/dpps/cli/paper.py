@@ -34,15 +34,16 @@ NAMES = {
     "convergence": ("convergence", "Theorem 2: slopes of the averaged squared gradients"),
 }
 
-#: How long each took, 15 November 2026, 2 cores of an AMD EPYC (virtual machine), no GPU: quick, full.
+#: --quick, --models mlp, everything, on 2 cores of an AMD EPYC (virtual machine), no GPU, 15 November 2026. The middle column was
+#: measured, while other jobs used the machine too; the others follow from the processor time of their rounds (? = not measured).
 TOOK = {
-    "sensitivity": ("?", "?"),
-    "factors": ("?", "?"),
-    "scale": ("?", "?"),
-    "accuracy": ("?", "?"),
-    "real-vs-estimated": ("?", "?"),
-    "time": ("?", "?"),
-    "convergence": ("?", "?"),
+    "sensitivity": ("1 min", "2 min", "50 min"),
+    "factors": ("2 min", "13 min", "13 min"),
+    "scale": ("1 min", "10 min", "16 min"),
+    "accuracy": ("5 min", "45 min", "14 h"),
+    "real-vs-estimated": ("1 min", "8 min", "100 min"),
+    "time": ("1 min", "1 min", "4 min"),
+    "convergence": ("1 min", "", "?"),
 }
 
 
@@ -95,11 +96,14 @@ def main(arguments: list[str]) -> int:
 
 def _list(console: Console) -> None:
     console.print("The paper's tables and figures: [bold]dpps paper NAME --out DIR[/]\n")
-    console.print(f"  {'':<18} {'--quick':>8} {'full':>10}")
+    console.print(f"  {'':<18} {'--quick':>8} {'--models mlp':>13} {'all':>8}")
     for name, (_, what) in NAMES.items():
-        quick, full = TOOK[name]
-        console.print(f"  [bold cyan]{name:<18}[/] {quick:>8} {full:>10}  {what}")
-    console.print(f"\nTimes: 2 cores of an AMD EPYC, no GPU, 15 November 2026. Here are {cores()} cores.")
+        quick, mlp, everything = TOOK[name]
+        console.print(f"  [bold cyan]{name:<18}[/] {quick:>8} {mlp:>13} {everything:>8}  {what}")
+    console.print(
+        "\nTimes: about, 2 cores of an AMD EPYC shared with other jobs, no GPU, 15 November 2026. "
+        f"Here are {cores()} cores."
+    )
 
 
 def _convergence(config: PaperConfig, console: Console) -> int:

@@ -205,7 +205,7 @@ def _write_units(results: Mapping[Cell, Result], scope: Scope, page: Page) -> No
     table = Table(("unit", "total epsilon", "delta", *published.TOPOLOGIES))
     for budget in BUDGETS[:3]:
         found = [results.get(Entry("mlp", "PartPSP-1", budget, t).cell(scope)) for t in published.TOPOLOGIES]
-        spent = next((r["epsilon_sum"] for r in found if r and "epsilon_sum" in r), None)
+        spent = next((r["epsilon_sum"] for r in found if r and r.get("epsilon_sum")), None)
         table.add(
             f"node-swap, b = {budget:g} (paper)", spent, 0, *(r["accuracy"] if r else None for r in found)
         )
