@@ -231,6 +231,30 @@ def stop(out: Path, number: int, checkpoints: int = 1) -> tuple[int, str]:
         return process.returncode, shown
 
 
+def test_a_lost_or_older_ledger_stops_a_resumed_run(tmp_path, capsys):
+    out = tmp_path / "run"
+    code, _ = stop(out, signal.SIGTERM)
+    assert code == 3
+    ledger = out / "ledger.jsonl"
+    whole = ledger.read_bytes()
+    for damaged in (None, b"".join(whole.splitlines(keepends=True)[:3])):
+        ledger.unlink()
+        if damaged is not None:
+            ledger.write_bytes(damaged)
+        assert main(["train", *LONGER, "--out", str(out), "--resume"]) == 1
+        assert "what was spent is not known" in capsys.readouterr().err
+        if damaged is None:
+            assert ledger.exists()  # an empty one was begun; it does not count
+    ledger.write_bytes(whole)
+    assert main(["train", *LONGER, "--out", str(out), "--resume"]) == 0
+
+
+def test_the_ledger_of_messages_that_left_is_never_deleted(tmp_path):
+    train(tmp_path / "run", "--secure-noise")
+    train(tmp_path / "run", "--secure-noise", "--overwrite")
+    assert len(list((tmp_path / "run").glob("ledger-until-*.jsonl"))) == 1
+
+
 def same_models(a: Path, b: Path) -> bool:
     return all(
         (a / "models" / f"node-{k}.safetensors").read_bytes()
@@ -284,6 +308,14 @@ WRONG = [
     (["train", "--hold-out", "1.5"], "--hold-out is 1.5"),
     (["train", "--dropouts", "1.5"], "1.5"),
     (["train", "--epsilon", "3", "--noise-multiplier", "1"], "both was given"),
+    (["train", "--algorithm", "sgp", "--epsilon", "1"], "--epsilon has no meaning without noise"),
+    (["train", "--unit", "none", "--clip", "1"], "--clip has no meaning without noise"),
+    (["train", "--unit", "node-swap", "--noise-multiplier", "3"], "--noise-multiplier belongs to Gaussian"),
+    (["train", "--unit", "node-swap", "--mechanism", "gaussian"], "defined with Laplace noise"),
+    (["train", "--budget", "5"], "--budget belongs to Laplace"),
+    (["train", "--unit", "contribution", "--budget", "5", "--noise-rate", "0"], "--noise-rate is 0"),
+    (["train", "--out", "/proc/nope"], "/proc/nope cannot be made"),
+    (["train", "--resume"], "--resume needs --out"),
     (["plan", "--epsilon", "0"], "epsilon is 0"),
     (["plan", "--rounds", "0"], "--rounds is 0"),
     (["topology", "base-0", "--nodes", "5"], "0"),

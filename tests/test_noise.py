@@ -186,3 +186,38 @@ def test_a_long_row_has_the_noise_of_its_stream_whatever_the_pieces():
     whole = Streams(3, NOISE).at(1, 0).standard_normal(d, dtype=np.float32)
     np.testing.assert_array_equal(noise[1].numpy(), whole)
     torch.testing.assert_close(norms, noise.double().abs().sum(1), rtol=1e-5, atol=0)
+
+
+def test_a_private_start_row_is_rounded_to_the_grid_like_everything_private():
+    """Its residue modulo the step would give it away; the rounding is charged."""
+    sent = []
+
+    class Watched(dpps.Stacked):
+        def mix(self, weights, *xs):
+            sent.append(xs[0].clone())
+            return super().mix(weights, *xs)
+
+    bound = dpps.Bounded(distance=0, clip=0, start_distance=1.0)
+    protocol = dpps.DPPS(dpps.Ring(3), dpps.Laplace(1.0), bound, noise=SecureNoise(), fabric=Watched(3))
+    record = protocol.step(protocol.start(torch.tensor([[0.1], [0.2], [0.7]], dtype=torch.float64)))
+    steps = sent[0] / SecureNoise().grid(record.scale)
+    assert bool((steps == steps.round()).all())
+    assert record.used >= 1.0 + SecureNoise().grid(record.scale)
+
+
+def test_a_source_without_noise_for_local_parameters_says_so():
+    from dpps.noise import Scripted
+
+    with pytest.raises(UsageError, match="no noise for local parameters"):
+        Scripted([]).for_local_part()
+    seeded = dpps.Seeded(1)
+    a, _ = draw(seeded, dpps.Laplace(1.0), n=2, d=50)
+    b, _ = draw(seeded.for_local_part(), dpps.Laplace(1.0), n=2, d=50)
+    assert not bool((a == b).any())
+
+
+def test_the_clip_holds_in_half_precision_too():
+    rows = torch.randn(20, 3000).half()
+    bound = dpps.Bounded(2.0, clip=1.0)
+    admitted, _ = bound.admit(rows, rows.double().abs().sum(1), 1.0)
+    assert float(admitted.double().abs().sum(1).max()) <= 1.0

@@ -512,6 +512,94 @@ def test_adding_one_example_moves_the_clipped_sum_by_at_most_clip():
         assert float((full - without).norm()) <= 0.05
 
 
+class LowRank(nn.Linear):
+    """A linear layer with two more parameters, as fine-tuning methods add them."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.down, self.up = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+class Centre(nn.Module):
+    """Mixes the examples of a batch, below an innocent container."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x):
+        h = self.inner(x)
+        return h - h.mean(0)
+
+
+def tied():
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+def hooked():
+    model = nn.Sequential(nn.Linear(6, 3))
+    model[0].register_forward_hook(lambda _, __, out: out - out.mean(0))
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(LowRank()),
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))),
+        lambda: nn.Sequential(Centre(), nn.Linear(6, 3)),
+        tied,
+        hooked,
+    ],
+    ids=["low rank", "weight norm", "mixing below a container", "tied", "hooked"],
+)
+def test_what_only_looks_like_a_chain_of_linear_layers_takes_the_general_way(make):
+    model = make()
+    way = per_example(Partition(model, "all"), F.cross_entropy, 1.0, torch.randn(6))
+    assert isinstance(way, Examples)
+
+
+def test_an_example_that_is_not_finite_counts_as_zero_and_disturbs_nobody():
+    partition = Partition(tiny(), ["layer1"])
+    s, l = partition.initial()
+    x, target = torch.randn(1, 6, 6), torch.randint(0, 3, (1, 6))
+    for way in (Linears(partition, F.cross_entropy, 1.0), Examples(partition, F.cross_entropy, 1.0)):
+        mask = torch.tensor([[True] * 5 + [False]])
+        mask[0, 2] = False
+        expected = way.sums(s[None], l[None], x, target, mask)[1:]
+        broken = x.clone()
+        broken[0, 2], broken[0, 5] = float("inf"), float("nan")  # sampled below; padding
+        mask[0, 2] = True
+        for a, b in zip(way.sums(s[None], l[None], broken, target, mask)[1:], expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_where_messages_really_leave_a_failure_is_not_told():
+    """A crafted example must not be able to stop the run: noise is sent instead."""
+
+    class Elsewhere(dpps.Stacked):
+        simulation = False
+
+    data = toy_data(3)
+    data[1].tensors[0][:] = float("nan")
+    learner = dpps.PartPSP(
+        tiny(),
+        ["layer1"],
+        dpps.Ring(3),
+        dpps.Contribution(clip=1.0, round_epsilon=1.0),
+        batch_size=10,
+        fabric=Elsewhere(3),
+        seed=0,
+    ).start(data, epochs=1)
+    learner.round()
+    assert bool(torch.isfinite(learner.state.s).all())
+
+
 def test_models_of_unknown_forward_never_take_the_quick_way():
     class Mixes(nn.Module):
         def __init__(self):
@@ -556,6 +644,26 @@ def test_bad_input_is_refused_before_any_work():
                 data, epochs=1, test=(torch.randn(4, 6), torch.tensor([0, 1, 2, 7]))
             ),
             "labels run from 0 to 7",
+        ),
+        (
+            lambda: dpps.PartPSP(
+                mlp, ["layer1"], ring, dpps.Record(epsilon=1), batch_size=10, local_steps=2
+            ).fit(data, epochs=1),
+            "local_steps is 2",
+        ),
+        (
+            lambda: dpps.PartPSP(mlp, [], ring, dpps.Record(epsilon=1), batch_size=10).fit(data, epochs=1),
+            "nothing is shared",
+        ),
+        (
+            lambda: dpps.PartPSP(
+                nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)),
+                ["0"],
+                ring,
+                dpps.Record(epsilon=1),
+                batch_size=10,
+            ).fit(data, epochs=1),
+            "dropout masks",
         ),
         (dpps.Record, "neither was given"),
         (lambda: dpps.Record(epsilon=1, noise_multiplier=1), "both was given"),

@@ -188,7 +188,7 @@ def test_rows_may_come_in_any_memory_order():
     results = []
     for v, e in ((values, eps), (values.contiguous(), eps.contiguous())):
         protocol = dpps.DPPS(
-            dpps.Ring(5), dpps.Laplace(1), dpps.Bounded(1.0, start_distance=1.0), noise=dpps.Seeded(0)
+            dpps.Ring(5), dpps.Laplace(1), dpps.Bounded(1.0, start_distance=100.0), noise=dpps.Seeded(0)
         )
         state = protocol.start(v)
         protocol.step(state, e)
@@ -223,19 +223,31 @@ def test_seeded_noise_is_keyed_by_node_and_round_and_repeats():
 
 
 def test_an_absent_node_keeps_its_row_and_applies_no_perturbation():
-    topology = dpps.Exponential(6).with_dropouts({0: [2], 1: [2]})
+    topology = dpps.Exponential(6).with_dropouts({1: [2], 2: [2]})
     protocol = dpps.DPPS(
-        topology, dpps.Laplace(1), dpps.Bounded(1.0, start_distance=1.0), sync_every=2, noise=dpps.Seeded(0)
+        topology, dpps.Laplace(1), dpps.Bounded(1.0, start_distance=100.0), sync_every=3, noise=dpps.Seeded(0)
     )
-    values = torch.randn(6, 9)
-    state = protocol.start(values)
-    for _ in range(2):  # the second round synchronises those present
+    state = protocol.start(torch.randn(6, 9))
+    protocol.step(state, torch.ones(6, 9))
+    before = state.s[2].clone()
+    for _ in range(2):  # the second of these rounds synchronises those present
         record = protocol.step(state, torch.ones(6, 9))
-        assert torch.equal(state.s[2], values[2])
+        assert torch.equal(state.s[2], before)
         assert not record.synchronised
     assert bool((state.s[[0, 1, 3, 4, 5]] == state.s[0]).all())
     protocol.step(state, torch.ones(6, 9))
-    assert not torch.equal(state.s[2], values[2])
+    assert not torch.equal(state.s[2], before)
+
+
+def test_private_start_values_need_everybody_in_round_0_and_a_true_bound():
+    bound = dpps.Bounded(distance=0, clip=0, start_distance=1.0)
+    away = dpps.Exponential(4).with_dropouts({0: [2]})
+    with pytest.raises(UsageError, match="away in round 0"):
+        dpps.DPPS(away, dpps.Laplace(1), bound).start(torch.rand(4, 1))
+    with pytest.raises(UsageError, match="more than start_distance 1"):
+        dpps.DPPS(dpps.Exponential(4), dpps.Laplace(1), bound).start(
+            torch.tensor([[0.0], [5.0], [0.0], [0.0]])
+        )
 
 
 # A round is a transaction

@@ -292,9 +292,10 @@ class Cluster:
     # Trouble
 
     def give_up(self, error: Exception) -> None:
-        """Tell the others why this process stops; they will say so instead of guessing."""
+        """Tell the others that this process stops. Not why: an error's words may quote this node's data."""
+        kind = "its request is wrong" if isinstance(error, UsageError) else "it failed"
         with suppress(RunError):
-            self._answer(lambda: self._report(str(error), []), 2.0)
+            self._answer(lambda: self._report(f"{kind}; rank {self.rank}'s own output says why", []), 2.0)
         self._hang_up()
 
     def trouble(self, lost: Sequence[int], what: str) -> RunError:

@@ -168,6 +168,7 @@ class TrainConfig:
             raise UsageError(f"--hold-out is {self.hold_out}: it must lie in [0, 1)")
         if self.resume and self.overwrite:
             raise UsageError("--resume and --overwrite exclude each other: choose one")
+        self._check_options()
         if not 1 <= self.timeout < float("inf"):
             raise UsageError(f"--timeout is {self.timeout}: it must be 1 second or more")
         if (self.node_data is None) != (self.classes is None):
@@ -176,6 +177,34 @@ class TrainConfig:
             )
         if self.seeded_noise and self.secure_noise:
             raise UsageError("--seeded-noise and --secure-noise exclude each other: choose one")
+
+    def _check_options(self) -> None:
+        """An option that would be ignored is refused: somebody means something by it."""
+        given = {
+            n: getattr(self, n)
+            for n in ("epsilon", "budget", "noise_multiplier", "clip")
+            if getattr(self, n) is not None
+        }
+        if (self.unit == "none" or self.algorithm == "sgp") and given:
+            name = next(iter(given)).replace("_", "-")
+            raise UsageError(
+                f"--{name} has no meaning without noise (--unit none, --algorithm sgp): leave it out, or choose a unit"
+            )
+        laplace = self.unit == "node-swap" or (self.unit == "contribution" and self.mechanism == "laplace")
+        if laplace and self.noise_multiplier is not None:
+            raise UsageError("--noise-multiplier belongs to Gaussian noise: use --budget or --epsilon here")
+        if not laplace and self.budget is not None:
+            raise UsageError("--budget belongs to Laplace noise: use --noise-multiplier or --epsilon here")
+        if self.unit == "node-swap" and self.mechanism == "gaussian":
+            raise UsageError(
+                "--mechanism gaussian: the unit node-swap is defined with Laplace noise; use the unit contribution or record"
+            )
+        if self.unit == "contribution" and self.budget is not None and not self.noise_rate > 0:
+            raise UsageError(
+                f"--noise-rate is {self.noise_rate}: with --budget it must be positive (epsilon of a round is budget / rate)"
+            )
+        if self.resume and self.out is None:
+            raise UsageError("--resume needs --out DIR: the folder of the run to go on with")
 
     # What the options mean
 

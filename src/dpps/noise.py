@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpps.errors import UsageError
 from dpps.mechanisms import Mechanism
-from dpps.streams import NOISE, Streams, fresh_seed
+from dpps.streams import LOCAL_NOISE, NOISE, Streams, fresh_seed
 
 _BLOCK = 1 << 17  # numbers shaped at a time: they stay in the processor's cache
 
@@ -50,6 +51,12 @@ class NoiseSource(ABC):
         """Total variation distance between what was drawn and the noise that is charged for."""
         return 0.0
 
+    def for_local_part(self) -> "NoiseSource":
+        """A source for the local parameters whose noise has nothing to do with that of the messages (unit record)."""
+        raise UsageError(
+            f"{type(self).__name__} has no noise for local parameters: use Seeded or SecureNoise in the unit record"
+        )
+
     @abstractmethod
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
         """Make the message of `out.half` in place; return the L1 norm of each row's noise (zeros where nobody asks)."""
@@ -66,6 +73,9 @@ class Seeded(NoiseSource):
     def __init__(self, seed: int | None = None, purpose: int = NOISE) -> None:
         self.seed = fresh_seed() if seed is None else seed
         self._streams = Streams(self.seed, purpose)
+
+    def for_local_part(self) -> NoiseSource:
+        return Seeded(self.seed, LOCAL_NOISE)
 
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
         norms = torch.zeros(len(out.nodes), dtype=torch.float64)

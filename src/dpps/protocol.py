@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -264,7 +265,11 @@ class DPPS:
         rate = state.rate if self.sensitivity.noise_decays else 1.0
         estimated = self.sensitivity.estimate(state.memory, look)
         rough = 2 * self.mechanism.scale(estimated) * rate  # the final scale is below: rounding adds little
-        extra = self.noise.discreteness(rough) + self.sensitivity.rounding(
+        # a private start row is rounded as a whole, which costs what it costs in node-swap
+        rounding = self.sensitivity.rounding
+        if self.sensitivity.base_is_public and not self._base_is_public(state):
+            rounding = partial(Sensitivity.rounding, self.sensitivity)
+        extra = self.noise.discreteness(rough) + rounding(
             state.setting.dimension, self.noise.grid(rough), self.mechanism.norm
         )
         used = math.nextafter(estimated + extra, math.inf) if extra else estimated  # rounded up, never down
@@ -286,8 +291,13 @@ class DPPS:
             "share fewer parameters, or add less noise (larger budget or smaller noise rate)"
         )
 
+    def _base_is_public(self, state: State) -> bool:
+        """Whether rows follow from earlier messages. Private start values do not: in round 0 they are what is to be hidden."""
+        known = state.round > 0 or state.setting.common_start
+        return self.sensitivity is not None and self.sensitivity.base_is_public and known
+
     def _release(self, state: State, eps: Tensor, half: Tensor, scale: float) -> Tensor:
-        public = self.sensitivity.base_is_public if self.sensitivity else False
+        public = self._base_is_public(state)
         norms_wanted = any(w.needs_noise_norms for w in self._all_sensitivities())
         out = Outgoing(state.s, eps, half, self.fabric.rows, state.round, public, norms_wanted)
         present = self.topology.present(state.clock)

@@ -35,6 +35,9 @@ class SecureNoise(NoiseSource):
     def __init__(self, keystream: Keystream | None = None) -> None:
         self.keystream = keystream or Keystream()
 
+    def for_local_part(self) -> NoiseSource:
+        return self  # a keystream never gives the same bits twice
+
     def grid(self, scale: float) -> float:
         """The step: the power of two with `scale` between STEPS and 2 STEPS steps."""
         return 0.0 if scale == 0 else 2.0 ** math.floor(math.log2(scale / STEPS))

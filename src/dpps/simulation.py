@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from dpps import data, models
 from dpps.config import TrainConfig
 from dpps.data.node_files import node_folder, read_node
-from dpps.errors import UsageError
+from dpps.errors import RunError, UsageError
 from dpps.learning.tensorboard import TensorBoard
 from dpps.learning.training import Callback, Run, Training, check_labels, finite_or_none
 from dpps.privacy.ledger import Budget, Ledger
@@ -122,7 +122,12 @@ def prepare(config: TrainConfig, callbacks: Sequence[Callback] = (), site: Site 
     examples = _examples(config, rows)
     torch.manual_seed(config.seed)
     model, prefixes = models.build(
-        config.model, config.shared_names(), examples.shape, examples.classes, norm=config.norm
+        config.model,
+        config.shared_names(),
+        examples.shape,
+        examples.classes,
+        norm=config.norm,
+        dropout=0.0 if config.unit == "record" else 0.1,
     )
     skipped = models.load_weights(model, config.weights) if config.weights else []
     if examples.test is not None:
@@ -152,6 +157,7 @@ def prepare(config: TrainConfig, callbacks: Sequence[Callback] = (), site: Site 
         config.checkpoint_every,
     )
     site.take_up(training, config)
+    _check_coverage(training, folder)
     privacy = site.privacy(training.privacy(), config)
     return Job(config, out, training, examples.split, skipped, privacy, site)
 
@@ -242,7 +248,12 @@ def _check_folder(folder: Path, config: TrainConfig) -> None:
 
 
 def _same_run(folder: Path, config: TrainConfig) -> None:
-    before = json.loads((folder / "run.json").read_text())
+    try:
+        before = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder / 'run.json'} cannot be read ({error}): start a new run in another folder"
+        ) from error
     if before["fingerprint"] != config.fingerprint():
         now = config.to_json()
         differ = [
@@ -255,11 +266,27 @@ def _same_run(folder: Path, config: TrainConfig) -> None:
         )
 
 
+def _check_coverage(training: Training, folder: Path) -> None:
+    """A ledger that lacks rounds of the state was lost or put back: what was spent is not known."""
+    done, charges = training.learner.state.round, training.charges
+    if isinstance(charges, Booked) and training.learner.partition.shared and not charges.ledger.covers(done):
+        charges.ledger.close()
+        raise RunError(
+            f"the ledger in {folder} lacks rounds that the checkpoint (round {done}) has: it was lost or replaced by an older one, "
+            "so what was spent is not known; restore it, or start a new run"
+        )
+
+
 def _clear(folder: Path, config: TrainConfig) -> None:
-    """Everything is checked: make the folder ours."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Everything is checked: make the folder ours. A ledger of messages that really left is moved aside, never deleted."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be made: {error.strerror}") from error
     if config.resume:
         return
+    if config.overwrite:
+        _keep_ledger(folder / "ledger.jsonl")
     for name in _OURS if config.overwrite else ():
         path = folder / name
         if path.is_dir():
@@ -270,6 +297,12 @@ def _clear(folder: Path, config: TrainConfig) -> None:
     _write_aside(folder / "run.json", json.dumps(header, indent=1) + "\n")
 
 
+def _keep_ledger(path: Path) -> None:
+    """Messages that left cannot be taken back, so the ledger of a run with secure noise outlives it."""
+    if path.exists() and b'"durable":true' in path.read_bytes().partition(b"\n")[0]:
+        path.rename(path.with_name(f"ledger-until-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl"))
+
+
 def _ledger(
     folder: Path, config: TrainConfig, plan: Plan, terms: Terms, rows: range, durable: bool
 ) -> Ledger:
@@ -278,6 +311,7 @@ def _ledger(
         "unit": config.unit,
         "mechanism": terms.mechanism.name,
         "rows": list(rows),
+        "durable": durable,
     }
     path = folder / "ledger.jsonl"
     # In the units with a total, rounds beyond the plan are refused before they are sent; replays count.

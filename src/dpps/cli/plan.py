@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import tyro
@@ -12,6 +12,7 @@ from tyro.conf import arg
 
 from dpps.cli import DONE
 from dpps.cli.progress import working
+from dpps.config import TrainConfig
 from dpps.errors import UsageError
 from dpps.privacy.accountant import label
 from dpps.privacy.plan import Outlook, outlook
@@ -45,10 +46,10 @@ class PlanConfig:
     """Training examples of the smallest node."""
     batch_size: int = 100
     """Expected batch of a node."""
-    lr_shared: float = 0.1
-    """Learning rate of the shared parameters."""
-    clip: float = 1.0
-    """Gradient clip."""
+    lr_shared: float | None = None
+    """Learning rate of the shared parameters (default as in train: 1 for record, otherwise 0.1)."""
+    clip: float | None = None
+    """Gradient clip (default as in train: 1; 30 for contribution with Laplace noise)."""
     records_per_user: int = 1
     """Records one person may own (record)."""
     mechanism: Literal["laplace", "gaussian"] = "laplace"
@@ -86,7 +87,9 @@ def main(arguments: list[str]) -> int:
 
 
 def answer(config: PlanConfig) -> Outlook:
-    """The outlook for a configuration."""
+    """The outlook for a configuration; what is left out is as in `dpps train`."""
+    config = _filled(config)
+    assert config.lr_shared is not None
     for name in ("rounds", "parameters", "examples", "batch_size"):
         if getattr(config, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {getattr(config, name)}: it must be 1 or more")
@@ -103,21 +106,31 @@ def answer(config: PlanConfig) -> Outlook:
     )
 
 
+def _filled(config: PlanConfig) -> PlanConfig:
+    names = (
+        "unit",
+        "epsilon",
+        "delta",
+        "clip",
+        "lr_shared",
+        "mechanism",
+        "noise_multiplier",
+        "budget",
+        "noise_rate",
+    )
+    full = TrainConfig(**{name: getattr(config, name) for name in names}).resolved()
+    return replace(config, **{name: getattr(full, name) for name in names})
+
+
 def _unit(config: PlanConfig) -> Unit:
-    given = config.noise_multiplier is not None or config.budget is not None
-    epsilon = 3.0 if config.epsilon is None and not given else config.epsilon
+    epsilon = config.epsilon
+    clip = 1.0 if config.clip is None else config.clip  # node-swap does without
     if config.unit == "record":
-        if config.budget is not None:
-            raise UsageError(
-                "--budget belongs to Laplace noise: the unit record takes --epsilon or --noise-multiplier"
-            )
-        return Record(epsilon, config.delta, config.clip, config.noise_multiplier, config.records_per_user)
+        return Record(epsilon, config.delta, clip, config.noise_multiplier, config.records_per_user)
     if config.unit == "node-swap":
         return NodeSwap(config.budget, config.noise_rate, Certified(config.delta), None, epsilon)
     round_epsilon = None if config.budget is None else config.budget / config.noise_rate
-    return Contribution(
-        config.clip, epsilon, config.delta, config.mechanism, round_epsilon, config.noise_multiplier
-    )
+    return Contribution(clip, epsilon, config.delta, config.mechanism, round_epsilon, config.noise_multiplier)
 
 
 def show(result: Outlook, config: PlanConfig) -> None:

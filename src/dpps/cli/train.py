@@ -82,17 +82,17 @@ def _take_config(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
 def _say_stopped(console: Console, job: Job) -> None:
     done, planned = job.training.learner.state.round, job.training.total_rounds
     console.print(f"stopped after round {done} of {planned}; everything is in {job.folder}")
-    again = f"dpps train {_again()} --resume"
+    again = f"dpps train {_again(job.folder)} --resume"
     if started_distributed():
         again = "the same command and --resume, for all processes"
     console.print(f"go on with: {again}", markup=False)
 
 
-def _again() -> str:
+def _again(folder: Path) -> str:
     import shlex
 
     words = [w for w in sys.argv[2:] if w not in ("--resume", "--overwrite")]
-    return shlex.join(words)
+    return shlex.join(words if "--out" in words else [*words, "--out", str(folder)])
 
 
 def _say_done(console: Console, job: Job, summary: dict[str, object]) -> None:
@@ -111,4 +111,8 @@ def _say_done(console: Console, job: Job, summary: dict[str, object]) -> None:
         console.print(
             f"privacy   [bold]{epsilon}[/], delta {privacy.delta:g}, unit {privacy.unit}, {summary['rounds']} rounds"
         )
+        if not job.training.learner.protocol.noise.private:
+            console.print(
+                "          (seeded noise: what a run with --secure-noise would cost; these messages are not private)"
+            )
     console.print(f"files     {job.folder}")

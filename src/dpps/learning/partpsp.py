@@ -24,7 +24,7 @@ from dpps.privacy.units import Plan, Terms, Unit
 from dpps.protocol import DPPS, Charges, Record, State
 from dpps.secure import SecureNoise
 from dpps.sensitivity import Sensitivity
-from dpps.streams import LOCAL_NOISE, fresh_seed
+from dpps.streams import fresh_seed
 from dpps.topology import Topology
 
 if TYPE_CHECKING:
@@ -134,8 +134,18 @@ class PartPSP:
         if epochs < 1:
             raise UsageError(f"epochs is {epochs}: it must be 1 or more")
         data = NodeData(datasets, self.device)
+        if 0 in data.sizes:
+            raise UsageError(
+                f"node {fabric.rows[data.sizes.index(0)]} has no examples: give every node at least one"
+            )
+        if self.privacy and self.lr_shared == 0 and self.partition.shared:
+            raise UsageError(
+                "lr_shared is 0: then nothing is learned from the others and there is nothing to protect; raise it, or share nothing"
+            )
         plan = self.plan(data, fabric, epochs)
         terms = self.privacy.terms(plan) if self.privacy else None
+        if terms and terms.example_clip is not None:
+            self._check_record()
         protocol = DPPS(
             self.topology,
             terms.mechanism if terms else NoNoise(),
@@ -150,6 +160,16 @@ class PartPSP:
         if ledger and terms:  # last, when nothing can be refused any more
             protocol.ledger = ledger(plan, terms)
         return learner
+
+    def _check_record(self) -> None:
+        if self.local_steps > 1:
+            raise UsageError(
+                f"local_steps is {self.local_steps}: the unit record takes one step per round; raise the batch size instead"
+            )
+        if not self.partition.shared:
+            raise UsageError(
+                "nothing is shared: the unit record protects what is sent; share something, or train without a unit"
+            )
 
     def fit(
         self,
@@ -201,7 +221,9 @@ class Learner:
         self.sampler = self._sampler()
         self.engine = self._engine()
         self.per_example = self._per_example()
-        self._local_noise = self._local_noise_source()
+        self._local_noise = (
+            protocol.noise.for_local_part() if self.per_example and self.partition.local else protocol.noise
+        )
         self._optimizers = self._make_optimizers()
         self.protocol_seconds = 0.0
         """Of the last round."""
@@ -212,8 +234,10 @@ class Learner:
         """One round of Algorithm 2: the protocol's record (None when nothing is shared) and every row's loss."""
         self._refuse_unpaid()
         losses, local, perturbation = self._private_step() if self.per_example else self._step()
+        if self._hides_failures():
+            perturbation = torch.nan_to_num(perturbation, nan=0.0, posinf=0.0, neginf=0.0)
         bad = (~torch.isfinite(losses)).nonzero().flatten().tolist()
-        if bad:
+        if bad and not self._hides_failures():
             raise RunError(
                 f"the loss of node {self.rows[bad[0]]} is {float(losses[bad[0]])} in round {self.state.round}: nothing of this "
                 "round was sent; lower the learning rates or clip more"
@@ -230,6 +254,11 @@ class Learner:
             self.state.round, self.state.clock = self.state.round + 1, self.state.clock + 1
         self.local = local
         return record, losses
+
+    def _hides_failures(self) -> bool:
+        """Stopping because of one's data is a message without noise: where messages really leave, noise is sent instead."""
+        sensitivity = self.protocol.sensitivity
+        return not self.protocol.fabric.simulation and sensitivity is not None and sensitivity.base_is_public
 
     def _refuse_unpaid(self) -> None:
         """A target epsilon was spread over the planned rounds: a round beyond them would break the promise."""
@@ -287,9 +316,19 @@ class Learner:
         if self.local.shape[1]:
             out = Outgoing(self.local, change, moved, self.rows, self.state.round, base_is_public=True)
             self._local_noise.release(
-                self.terms.mechanism, self.terms.mechanism.scale(step * self.per_example.clip), out
+                self.terms.mechanism, self._local_scale(step * self.per_example.clip), out
             )
         return losses, moved, sum_s.mul_(-self.config.lr_shared * rate / expected)
+
+    def _local_scale(self, share: float) -> float:
+        """Noise on the local part, as the message has it: what rounding to a grid adds is hidden, too."""
+        assert self.terms is not None
+        mechanism, noise = self.terms.mechanism, self._local_noise
+        rough = 2 * mechanism.scale(share)
+        extra = noise.discreteness(rough) + self.terms.sensitivity.rounding(
+            0, noise.grid(rough), mechanism.norm
+        )
+        return mechanism.scale(share + extra)
 
     # Beginning and end of an epoch
 
@@ -300,13 +339,20 @@ class Learner:
             self.protocol.restart_clock(self.state, rate)
 
     def mean_shared(self) -> Tensor:
-        """The averaged s, the output of Algorithm 2."""
-        return self.protocol.fabric.mean(self.state.s)
+        """The averaged s, the output of Algorithm 2.
 
-    def noise_distance(self) -> float:
-        """Distance of all noise drawn so far from the noise that is charged for (0 for continuous noise)."""
+        In a distributed run of node-swap rows are what is to be hidden, and averaging would send them without noise: there each
+        process averages its own rows only.
+        """
+        sensitivity, fabric = self.protocol.sensitivity, self.protocol.fabric
+        if not fabric.simulation and sensitivity is not None and not sensitivity.base_is_public:
+            return self.state.s.mean(0)
+        return fabric.mean(self.state.s)
+
+    def noise_distance(self, rounds: int) -> float:
+        """Distance of the noise of so many rounds from the noise that is charged for (0 for continuous noise)."""
         dimension = self.partition.shared_size + (self.partition.local_size if self.per_example else 0)
-        return self.protocol.noise.distance(self.protocol.mechanism, dimension, self.state.round)
+        return self.protocol.noise.distance(self.protocol.mechanism, dimension, rounds)
 
     # To and from disk
 
@@ -362,10 +408,6 @@ class Learner:
             return None
         x, _ = self.data.take(np.zeros((len(self.rows), 1), dtype=np.int64))
         return per_example(self.partition, self.config.loss, self.terms.example_clip, x[0, 0])
-
-    def _local_noise_source(self) -> NoiseSource:
-        noise = self.protocol.noise
-        return Seeded(self.config.seed, LOCAL_NOISE) if isinstance(noise, Seeded) else noise
 
     def _make_optimizers(self) -> list[tuple[nn.Parameter, torch.optim.Optimizer]] | None:
         make = self.config.local_optimizer

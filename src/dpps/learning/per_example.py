@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from dpps.errors import UsageError
 from dpps.learning.gradients import Loss
@@ -33,6 +34,7 @@ _PER_EXAMPLE = (
     nn.LeakyReLU,
     nn.ELU,
 )
+_KNOWN = frozenset((*_PER_EXAMPLE, nn.Sequential, MLP, MLPResidual))
 
 
 class PerExample(ABC):
@@ -53,6 +55,11 @@ class PerExample(ABC):
 
     def _factors(self, squared_norms: Tensor, mask: Tensor) -> Tensor:
         return self.clip / squared_norms.sqrt().clamp(min=self.clip) * (1 - _MARGIN) * mask
+
+    @staticmethod
+    def _without(bad: Tensor, values: Tensor) -> Tensor:
+        """Examples whose gradient is not finite count as zero: neither a NaN nor stopping because of one may tell of them."""
+        return values.masked_fill(bad[:, :, None], 0.0)
 
 
 class Examples(PerExample):
@@ -79,10 +86,12 @@ class Examples(PerExample):
         for first in range(0, mask.shape[1], chunk := max(1, _LIMIT // per_example)):
             part = slice(first, first + chunk)
             (g_s, g_l), values = self._gradients(y, l, x[:, part], target[:, part])
-            factor = self._factors(_squares(g_s) + _squares(g_l), mask[:, part])
-            sum_s += torch.bmm(factor[:, None], g_s)[:, 0]
-            sum_l += torch.bmm(factor[:, None], g_l)[:, 0]
-            losses += (values * mask[:, part]).sum(1)
+            squares = _squares(g_s) + _squares(g_l)
+            bad = ~torch.isfinite(squares)
+            factor = self._factors(squares.masked_fill(bad, 0.0), mask[:, part])
+            sum_s += torch.bmm(factor[:, None], self._without(bad, g_s))[:, 0]
+            sum_l += torch.bmm(factor[:, None], self._without(bad, g_l))[:, 0]
+            losses += values.masked_fill(~mask[:, part], 0.0).sum(1)
         return losses / mask.sum(1).clamp(min=1), sum_s, sum_l
 
 
@@ -111,14 +120,15 @@ class Linears(PerExample):
         squares = torch.zeros_like(losses)
         for layer, a, d in zip(self._layers.values(), inputs, returned, strict=True):
             squares += d.square().sum(2) * (a.square().sum(2) + float(layer.bias is not None))
-        factor = self._factors(squares.detach(), mask)
-        sum_s, sum_l = torch.empty_like(y), torch.empty_like(l)
+        bad = ~torch.isfinite(squares)
+        factor = self._factors(squares.masked_fill(bad, 0.0), mask)
+        sum_s, sum_l = torch.zeros_like(y), torch.zeros_like(l)
         for (name, layer), a, d in zip(self._layers.items(), inputs, returned, strict=True):
-            scaled = d * factor[:, :, None]
-            self._put(f"{name}.weight", torch.bmm(scaled.mT, a), sum_s, sum_l)
+            scaled = self._without(bad, d) * factor[:, :, None]
+            self._put(f"{name}.weight", torch.bmm(scaled.mT, self._without(bad, a)), sum_s, sum_l)
             if layer.bias is not None:
                 self._put(f"{name}.bias", scaled.sum(1), sum_s, sum_l)
-        mean = (losses.detach() * mask).sum(1) / mask.sum(1).clamp(min=1)
+        mean = losses.detach().masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp(min=1)
         return mean, sum_s, sum_l
 
     def _forward(
@@ -154,7 +164,7 @@ class Linears(PerExample):
 
 def per_example(partition: Partition, loss: Loss, clip: float, example: Tensor) -> PerExample:
     """The quick way where it is certain to be right, otherwise the general one."""
-    refuse_batch_norm(partition.model)
+    refuse_mixing(partition.model)
     kind = Linears if _only_linear(partition, example) else Examples
     return kind(partition, loss, clip)
 
@@ -162,23 +172,27 @@ def per_example(partition: Partition, loss: Loss, clip: float, example: Tensor) 
 def _only_linear(partition: Partition, example: Tensor) -> bool:
     """Whether the model is known to treat examples one by one and all its parameters sit in linear layers used once on vectors.
 
-    Only models whose forward pass is known count: a module that mixed the examples of a batch would break the bound.
+    Only modules whose forward pass is known count, by exact type and without hooks: a module that mixed the examples of a batch,
+    or a parameter that is no layer's weight or bias (tied, normalised, low-rank), would break the bound.
     """
     model = partition.model
-    plain = isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
-    if not (type(model) in (MLP, MLPResidual) or plain):
+    modules = list(model.modules())
+    if any(type(m) not in _KNOWN or m._forward_hooks or m._forward_pre_hooks for m in modules):
         return False
-    leaves = [m for m in model.modules() if not list(m.children())]
-    if not all(isinstance(m, _PER_EXAMPLE) for m in leaves):
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    owned = [f"{name}.{own}" for name, m in linear.items() for own, _ in m.named_parameters(recurse=False)]
+    trained = [slot.name for slot in (*partition.shared, *partition.local)]
+    if sorted(owned) != sorted(trained):
         return False
     calls: list[int] = []
-    linear = [m for m in leaves if isinstance(m, nn.Linear)]
-    handles = [m.register_forward_hook(lambda _, inputs, __: calls.append(inputs[0].ndim)) for m in linear]
+    handles = [
+        m.register_forward_hook(lambda _, inputs, __: calls.append(inputs[0].ndim)) for m in linear.values()
+    ]
     with torch.no_grad():
         model(example[None])
     for handle in handles:
         handle.remove()
-    return calls == [2] * len(linear) and all(p.requires_grad for p in model.parameters())
+    return calls == [2] * len(linear)
 
 
 def _squares(g: Tensor) -> Tensor:
@@ -186,12 +200,21 @@ def _squares(g: Tensor) -> Tensor:
     return norms.square()
 
 
-def refuse_batch_norm(model: nn.Module) -> None:
-    """BatchNorm mixes the examples of a batch, so no gradient belongs to one example."""
-    found: Sequence[str] = [name for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+def refuse_mixing(model: nn.Module) -> None:
+    """BatchNorm mixes the examples of a batch, so no gradient belongs to one example; dropout masks would have to be secret."""
+    norms: Sequence[str] = [name for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    if norms:
         raise UsageError(
-            f"{', '.join(found[:3])}{more}: BatchNorm mixes examples, so the record unit cannot bound one example's share; "
+            f"{_some(norms)}: BatchNorm mixes examples, so the record unit cannot bound one example's share; "
             "use GroupNorm instead (--norm group, ResNet18(norm='group')), or the unit contribution"
         )
+    dropouts = [name for name, m in model.named_modules() if isinstance(m, _DropoutNd) and m.p > 0]
+    if dropouts:
+        raise UsageError(
+            f"{_some(dropouts)}: dropout masks are drawn for the whole batch, so one example more would change the others'; "
+            "set dropout to 0 in the record unit (its noise regularises)"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

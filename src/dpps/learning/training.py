@@ -209,9 +209,9 @@ class Training:
     def privacy(self) -> Privacy:
         """What has been spent so far, from what was charged."""
         noise, unit = self.learner.protocol.noise, self.learner.config.privacy
-        return account(
-            unit, self.charges.charges(), private_noise=noise.private, distance=self.learner.noise_distance()
-        )
+        charges = self.charges.charges()
+        distance = self.learner.noise_distance(sum(charge.count for charge in charges))
+        return account(unit, charges, private_noise=noise.private, distance=distance)
 
     # Files
 

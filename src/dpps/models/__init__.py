@@ -66,7 +66,7 @@ def shared_prefixes(name: str, shared: str) -> tuple[str, ...]:
 
 
 def build(
-    name: str, shared: str, shape: tuple[int, ...], classes: int, norm: str = "batch"
+    name: str, shared: str, shape: tuple[int, ...], classes: int, norm: str = "batch", dropout: float = 0.1
 ) -> tuple[Staged, tuple[str, ...]]:
     """The named model, fitted to the data and initialised from torch's generator, and its shared part.
 
@@ -81,16 +81,19 @@ def build(
         shape: shape of one example; (channels, height, width) for resnet18 and vit.
         classes: number of labels.
         norm: the norm of resnet18, "batch" or "group"; no other model has one to choose.
+        dropout: of vit; the unit record needs 0.
     """
     prefixes = shared_prefixes(name, shared)
     if classes < 1:
         raise UsageError(f"{classes} classes: a model needs at least 1")
     if not shape or min(shape) < 1:
         raise UsageError(f"examples of shape {shape} are empty: every dimension must be at least 1")
-    return _fit(name, prefixes, shape, classes, norm), prefixes
+    return _fit(name, prefixes, shape, classes, norm, dropout), prefixes
 
 
-def _fit(name: str, prefixes: tuple[str, ...], shape: tuple[int, ...], classes: int, norm: str) -> Staged:
+def _fit(
+    name: str, prefixes: tuple[str, ...], shape: tuple[int, ...], classes: int, norm: str, dropout: float
+) -> Staged:
     if name == "mlp":
         return MLP((prod(shape), HIDDEN, prod(shape), classes))
     if name == "mlp-residual":
@@ -105,4 +108,4 @@ def _fit(name: str, prefixes: tuple[str, ...], shape: tuple[int, ...], classes: 
         raise UsageError(
             f"vit needs square images whose side is a multiple of {PATCH}, not {height}x{width}: use resnet18"
         )
-    return ViT(image=height, patch=PATCH, classes=classes, channels=channels)
+    return ViT(image=height, patch=PATCH, classes=classes, channels=channels, dropout=dropout)

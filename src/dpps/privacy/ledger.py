@@ -217,6 +217,10 @@ class Ledger:
         """Charged rounds that a state restored at round `position` lacks; re-running charges them again."""
         return sum(count for start, count in self._rounds.items() if start >= position)
 
+    def covers(self, position: int) -> bool:
+        """Whether every round before `position` has been charged."""
+        return all(self._rounds[round_] > 0 for round_ in range(position))
+
     def charges(self) -> list[Charge]:
         """All lines, replays and reservations included, added up by kind and node set."""
         return [replace(kind, count=count) for (_, kind), count in self._kinds.items()]

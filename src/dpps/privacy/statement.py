@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpps.mechanisms import Mechanism
-from dpps.privacy.accountant import Charge, Total, label
+from dpps.privacy.accountant import Charge, Total
 from dpps.privacy.ledger import Entry, Ledger
 from dpps.privacy.units import Unit
 
@@ -115,8 +115,7 @@ def _words(unit: Unit, total: Total, charges: Sequence[Charge], private_noise: b
     if not charges:
         return "Nothing was sent, so nothing was revealed."
     rounds = sum(c.count for c in charges)
-    guarantee = f"{label(total.epsilon)}, delta {total.delta:g}, over {rounds} rounds (by {total.accountant})"
-    parts = [f"Protected: {unit.who()}.", f"Guarantee: {guarantee}."]
+    parts = [f"Protected: {unit.who()}.", unit.promise(total, rounds)]
     if not private_noise:
         parts.append(SIMULATED)
     parts.append(f"Not covered: {unit.limits()}{'; ' + shared if shared else ''}.")

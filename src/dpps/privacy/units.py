@@ -12,7 +12,7 @@ from typing import Literal
 
 from dpps.errors import UsageError, unknown
 from dpps.mechanisms import Gaussian, Laplace, Mechanism
-from dpps.privacy.accountant import Charge, Total, noise_for, total
+from dpps.privacy.accountant import Charge, Total, label, noise_for, total
 from dpps.sensitivity import Bounded, Certified, Sensitivity
 
 UNITS = ("node-swap", "contribution", "record", "none")
@@ -73,6 +73,10 @@ class Unit(ABC):
         """The cost of all messages of one node, from its ledger."""
         return total(charges, self.delta, self.records_per_user, distance=distance)
 
+    def promise(self, total: Total, rounds: int) -> str:
+        """In plain words: what the total is worth."""
+        return f"Guarantee: {label(total.epsilon)}, delta {total.delta:g}, over {rounds} rounds (by {total.accountant})."
+
     @abstractmethod
     def who(self) -> str:
         """In plain words: who is hidden, and from whom."""
@@ -125,8 +129,17 @@ class NodeSwap(Unit):
         plain = total(charges, 0.0)  # the noise scale depends on the data, so only the plain sum stands
         return Total(plain.epsilon, self.delta, plain.accountant, plain.epsilon_sum, plain.by_method)
 
+    def promise(self, total: Total, rounds: int) -> str:
+        return (
+            f"No guarantee for the run as a whole: the epsilons of {rounds} rounds add up to {label(total.epsilon)}, delta "
+            f"{total.delta:g}, and each of them holds for its own round only."
+        )
+
     def who(self) -> str:
-        return "which node sent a message, against the node that receives it (the paper's Definitions 2 to 5)"
+        return (
+            "which node sent a message, against a receiver whom the channel does not tell (the paper's Definitions 2 to 5; in a "
+            "distributed run the connection does tell)"
+        )
 
     def limits(self) -> str:
         tuned = type(self.sensitivity).__name__ in ("Paper", "Oracle")
@@ -134,8 +147,8 @@ class NodeSwap(Unit):
         norms = "" if isinstance(self.sensitivity, Certified) else " and the norm of its noise"
         return (
             f"{proof}the sensitivity depends on the data, and the scalar every node broadcasts reveals the norm of its "
-            f"update{norms}; no training example and no node's whole contribution is protected; the guarantee is per "
-            "round, and the plain sum over rounds is no proven total (docs/audit.md shows a case above it)"
+            f"update{norms}; no training example and no node's whole contribution is protected; the plain sum over "
+            "rounds is no proven total (docs/audit.md shows a case above it); how many examples a node holds is public"
         )
 
 
@@ -199,7 +212,8 @@ class Contribution(Unit):
     def limits(self) -> str:
         return (
             "a node's local parameters are trained without noise and must never be published; people whose records lie with "
-            "several nodes are protected once per node; several runs on the same data add up"
+            "several nodes are protected once per node; several runs on the same data add up; how many examples a node holds is "
+            "public"
         )
 
 

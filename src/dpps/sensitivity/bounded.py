@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.sensitivity.base import Look, Memory, Sensitivity, Setting
+from dpps.sensitivity.base import Look, Memory, Sensitivity, Setting, real_sensitivity
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,24 @@ class Bounded(Sensitivity):
                 "the rows start different, so the start values are private and need protection too: "
                 "say how far two of them can be apart (start_distance), or start all rows equal"
             )
+        if self.start_distance > 0:
+            self._check_start(setting, s)
         return {}
+
+    def _check_start(self, setting: Setting, s: Tensor) -> None:
+        present = setting.topology.present(0)
+        if present is not None and not present.all():
+            raise UsageError(
+                "a node is away in round 0, and private start values are protected in that round only: "
+                "let everybody take part in the first round"
+            )
+        if (
+            setting.fabric.simulation
+            and (apart := real_sensitivity(s, setting.mechanism.norm)) > self.start_distance
+        ):
+            raise UsageError(
+                f"two start rows are {apart:.4g} apart, more than start_distance {self.start_distance:g}: raise it or clip them"
+            )
 
     def estimate(self, memory: Memory, look: Look) -> float:
         return self.distance * look.rate + (self.start_distance if look.round == 0 else 0.0)
@@ -64,7 +81,8 @@ class Bounded(Sensitivity):
         if limit == 0:
             return torch.zeros_like(perturbation), torch.zeros_like(norms)
         # A hair below the limit, so that rounding in the product cannot carry the norm above it.
-        factor = (limit / norms.clamp(min=limit) * (1 - 1e-6)).clamp(max=1.0)
+        hair = max(1e-6, 4 * torch.finfo(perturbation.dtype).eps)
+        factor = (limit / norms.clamp(min=limit) * (1 - hair)).clamp(max=1.0)
         factor[norms <= limit] = 1.0
         return perturbation * factor.to(perturbation)[:, None], norms * factor
 
