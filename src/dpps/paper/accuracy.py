@@ -154,7 +154,7 @@ def write(results: Mapping[Cell, Result], scope: Scope, page: Page) -> None:
         value = result["accuracy"] if result else None
         if value is not None:
             ours[entry] = value
-        shown = value if value is not None else "broke off" if result else "not run"
+        shown = _shown(value) if result else "not run"
         difference = None if value is None else value - entry.theirs
         table.add(
             entry.model,
@@ -173,6 +173,10 @@ def write(results: Mapping[Cell, Result], scope: Scope, page: Page) -> None:
         "claims", "The paper's claims, computed from its table and from ours (MLP block)", _claims(ours)
     )
     page.figure("accuracy", _draw(ours, results, scope))
+
+
+def _shown(accuracy: float | None) -> float | str:
+    return "broke off" if accuracy is None else accuracy
 
 
 def _write_seeds(results: Mapping[Cell, Result], scope: Scope, page: Page) -> None:
@@ -197,7 +201,8 @@ def _write_periods(results: Mapping[Cell, Result], scope: Scope, page: Page) -> 
     for name, row in rows.items():
         gaps = [abs(v - theirs[t]) for t, v in row.items() if v is not None]
         fit = sum(gaps) / len(gaps) if len(gaps) == len(theirs) else None
-        table.add(name, *(row.get(t) for t in published.TOPOLOGIES), fit)
+        shown = (_shown(row[t]) if t in row else "not run" for t in published.TOPOLOGIES)
+        table.add(name, *shown, fit)
     page.table("periods", "Which period fits the paper: PartPSP-1, b = 3, MLP, accuracy %", table)
 
 
