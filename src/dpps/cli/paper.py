@@ -40,8 +40,8 @@ TOOK = {
     "sensitivity": ("1 min", "2 min", "50 min"),
     "factors": ("2 min", "13 min", "13 min"),
     "scale": ("1 min", "10 min", "16 min"),
-    "accuracy": ("5 min", "45 min", "14 h"),
-    "real-vs-estimated": ("1 min", "8 min", "100 min"),
+    "accuracy": ("5 min", "50 min", "14 h"),
+    "real-vs-estimated": ("1 min", "11 min", "100 min"),
     "time": ("1 min", "1 min", "4 min"),
     "convergence": ("1 min", "", "?"),
 }

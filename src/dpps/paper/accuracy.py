@@ -19,6 +19,7 @@ PERIOD = {"mlp": 7, "resnet18": 5, "vit": 5}
 PERIODS = (0, 3, 4, 5, 6, 7, 8, 10)
 CLIPS = (100.0, 200.0)
 BUDGETS: tuple[float | None, ...] = (3.0, 2.0, 1.0, None)
+_AXIS: tuple[float | None, ...] = (1.0, 2.0, 3.0, None)
 VIT_EXAMPLES = 4_000
 
 _ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -272,8 +273,8 @@ def _draw(ours: Mapping[Entry, float], results: Mapping[Cell, Result], scope: Sc
         for color, algorithm in zip(
             ("#0057a8", "#3fa34d", "#c05a00", "#7a4fa3"), published.ALGORITHMS, strict=True
         ):
-            mine = [(b or 4, ours[e]) for b in BUDGETS if (e := Entry(model, algorithm, b, topology)) in ours]
-            theirs = [(b or 4, Entry(model, algorithm, b, topology).theirs) for b in BUDGETS]
+            mine = [(b or 4, ours[e]) for b in _AXIS if (e := Entry(model, algorithm, b, topology)) in ours]
+            theirs = [(b or 4, Entry(model, algorithm, b, topology).theirs) for b in _AXIS]
             axis.plot(*zip(*theirs, strict=True), color=color, linestyle=":", linewidth=1)
             if mine:
                 axis.plot(*zip(*mine, strict=True), color=color, marker="o", markersize=3, label=algorithm)
