@@ -35,7 +35,7 @@ NAMES = {
 }
 
 #: --quick, --models mlp, everything, on 2 cores of an AMD EPYC (virtual machine), no GPU, 15 November 2026. The middle column was
-#: measured while other jobs used the machine too (accuracy and scale: scaled up from the nine tenths that ran); the others follow from the processor time of their rounds (? = not measured).
+#: measured while other jobs used the machine too (accuracy and scale: scaled up from the four fifths and more that ran); the others follow from the processor time of their rounds (? = not measured).
 TOOK = {
     "sensitivity": ("1 min", "2 min", "50 min"),
     "factors": ("2 min", "13 min", "13 min"),
