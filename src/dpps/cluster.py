@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from dpps.errors import RunError, UsageError
+from dpps.errors import PeerError, RunError, UsageError
 from dpps.fabric.wire import SMALL, Message, Wire
 
 SECRET = "DPPS_SECRET"
@@ -292,10 +292,13 @@ class Cluster:
     # Trouble
 
     def give_up(self, error: Exception) -> None:
-        """Tell the others that this process stops. Not why: an error's words may quote this node's data."""
+        """Tell the others that this process stops; why, only if a peer is to blame: other words may quote this node's data."""
         kind = "its request is wrong" if isinstance(error, UsageError) else "it failed"
+        why = (
+            str(error) if isinstance(error, PeerError) else f"{kind}; rank {self.rank}'s own output says why"
+        )
         with suppress(RunError):
-            self._answer(lambda: self._report(f"{kind}; rank {self.rank}'s own output says why", []), 2.0)
+            self._answer(lambda: self._report(why, []), 2.0)
         self._hang_up()
 
     def trouble(self, lost: Sequence[int], what: str) -> RunError:

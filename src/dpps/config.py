@@ -224,6 +224,8 @@ class TrainConfig:
             "lr_local": rate,
             "hold_out": 0.0 if self.split == "iid" else 0.1,
         }
+        if self.unit == "none" or self.algorithm == "sgp":
+            filled |= {"clip": None, "epsilon": None, "budget": None}
         return dataclasses.replace(self, **{k: v for k, v in filled.items() if getattr(self, k) is None})
 
     def privacy(self) -> Unit | None:

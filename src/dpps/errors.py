@@ -16,6 +16,10 @@ class RunError(DppsError, RuntimeError):
     """The run failed (exit code 1): says what happened and what is safe on disk."""
 
 
+class PeerError(RunError):
+    """Something another process did. Its words hold nothing of this process's data, so they may be told to all."""
+
+
 def unknown(kind: str, value: object, allowed: Iterable[str]) -> UsageError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = list(allowed)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpps.errors import RunError, UsageError
+from dpps.errors import PeerError, UsageError
 from dpps.fabric.base import Fabric, combine
 from dpps.fabric.wire import DOOR, ROWS, SMALL, Message, Wire
 from dpps.topology import Weights
@@ -206,7 +206,7 @@ class Distributed(Fabric):
     def _check_door(self, peer: int, message: Tensor, expected: bytes) -> None:
         received = bytes(message[: len(expected)].tolist())
         if received != expected:
-            raise RunError(
+            raise PeerError(
                 f"rank {peer} sends {_described(received)} where {_described(expected)} was expected: refused, "
                 "nothing of this round was used"
             )
@@ -223,7 +223,7 @@ class Distributed(Fabric):
     def _refuse_rows(self, nodes: Sequence[int]) -> None:
         if nodes:
             ranks = sorted({next(r for r, block in enumerate(self.blocks) if n in block) for n in nodes})
-            raise RunError(
+            raise PeerError(
                 f"the row of node {', '.join(map(str, nodes[:8]))} (rank {', '.join(map(str, ranks[:8]))}) holds NaN or infinity: "
                 "refused, nothing of this round was used"
             )

@@ -100,7 +100,7 @@ class Wiretap(Fabric):
 
     def mix(self, weights: Weights, *xs: Tensor) -> list[Tensor]:
         mixed = [combine(x, *_side_by_side(weights, self.copies)) for x in xs]
-        self.messages.append(xs[0])
+        self.messages.append(xs[0].clone())  # the protocol uses its memory again
         self.received.append(mixed[0])
         return mixed
 

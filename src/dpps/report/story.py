@@ -165,12 +165,20 @@ def command(config: TrainConfig, processes: int = 0) -> str:
     }
     for option in list(given):
         fewer = {k: v for k, v in given.items() if k != option}
-        if TrainConfig(**fewer).resolved().to_json() == TrainConfig(**given).resolved().to_json():
+        if _meaning(fewer) == _meaning(given):
             given = fewer
     assert TrainConfig(**given).resolved().fingerprint() == wanted.fingerprint()
     words = [word for option, value in given.items() for word in _option(option, value)]
     start = ["launch", "--nproc", str(processes), "--out", "again"] if processes else ["train"]
     return shlex.join(["dpps", *start, *words])
+
+
+def _meaning(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What these options resolve to; None if they have no meaning together."""
+    try:
+        return TrainConfig(**options).resolved().to_json()
+    except UsageError:
+        return None
 
 
 def _option(name: str, value: object) -> list[str]:
