@@ -20,10 +20,6 @@ class Slot:
     start: int
     stop: int
 
-    def of(self, flat: Tensor) -> Tensor:
-        """The parameter as a view of the flat vector."""
-        return flat[self.start : self.stop].view(self.shape)
-
 
 class Partition:
     """Splits a model's trainable parameters into shared (s) and local (l). Buffers and frozen parameters stay with the node.
@@ -55,10 +51,8 @@ class Partition:
 
     def views(self, s: Tensor | None, l: Tensor | None) -> dict[str, Tensor]:
         """Parameters by name, as views of one node's flat vectors (either may be left out)."""
-        named = {slot.name: slot.of(s) for slot in self.shared} if s is not None else {}
-        if l is not None:
-            named |= {slot.name: slot.of(l) for slot in self.local}
-        return named
+        named = _views(self.shared, s) if s is not None else {}
+        return named | (_views(self.local, l) if l is not None else {})
 
     def prefix(self) -> int | None:
         """k such that the shared parameters are exactly those of the model's first k stages; None if there is no such k."""
@@ -98,6 +92,12 @@ def _slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
         slots.append(Slot(name, p.shape, start, start + prod(p.shape)))
         start = slots[-1].stop
     return slots
+
+
+def _views(slots: Sequence[Slot], flat: Tensor) -> dict[str, Tensor]:
+    # one split, not a slice each: the gradient of a slice is as long as the whole vector
+    parts = torch.split(flat, [slot.stop - slot.start for slot in slots]) if slots else ()
+    return {slot.name: part.view(slot.shape) for slot, part in zip(slots, parts, strict=True)}
 
 
 def _size(slots: Sequence[Slot]) -> int:
