@@ -12,7 +12,7 @@ from dpps.privacy.units import Unit
 
 SIMULATED = (
     "This run was a simulation with seeded noise: whoever knows the seed can subtract it, so these very messages are not "
-    "private; the same run with secure noise has this guarantee."
+    "private; the numbers are those of the same run with secure noise."
 )
 
 
