@@ -54,7 +54,7 @@ class Place:
     host: str
     port: int
     by_agent: bool = False
-    """torchrun's agent already listens there: it tells everybody where the real meeting point is."""
+    """torchrun itself already listens there and tells everybody where the real meeting point is."""
     attempt: str = "0"
 
     @classmethod
