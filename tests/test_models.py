@@ -28,6 +28,7 @@ from dpps.models import (
     shared_prefixes,
     stage_parameters,
 )
+from dpps.models.resnet import Conv
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -660,3 +661,21 @@ def test_a_missing_file_or_a_directory_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.pt", tmp_path):
         with pytest.raises(UsageError, match="does not exist"):
             load_weights(MLP((4, 3, 2)), path)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3, 7]), st.integers(1, 2))
+def test_convolution_of_small_images(rows: int, columns: int, kernel: int, stride: int) -> None:
+    conv, plain = (
+        kind(3, 4, kernel, stride, padding=kernel // 2, bias=False).double() for kind in (Conv, nn.Conv2d)
+    )
+    x = torch.rand(2, 3, rows, columns, dtype=torch.float64)
+    direction = torch.rand_like(plain(x))
+
+    def gradients(module: nn.Module) -> Any:
+        return grad(
+            lambda w, x: (functional_call(module, {"weight": w}, x) * direction).sum(), argnums=(0, 1)
+        )(plain.weight, x)
+
+    torch.testing.assert_close(functional_call(conv, {"weight": plain.weight}, x), plain(x))
+    torch.testing.assert_close(gradients(conv), gradients(plain))
