@@ -1,21 +1,207 @@
-"""Two things timed in turn in one run, so that whatever else the machine does hits both alike."""
+"""Two things timed in turn in one run, so that whatever else the machine does hits both alike; and what a benchmark reports."""
 
+import argparse
+import json
+import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from statistics import median
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, Self
+
+import torch
+
+Work = Callable[[], object]
 
 
-def seconds(work: Callable[[], object]) -> float:
+class Spread(float):
+    """A median that also knows its quartiles."""
+
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Of these measurements."""
+        if len(values) == 1:
+            return cls.known(values[0], values[0], values[0], 1)
+        low, middle, high = quantiles(values, n=4, method="inclusive")
+        return cls.known(middle, low, high, len(values))
+
+    @classmethod
+    def known(cls, median: float, low: float, high: float, count: int) -> Self:
+        """As read from a file."""
+        spread = cls(median)
+        spread.low, spread.high, spread.count = low, high, count
+        return spread
+
+    def to_json(self) -> dict[str, float]:
+        """The reverse of `known`."""
+        return {"median": float(self), "low": self.low, "high": self.high, "count": self.count}
+
+
+def seconds(work: Work) -> float:
     """How long one call takes."""
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
 
 
-def in_turn(
-    first: Callable[[], object], second: Callable[[], object], repetitions: int
-) -> tuple[float, float, float]:
+def in_turn(first: Work, second: Work, repetitions: int) -> tuple[Spread, Spread, Spread]:
     """Median seconds of both, and the median of their ratios first / second, over so many turns."""
     first(), second()  # warm up
     pairs = [(seconds(first), seconds(second)) for _ in range(repetitions)]
-    return median(a for a, _ in pairs), median(b for _, b in pairs), median(a / b for a, b in pairs)
+    return (
+        Spread.of([a for a, _ in pairs]),
+        Spread.of([b for _, b in pairs]),
+        Spread.of([a / b for a, b in pairs]),
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. What is judged is the ratio, or `ours` where nothing stands beside it."""
+
+    what: str
+    ours: Spread | None = None
+    """None: skipped, and `note` says why."""
+    beside_what: str = ""
+    beside: Spread | None = None
+    ratio: Spread | None = None
+    target: float | None = None
+    """At most."""
+    unit: str = "s"
+    note: str = ""
+    at: tuple[str, float] | None = None
+    """Where on which axis of the plot."""
+    threads: int = field(default_factory=torch.get_num_threads)
+
+    @property
+    def judged(self) -> Spread | None:
+        """What the target is about."""
+        return self.ours if self.ratio is None else self.ratio
+
+    @property
+    def verdict(self) -> str:
+        """met, missed, skipped, or nothing where there is no target."""
+        if self.judged is None:
+            return "skipped"
+        return "" if self.target is None else "met" if self.judged <= self.target else "missed"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        plain = asdict(self)
+        for name in ("ours", "beside", "ratio"):
+            value: Spread | None = getattr(self, name)
+            plain[name] = None if value is None else value.to_json()
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Self:
+        """The reverse of `to_json`."""
+        spreads = {k: plain[k] and Spread.known(**plain[k]) for k in ("ours", "beside", "ratio")}
+        at = plain["at"] and (plain["at"][0], plain["at"][1])
+        return cls(**plain | spreads | {"at": at})
+
+
+def compare(
+    what: str,
+    ours: Work,
+    beside_what: str,
+    beside: Work,
+    turns: int,
+    target: float | None = None,
+    **more: Any,
+) -> Row:
+    """`ours` and `beside` in turn."""
+    first, second, ratio = in_turn(ours, beside, turns)
+    return Row(what, first, beside_what, second, ratio, target, **more)
+
+
+# A table, as text or Markdown
+
+HEADINGS = ("what", "ours", "beside", "", "ratio", "at most", "")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The texts of one line, in the order of HEADINGS."""
+    if row.ours is None:
+        return row.what, "", "", "", "", _number(row.target), f"skipped: {row.note}"
+    last = row.verdict + (f" ({row.note})" if row.note else "")
+    ours, beside = amount(row.ours, row.unit), "" if row.beside is None else amount(row.beside, row.unit)
+    target = _number(row.target) if row.ratio is not None else amount(row.target, row.unit)
+    return row.what, ours, row.beside_what, beside, ratio(row.ratio), target, last
+
+
+def amount(value: float | None, unit: str) -> str:
+    """A time or a size with three digits."""
+    if value is None:
+        return ""
+    if unit == "s" and value < 1:
+        return f"{1e3 * value:.3g} ms"
+    return f"{value:.3g} {unit}"
+
+
+def ratio(value: Spread | None) -> str:
+    """The median, and the quartiles behind it."""
+    return "" if value is None else f"{value:.2f} ({value.low:.2f}-{value.high:.2f})"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def text_table(lines: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their longest entry."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (zip(line, widths, strict=True) for line in lines)
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in line).rstrip() for line in padded)
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """The first line is the heading."""
+    rule = "|".join("---" for _ in lines[0])
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([rows[0], f"|{rule}|", *rows[1:]])
+
+
+# A benchmark as a program
+
+Rows = Callable[[bool], Iterable[Row]]
+"""What every benchmark is: given whether to be quick (smallest sizes, only to see that it runs), the rows of its table."""
+
+
+def main(rows: Rows, threads: int = 2) -> None:
+    """Run one benchmark on so many threads: a table, or with --json a line of JSON per row as it is measured."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="smallest sizes, only to see that it runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    options = parser.parse_args()
+    torch.set_num_threads(1 if options.quick else threads)
+    measured = []
+    for row in rows(options.quick):
+        measured.append(row)
+        if options.json:
+            print(json.dumps(row.to_json()), flush=True)
+    if not options.json:
+        print(text_table([HEADINGS, *map(cells, measured)]))
+
+
+def in_fresh_process(file: str, *arguments: object) -> dict[str, float]:
+    """Run `file` with these arguments in a process of its own; the numbers it prints, as JSON."""
+    command = [sys.executable, file, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    numbers: dict[str, float] = json.loads(done.stdout)
+    return numbers
+
+
+def peak_memory() -> float:
+    """Gigabytes (2^30 bytes) this process held at most. Linux only: elsewhere a child's peak includes its parent's."""
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) / 2**20

@@ -1,0 +1,62 @@
+"""The runs that are measured: PartPSP-1 on random numbers of the shape of the paper's data."""
+
+import torch
+from torch.utils.data import TensorDataset
+
+import dpps
+from dpps.fabric import Stacked
+from dpps.learning import Learner
+from dpps.learning.gradients import Engine
+from dpps.noise import NoiseSource
+from dpps.privacy.units import Unit
+
+SHAPES = {"mlp": (1, 28, 28), "resnet18": (3, 28, 28), "vit": (3, 32, 32)}
+PARAMETERS = 7850  # the shared part of the paper's MLP
+
+
+def unit_of(name: str, shared: int) -> Unit:
+    """The units, with so little noise that numbers stay in the range of a real run however long it is measured."""
+    # the paper's estimate grows with d_s: the same growth for every model
+    budget = 5 * shared / PARAMETERS
+    return {
+        "node-swap": dpps.NodeSwap(budget=budget, sensitivity=dpps.Paper(0.78, 0.55)),
+        "contribution": dpps.Contribution(clip=30, round_epsilon=1e3),
+        "record": dpps.Record(noise_multiplier=1.0),
+    }[name]
+
+
+def learner(
+    nodes: int,
+    batch: int,
+    examples: int,
+    *,
+    model: str = "mlp",
+    unit: str = "node-swap",
+    hidden: int = 10,
+    noise: NoiseSource | None = None,
+    fabric: Stacked | None = None,
+) -> Learner:
+    """A run before its first round: EXP, synchronised every 5 rounds, as many examples at every node.
+
+    Args:
+        hidden: the width of the MLP's shared layer: d_s = 785 hidden.
+        fabric: by default all nodes in this process.
+    """
+    torch.manual_seed(0)
+    rows = nodes if fabric is None else len(fabric.rows)
+    x, labels = torch.rand(rows * examples, *SHAPES[model]), torch.randint(0, 10, (rows * examples,))
+    parts = (slice(k * examples, (k + 1) * examples) for k in range(rows))
+    norm, dropout = ("group", 0.0) if unit == "record" else ("batch", 0.1)
+    net, shared = dpps.models.build(model, "1", SHAPES[model], 10, norm, dropout)
+    if model == "mlp":
+        net = dpps.models.MLP((784, hidden, 784, 10))
+    algorithm = dpps.PartPSP(net, shared, dpps.Exponential(nodes), batch_size=batch, sync_every=5, seed=0)
+    algorithm.noise, algorithm.fabric = noise, fabric
+    algorithm.privacy = unit_of(unit, algorithm.partition.shared_size)
+    return algorithm.start([TensorDataset(x[part], labels[part]) for part in parts], epochs=1)
+
+
+def gradients(run: Learner, engine: Engine) -> None:
+    """The two gradients of Algorithm 2 with shared stages forward once, nothing else."""
+    x, target, _ = run.sampler.batch(run.state.round)
+    engine.step(run.state.y, run.local, x, target, lambda g, rows: run.local[rows] - 0.1 * g, 0)

@@ -1,0 +1,67 @@
+"""ResNet-18 and ViT: a whole round beside the nodes' bare gradients, and beside two plain passes of the whole model.
+
+Claim: a round of PartPSP-1, N=10, batch 100, is at most 1.10 times the sum of the nodes' gradient computations in plain torch:
+one module per node, the shared stages forward once, no flat vectors. Two plain forward and backward passes are what Algorithm 2
+costs whoever does not cut the model in two.
+"""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from learners import learner
+from measure import Row, compare, main
+from torch import Tensor
+
+from dpps.learning import Learner
+from dpps.models import Staged
+
+
+class Plain:
+    """One ordinary module per node, as a user of torch alone would have it."""
+
+    def __init__(self, run: Learner) -> None:
+        assert isinstance(run.config.model, Staged)
+        self.models = [copy.deepcopy(run.config.model).train() for _ in run.rows]
+        prefix = run.partition.prefix()
+        assert prefix is not None
+        self.prefix, self.run = prefix, run
+        self.names = {slot.name for slot in run.partition.shared}
+
+    def gradients(self) -> None:
+        """Algorithm 2 for every node: local gradients on the detached output of the front, then the shared gradients."""
+        x, target, _ = self.run.sampler.batch(self.run.state.round)
+        for model, inputs, labels in zip(self.models, x, target, strict=True):
+            shared = [p for name, p in model.named_parameters() if name in self.names]
+            local = [p for name, p in model.named_parameters() if name not in self.names]
+            h = model.run(inputs, 0, self.prefix)
+            torch.autograd.grad(self._loss(model, h.detach(), labels), local)
+            torch.autograd.grad(self._loss(model, h, labels), shared)
+
+    def _loss(self, model: Staged, h: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model.run(h, self.prefix), labels)
+
+    def twice(self) -> None:
+        """The whole model forward and backward, two times."""
+        x, target, _ = self.run.sampler.batch(self.run.state.round)
+        for model, inputs, labels in zip(self.models, x, target, strict=True):
+            for _ in range(2):
+                torch.autograd.grad(F.cross_entropy(model(inputs), labels), list(model.parameters()))
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Both models."""
+    nodes, batch, turns = (2, 2, 1) if quick else (10, 100, 3)
+    for model, named in (("resnet18", "ResNet-18"), ("vit", "ViT")):
+        run = learner(nodes, batch, batch, model=model)
+        plain = Plain(run)
+        what = f"round, {named}, N={nodes}, batch {batch}, PartPSP-1"
+        yield compare(what, run.round, "the nodes' gradients in plain torch", plain.gradients, turns, 1.10)
+        yield compare(
+            what, run.round, "two plain forward and backward passes", plain.twice, max(1, turns - 1)
+        )
+
+
+if __name__ == "__main__":
+    main(rows)
