@@ -1,9 +1,14 @@
-"""Algorithm 2 against the NumPy oracle, the two gradient engines against each other, and the limits that must coincide."""
+"""Algorithm 2 against the NumPy oracle, the gradient engines against each other, and the limits that must coincide."""
 
+from itertools import pairwise
+from unittest import mock
+
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -11,7 +16,9 @@ import dpps
 import oracle
 from dpps.errors import RunError, UsageError
 from dpps.learning import Partition
-from dpps.learning.gradients import Loop, Vectorised, choose_engine
+from dpps.learning.chain import Chained, is_chain
+from dpps.learning.engines import choose_engine
+from dpps.learning.gradients import Loop, Vectorised
 from dpps.learning.partpsp import clip_rows
 from dpps.learning.per_example import Examples, Linears, per_example
 from dpps.noise import Scripted
@@ -101,13 +108,17 @@ MODELS = {
     "all shared": (lambda: dpps.models.MLP((6, 4, 3)), "all"),
     "all local": (lambda: dpps.models.MLP((6, 4, 3)), []),
     "sequential": (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), ["0"]),
+    "no bias": (lambda: nn.Sequential(nn.Linear(6, 9, bias=False), nn.Tanh(), nn.Linear(9, 3)), ["0"]),
+    "head shared": (lambda: dpps.models.MLP((6, 4, 5, 3)), ["layer3"]),
+    "middle shared": (lambda: dpps.models.MLP((6, 4, 5, 3)), ["layer2"]),
+    "biases local": (lambda: dpps.models.MLP((6, 4, 5, 3)), lambda name: name.endswith("weight")),
     "no prefix": (Branched, ["left", "head"]),
     "tail shared": (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), ["2"]),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_both_engines_give_the_same_and_it_is_what_autograd_says(name):
+def test_all_engines_give_the_same_and_it_is_what_autograd_says(name):
     torch.manual_seed(3)
     make, shared = MODELS[name]
     partition, n = Partition(make(), shared), 4
@@ -115,11 +126,12 @@ def test_both_engines_give_the_same_and_it_is_what_autograd_says(name):
     y, local = s + 0.1 * torch.randn(n, len(s)), l + 0.1 * torch.randn(n, len(l))
     x, target = torch.randn(n, 7, 6), torch.randint(0, 3, (n, 7))
     results = []
-    for kind in (Vectorised, Loop):
+    for kind in (Vectorised, Loop, *([Chained] if is_chain(partition, 2) else [])):
         engine = kind(partition, F.cross_entropy, range(n))
         results.append(engine.step(y, local, x, target, lambda g, rows: local[rows] - 0.5 * g, 0))
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    for result in results[1:]:
+        for a, b in zip(results[0], result, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     losses, new, shared_gradient = results[0]
     for k in range(n):
         row, own = y[k].clone().requires_grad_(), local[k].clone().requires_grad_()
@@ -138,6 +150,52 @@ def test_both_engines_give_the_same_and_it_is_what_autograd_says(name):
             torch.testing.assert_close(shared_gradient[k], gradient, rtol=1e-4, atol=1e-6)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_chains_of_any_form_get_the_gradients_of_autograd(data):
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    widths = data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=5))
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in pairwise(widths):
+        activation = data.draw(st.sampled_from([nn.Tanh, nn.ReLU, nn.Identity, None]))
+        layers += [nn.Linear(a, b, bias=data.draw(st.booleans()))] + ([activation()] if activation else [])
+    model = nn.Sequential(*layers).double()
+    names = [name for name, _ in model.named_parameters()]
+    chosen = set(data.draw(st.lists(st.sampled_from(names), unique=True)))
+    partition, n, batch = Partition(model, lambda name: name in chosen), data.draw(st.integers(1, 7)), 3
+    assert is_chain(partition, 3)
+    s, l = (part.double() for part in partition.initial())
+    y, local = s + torch.randn(n, len(s)), l + torch.randn(n, len(l))
+    x = torch.randn(n, batch, 1, widths[0]).double()
+    loss, target = F.mse_loss, torch.randn(n, batch, widths[-1]).double()
+    if data.draw(st.booleans()):
+        loss, target = F.cross_entropy, torch.randint(0, widths[-1], (n, batch))
+    chained, plain = (kind(partition, loss, range(n)) for kind in (Chained, Loop))
+    for _ in range(3):  # memory is used again
+        with mock.patch("dpps.learning.chain._BLOCK", data.draw(st.integers(1, 100))):
+            ours = chained.step(y, local, x, target, lambda g, rows: local[rows] - 0.01 * g, 0)  # noqa: B023
+        theirs = plain.step(y, local, x, target, lambda g, rows: local[rows] - 0.01 * g, 0)  # noqa: B023
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8, check_dtype=False)
+        y, local = y - 0.01 * ours[2], ours[1]
+
+
+def test_what_is_no_chain():
+    linear = nn.Linear(6, 3)
+    assert is_chain(Partition(nn.Sequential(linear), ["0"]), 2)
+    assert not is_chain(Partition(nn.Sequential(linear), ["0"]), 3)  # acts on the last axis of an image
+    assert not is_chain(Partition(nn.Sequential(linear, nn.Softmax(1)), ["0"]), 2)
+    assert not is_chain(Partition(nn.Sequential(nn.Tanh(), linear), ["1"]), 2)
+    assert not is_chain(Partition(nn.Sequential(linear, nn.Tanh(), nn.Tanh()), ["0"]), 2)
+    assert not is_chain(Partition(dpps.models.MLPResidual(1, 6, 3), ["layer1"]), 2)
+    frozen = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    frozen[0].weight.requires_grad_(False)
+    assert not is_chain(Partition(frozen, ["1"]), 2)
+    heard = nn.Sequential(nn.Linear(6, 3))
+    heard[0].register_forward_hook(lambda *_: None)
+    assert not is_chain(Partition(heard, ["0"]), 2)
+
+
 def test_evaluation_of_both_engines_agrees():
     partition = Partition(dpps.models.MLP((6, 4, 5, 3)), ["layer1"])
     s, l = partition.initial()
@@ -150,7 +208,7 @@ def test_evaluation_of_both_engines_agrees():
 @pytest.mark.parametrize(
     ("model", "kind"),
     [
-        (nn.Sequential(nn.Linear(6, 3)), Vectorised),
+        (nn.Sequential(nn.Linear(6, 3)), Chained),
         (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), Loop),
         (nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)), Loop),
         (nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 1, 3), nn.Flatten(), nn.Linear(4, 3)), Loop),

@@ -2,23 +2,20 @@
 
 Two engines give the same numbers: `Vectorised` runs all nodes at once (`torch.vmap` over stacked parameters), `Loop` one node
 after the other, for models whose layers keep state or draw random numbers (BatchNorm, dropout) and for convolutions on a CPU,
-where a loop is faster. When the shared parameters are the first stages of the model, their forward pass is computed once a
+where a loop is faster. (`dpps.learning.chain` has a third for chains of linear layers, `dpps.learning.engines` chooses.) When the shared parameters are the first stages of the model, their forward pass is computed once a
 round and serves both gradients: BatchNorm statistics in the shared part then move once a round, and both gradients see the
 same dropout mask.
 """
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dpps.learning.partition import Partition
 from dpps.models import call_stages
@@ -28,8 +25,6 @@ Loss = Callable[[Any, Tensor], Tensor]
 Update = Callable[[Tensor, slice], Tensor]
 """Takes local gradients (k, d_l) and which rows they belong to, and returns the new local parameters of these rows."""
 EngineName = Literal["auto", "vectorised", "loop"]
-
-_log = logging.getLogger(__name__)
 
 
 class Engine(ABC):
@@ -142,7 +137,7 @@ class Loop(Engine):
         self, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, round_: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         self.model.train()
-        losses, new, shared = torch.zeros(len(y)), torch.empty_like(l), torch.empty_like(y)
+        losses, new, shared = y.new_zeros(len(y)), torch.empty_like(l), torch.empty_like(y)
         for k in range(len(y)):
             self._node = k
             with self._dropout_stream(round_):
@@ -192,57 +187,6 @@ def _seeded(words: tuple[int, int]) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(mixed ^ (mixed >> 32))  # the CPU generator looks at the low 32 bits only
         yield
-
-
-def choose_engine(
-    partition: Partition,
-    loss: Loss,
-    rows: Sequence[int],
-    example: tuple[Tensor, Tensor],
-    seed: int = 0,
-    name: EngineName = "auto",
-) -> Engine:
-    """The engine for this model: a rule, then one trial of the vectorised engine on one batch entry.
-
-    Args:
-        example: one node's (inputs, targets), a batch of at least two.
-        name: "auto", or force one.
-    """
-    reason = (
-        None
-        if name == "vectorised"
-        else "asked for"
-        if name == "loop"
-        else _loop_reason(partition.model, example[0].device)
-    )
-    if reason is None and name == "auto":
-        reason = _trial(Vectorised(partition, loss, rows[:1], seed), example)
-    if reason is not None:
-        _log.info("gradients node by node: %s", reason)
-        return Loop(partition, loss, rows, seed)
-    return Vectorised(partition, loss, rows, seed)
-
-
-def _loop_reason(model: nn.Module, device: torch.device) -> str | None:
-    """Why this model needs the loop, or None."""
-    for name, module in model.named_modules():
-        if isinstance(module, (_BatchNorm, _InstanceNorm)) and module.track_running_stats:
-            return f"{name} keeps running statistics"
-        if isinstance(module, _DropoutNd) and module.p > 0:
-            return f"{name} draws random numbers"
-        if isinstance(module, nn.modules.conv._ConvNd) and device.type == "cpu":
-            return f"{name} is a convolution, which runs faster node by node on a CPU"
-    return None
-
-
-def _trial(engine: Vectorised, example: tuple[Tensor, Tensor]) -> str | None:
-    s, l = engine.partition.initial()
-    x, target = (part[None].to(part.device) for part in example)
-    try:
-        engine.step(s[None].to(x.device), l[None].to(x.device), x, target, lambda g, _: l[None].to(g), 0)
-    except RuntimeError as error:  # what torch.vmap raises for operations it cannot batch
-        return f"torch.vmap cannot run this model ({str(error).splitlines()[0]})"
-    return None
 
 
 def _gradient(losses: Tensor, of: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from dpps.errors import RunError, UsageError
 from dpps.fabric import Fabric, Stacked
 from dpps.keystream import Keystream
 from dpps.learning.batches import Cyclic, NodeData, Poisson, Sampler
-from dpps.learning.gradients import Engine, EngineName, Loss, choose_engine
+from dpps.learning.engines import choose_engine
+from dpps.learning.gradients import Engine, EngineName, Loss
 from dpps.learning.partition import Partition
 from dpps.learning.per_example import PerExample, per_example
 from dpps.mechanisms import NoNoise
@@ -288,7 +289,7 @@ class Learner:
     def _update(self, local: Tensor) -> Callable[[Tensor, slice], Tensor]:
         lr = self.config.lr_local * self.state.rate
         if self._optimizers is None:
-            return lambda gradient, rows: torch.add(local[rows].detach(), gradient, alpha=-lr)
+            return lambda gradient, rows: torch.add(local[rows].detach(), gradient, alpha=-lr, out=gradient)
         optimizers = self._optimizers
 
         def step(gradient: Tensor, rows: slice) -> Tensor:

@@ -1,0 +1,268 @@
+"""Models that are chains of linear layers and activations: forward and backward passes written out for all nodes at once.
+
+Every product is one `torch.bmm` over the nodes into memory that is used again in every round, a backward pass goes down only
+as far as a gradient is asked for, and a second forward pass starts where parameters have changed. `Chained` takes the two
+gradients of Algorithm 2 from it; `dpps.learning.per_example.Linears` takes what goes into a layer and what comes back.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpps.learning.gradients import Loss, Update, Vectorised
+from dpps.learning.partition import Partition, Slot
+from dpps.models import MLP
+
+_ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Identity: "identity"}
+_BLOCK = 1 << 20  # numbers of the widest layer at a time (several nodes): they stay in the processor's cache
+_IGNORED = -100  # the class that `F.cross_entropy` leaves out
+
+
+@dataclass(frozen=True)
+class Link:
+    """One linear layer and the activation behind it."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+
+def is_chain(partition: Partition, axes: int) -> bool:
+    """Whether the model is a chain, all of whose parameters are trained, for batches with so many axes."""
+    found = links(partition.model)
+    trained = {slot.name for slot in (*partition.shared, *partition.local)}
+    if found is None or {name for link in found for name in _names(link)} != trained:
+        return False
+    flattens = type(partition.model) is MLP or type(next(partition.model.children())) is nn.Flatten
+    return flattens or axes == 2
+
+
+def links(model: nn.Module) -> list[Link] | None:
+    """The model as a chain; None if it is anything else, or if somebody listens to one of its modules."""
+    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()):
+        return None
+    if type(model) is MLP:
+        return [_link(name, m, "tanh") for name, m in model.named_children() if isinstance(m, nn.Linear)]
+    if type(model) is not nn.Sequential:
+        return None
+    found: list[Link] = []
+    for k, (name, module) in enumerate(model.named_children()):
+        if type(module) is nn.Flatten and k == 0 and (module.start_dim, module.end_dim) == (1, -1):
+            continue
+        if type(module) is nn.Linear:
+            found.append(_link(name, module, "identity"))
+        elif type(module) in _ACTIVATIONS and found and found[-1].activation == "identity":
+            found[-1] = replace(found[-1], activation=_ACTIVATIONS[type(module)])
+        else:
+            return None
+    return found or None
+
+
+def _link(name: str, linear: nn.Linear, activation: str) -> Link:
+    return Link(name, linear.in_features, linear.out_features, linear.bias is not None, activation)
+
+
+class Chain:
+    """Passes through a chain for a block of nodes. What a pass leaves is overwritten by the next one.
+
+    Args:
+        partition: of a model for which `links` gives a chain.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        chain = links(partition.model)
+        assert chain is not None
+        self.links = chain
+        slots = [(True, slot) for slot in partition.shared] + [(False, slot) for slot in partition.local]
+        self._where = {slot.name: (shared, slot) for shared, slot in slots}
+        self.inputs: list[Tensor] = []
+        """What went into each layer, (nodes, batch, inputs); behind the last one: the output."""
+        self.returned: list[Tensor] = [torch.empty(0)] * len(chain)
+        """What came back to each layer's linear output, as far down as the last backward pass went."""
+        self._memory: dict[str, Tensor] = {}
+
+    def lowest(self, *, shared: bool) -> int:
+        """The first layer with shared (or local) parameters; the number of layers if there is none."""
+        own = [k for k, link in enumerate(self.links) for n in _names(link) if self._where[n][0] == shared]
+        return min(own, default=len(self.links))
+
+    def parameter(self, name: str, s: Tensor, l: Tensor) -> Tensor | None:
+        """The rows of a parameter as views, (nodes, *shape); None for the bias of a layer without one."""
+        if name not in self._where:
+            return None
+        shared, slot = self._where[name]
+        return _view(s if shared else l, slot)
+
+    def forward(self, s: Tensor, l: Tensor, x: Tensor, first: int = 0) -> Tensor:
+        """The outputs (nodes, batch, classes). Layers below `first` are taken from the last pass."""
+        if first == 0:
+            self.inputs = [x.flatten(2)]
+        del self.inputs[first + 1 :]
+        for k in range(first, len(self.links)):
+            link, a = self.links[k], self.inputs[k]
+            weight, bias = (self.parameter(f"{link.name}.{own}", s, l) for own in ("weight", "bias"))
+            assert weight is not None
+            out = self._take(f"out{k}", a, *a.shape[:2], link.outputs)
+            half_angle = link.activation == "tanh" and out.dtype == torch.float32
+            factor = 2 if half_angle else 1
+            start = out if bias is None else bias[:, None]
+            torch.baddbmm(start, a, weight.mT, beta=0 if bias is None else factor, alpha=factor, out=out)
+            self.inputs.append(_tanh_of_half(out) if half_angle else _activate(link.activation, out))
+        return self.inputs[-1]
+
+    def backward(self, s: Tensor, l: Tensor, gradient: Tensor, last: int = 0) -> None:
+        """From the loss's gradient at the outputs down to layer `last`: fills `returned`."""
+        for k in reversed(range(last, len(self.links))):
+            self.returned[k] = _deactivate(self.links[k].activation, gradient, self.inputs[k + 1])
+            if k > last:
+                weight = self.parameter(f"{self.links[k].name}.weight", s, l)
+                assert weight is not None
+                if (
+                    self.links[k].outputs > self.links[k].inputs
+                ):  # the kernels are twice as fast on this layout
+                    weight = self._take(f"turned{k}", weight, *weight.mT.shape).copy_(weight.mT).mT
+                below = self._take(f"back{k}", gradient, *self.inputs[k].shape)
+                gradient = torch.bmm(self.returned[k], weight, out=below)
+
+    def weight_gradients(self, *, shared: bool, last: int, out: Tensor) -> None:
+        """The gradients of the shared (or local) parameters of layer `last` and above, into the rows of `out`."""
+        for k in range(last, len(self.links)):
+            for name in _names(self.links[k]):
+                own, slot = self._where[name]
+                if own != shared:
+                    continue
+                if name.endswith(".bias"):
+                    torch.sum(self.returned[k], 1, out=_view(out, slot))
+                else:
+                    self.outer(k, self.returned[k], self.inputs[k], _view(out, slot))
+
+    def outer(self, k: int, d: Tensor, a: Tensor, out: Tensor) -> None:
+        """Per node the sum over examples of d_e a_e^T, the weight gradient of layer k."""
+        if d.shape[2] <= a.shape[2]:
+            torch.bmm(d.mT, a, out=out)
+        else:  # a tall result takes the kernels six times as long as a wide one
+            wide = self._take(f"outer{k}", d, len(d), a.shape[2], d.shape[2])
+            out.copy_(torch.bmm(a.mT, d, out=wide).mT)
+
+    def _take(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """Memory by that name, of at least this size, used again."""
+        size, own = prod(shape), self._memory.get(name)
+        if own is None or own.numel() < size or own.dtype != like.dtype or own.device != like.device:
+            own = self._memory[name] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return own[:size].view(shape)
+
+
+class Chained(Vectorised):
+    """The two gradients of Algorithm 2 for a chain, several nodes at a time."""
+
+    def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
+        super().__init__(partition, loss, rows, seed)
+        self.chain = Chain(partition)
+        self._shared = torch.empty(0)
+        self._local: list[Tensor] = []
+
+    def step(
+        self, y: Tensor, l: Tensor, x: Tensor, target: Tensor, update: Update, round_: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As in `Engine`. The results lie in memory that later rounds use again: the gradients in the next, the local parameters in the one after."""
+        losses = torch.empty(len(y), dtype=y.dtype, device=y.device)
+        new, shared = self._spare(l), self._gradients(y)
+        for rows in _blocks(len(y), x.shape[1] * max(max(k.inputs, k.outputs) for k in self.chain.links)):
+            self._block(rows, y[rows], l[rows], x[rows], target[rows], update, (losses, new, shared))
+        return losses, new, shared
+
+    def _block(
+        self,
+        rows: slice,
+        y: Tensor,
+        l: Tensor,
+        x: Tensor,
+        target: Tensor,
+        update: Update,
+        into: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        chain, (losses, new, shared) = self.chain, (part[rows] for part in into)
+        losses[:], gradient = output_gradients(self.loss, chain.forward(y, l, x), target)
+        if self.partition.local:
+            first = chain.lowest(shared=False)
+            chain.backward(y, l, gradient, first)
+            chain.weight_gradients(shared=False, last=first, out=new)
+            stepped = update(new, rows)
+            if stepped.data_ptr() != new.data_ptr():
+                new.copy_(stepped)
+            if self.partition.shared:
+                _, gradient = output_gradients(self.loss, chain.forward(y, new, x, first), target)
+        if self.partition.shared:
+            first = chain.lowest(shared=True)
+            chain.backward(y, new, gradient, first)
+            chain.weight_gradients(shared=True, last=first, out=shared)
+
+    def _spare(self, l: Tensor) -> Tensor:
+        """Memory for new local parameters, of two that take turns."""
+        if len(self._local) != 2 or any(own.shape != l.shape or own.dtype != l.dtype for own in self._local):
+            self._local = [torch.empty_like(l), torch.empty_like(l)]
+        return next(own for own in self._local if own.data_ptr() != l.data_ptr() or not l.numel())
+
+    def _gradients(self, y: Tensor) -> Tensor:
+        if self._shared.shape != y.shape or self._shared.dtype != y.dtype:
+            self._shared = torch.empty_like(y)
+        return self._shared
+
+
+def output_gradients(loss: Loss, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Every node's loss, and the gradient of their sum at the outputs."""
+    leaf = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        losses = _losses(loss, leaf, target)
+        (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+    return losses.detach(), gradient
+
+
+def _losses(loss: Loss, outputs: Tensor, target: Tensor) -> Tensor:
+    if loss is not F.cross_entropy or target.dtype != torch.int64:
+        together: Tensor = torch.vmap(loss)(outputs, target)
+        return together
+    each = F.cross_entropy(outputs.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+    return each.sum(1) / (target != _IGNORED).sum(1)
+
+
+def _tanh_of_half(z: Tensor) -> Tensor:
+    """tanh(z / 2) = 2 sigmoid(z) - 1 in place: three times as fast as `tanh_`, and as exact as float32 is near 1 (1.2e-7)."""
+    return z.sigmoid_().mul_(2).sub_(1)
+
+
+def _activate(name: str, z: Tensor) -> Tensor:
+    return z if name == "identity" else z.tanh_() if name == "tanh" else z.relu_()
+
+
+def _deactivate(name: str, gradient: Tensor, out: Tensor) -> Tensor:
+    """The gradient before an activation, in place, from its output."""
+    result: Any = gradient
+    if name == "tanh":
+        result = torch.ops.aten.tanh_backward.grad_input(gradient, out, grad_input=gradient)
+    elif name == "relu":
+        result = torch.ops.aten.threshold_backward.grad_input(gradient, out, 0, grad_input=gradient)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _blocks(rows: int, numbers: int) -> Iterator[slice]:
+    """Slices of so many nodes that a block's widest layer stays in the cache."""
+    height = max(1, _BLOCK // max(numbers, 1))
+    for first in range(0, rows, height):
+        yield slice(first, min(rows, first + height))
+
+
+def _names(link: Link) -> list[str]:
+    return [f"{link.name}.weight", *([f"{link.name}.bias"] if link.bias else [])]
+
+
+def _view(rows: Tensor, slot: Slot) -> Tensor:
+    return rows[:, slot.start : slot.stop].view(len(rows), *slot.shape)
