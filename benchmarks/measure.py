@@ -51,15 +51,22 @@ def seconds(work: Work) -> float:
     return time.perf_counter() - begun
 
 
+def times(works: Sequence[Work], repetitions: int) -> list[list[float]]:
+    """Seconds of every work over so many turns; in a turn each runs once."""
+    turns = [[seconds(work) for work in works] for _ in range(repetitions)]
+    return [list(own) for own in zip(*turns, strict=True)]
+
+
 def in_turn(first: Work, second: Work, repetitions: int) -> tuple[Spread, Spread, Spread]:
     """Median seconds of both, and the median of their ratios first / second, over so many turns."""
     first(), second()  # warm up
-    pairs = [(seconds(first), seconds(second)) for _ in range(repetitions)]
-    return (
-        Spread.of([a for a, _ in pairs]),
-        Spread.of([b for _, b in pairs]),
-        Spread.of([a / b for a, b in pairs]),
-    )
+    return spreads(*times((first, second), repetitions))
+
+
+def spreads(first: Sequence[float], second: Sequence[float]) -> tuple[Spread, Spread, Spread]:
+    """Of both, and of their ratios first / second turn by turn."""
+    ratios = [a / b for a, b in zip(first, second, strict=True)]
+    return Spread.of(first), Spread.of(second), Spread.of(ratios)
 
 
 @dataclass(frozen=True)

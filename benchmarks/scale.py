@@ -30,15 +30,15 @@ def rows(quick: bool) -> Iterator[Row]:
         1.15,
     )
     nodes, dimension, rounds = (100, 10, 3) if quick else (10_000, 1_000, 100)
-    measured = in_fresh_process(__file__, "consensus", nodes, dimension, rounds)
+    measured = in_fresh_process(__file__, "consensus", nodes, dimension, rounds, torch.get_num_threads())
     named = f"consensus, N={nodes:,}, d={dimension:,}, {rounds} rounds"
     yield Row(f"{named}: time", Spread.of([measured["seconds"]]))
     yield Row(f"{named}: peak memory", Spread.of([measured["peak"]]), target=1.0, unit="GB")
 
 
-def consensus(nodes: int, dimension: int, rounds: int) -> None:
+def consensus(nodes: int, dimension: int, rounds: int, threads: int) -> None:
     """Print the seconds and the peak memory of private consensus."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(threads)
     mechanism, sensitivity = dpps.Laplace(5, 1e-3), dpps.Paper(0.78, 0.55)
     protocol = dpps.DPPS(dpps.Exponential(nodes), mechanism, sensitivity, noise=dpps.Seeded(0))
     state = protocol.start(torch.randn(nodes, dimension))

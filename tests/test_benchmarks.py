@@ -1,0 +1,126 @@
+"""Every benchmark runs at its smallest size and reports well-formed rows. No time is asserted."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+HELPERS = {"measure", "learners", "run", "profiling"}
+PRINTS = {"distributed"}  # starts four processes for a minute, and prints a table of its own
+BENCHMARKS = sorted({file.stem for file in FOLDER.glob("*.py")} - HELPERS - PRINTS)
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Benchmarks import each other as scripts do: from their own folder."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module
+
+
+@pytest.fixture
+def run(load) -> ModuleType:
+    return load("run")
+
+
+def results(run: ModuleType, **rows: list) -> dict:
+    plain = {name: [row.to_json() for row in own] for name, own in rows.items()}
+    return {"date": "today", "quick": False, "rows": plain, "printed": []} | run.machine()
+
+
+def test_the_one_command_runs_every_file(run):
+    assert set(run.BENCHMARKS) == {*BENCHMARKS, *PRINTS}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_row_is_well_formed(load, name):
+    measure = load("measure")
+    rows = list(load(name).rows(True))
+    assert rows
+    for row in rows:
+        plain = json.loads(json.dumps(row.to_json(), allow_nan=False))
+        assert measure.Row.from_json(plain) == row
+        assert row.ours is not None
+        assert (row.beside is None) == (row.ratio is None) == (not row.beside_what)
+        assert row.unit in ("s", "GB")
+        for value in (row.ours, row.beside, row.ratio):
+            assert value is None or 0 < value.low <= value <= value.high < math.inf
+
+
+def test_one_file_with_table_plot_and_circumstances(run, tmp_path, capsys):
+    file = tmp_path / "new" / "file.json"
+    run.measure_and_save(["units", "sweep"], True, file)
+    found = run.read(file)
+    assert found["quick"]
+    assert found["versions"]["torch"]
+    assert found["cpu"]
+    assert found["cores"] >= 1
+    assert set(found["rows"]) == {"units", "sweep"}
+    assert "<svg" in file.with_suffix(".svg").read_text()
+    printed = capsys.readouterr().out
+    assert "unit record" in printed
+    assert "missed" not in printed  # tiny sizes are judged by nobody
+
+
+def test_medians_quartiles_and_verdicts(load):
+    measure = load("measure")
+    spread = measure.Spread.of([4.0, 1.0, 2.0, 3.0, 5.0])
+    assert (spread, spread.low, spread.high, spread.count) == (3.0, 2.0, 4.0, 5)
+    ours, beside, ratio = measure.spreads([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+    assert (ours, beside, ratio) == (4.0, 3.0, 2.0)  # the median of the ratios, not the ratio of the medians
+    assert measure.Row("", ours, "", beside, ratio, target=2.0).verdict == "met"
+    assert measure.Row("", ours, "", beside, ratio, target=1.9).verdict == "missed"
+    assert measure.Row("", ours, target=3.9).verdict == "missed"
+    assert measure.Row("", ours).verdict == ""
+    assert measure.Row("", note="no data", target=1.0).verdict == "skipped"
+
+
+def test_two_runs_are_compared_by_what_is_judged(load, run):
+    measure = load("measure")
+
+    def row(what: str, seconds: float, **more: object) -> object:
+        return measure.Row(what, measure.Spread.of([seconds]), **more)
+
+    before = results(run, a=[row("one", 2.0), row("gone", 1.0)])
+    after = results(run, a=[row("one", 5.0, target=1.0), row("new", 1.0)])
+    lines = {line.split()[0]: line.split() for line in run.comparison(before, after).splitlines()[4:]}
+    assert lines["one"] == ["one", "2", "s", "5", "s", "2.50", "2", "s", "5", "s"]
+    assert set(lines) == {"one", "gone", "new"}
+    table = measure.markdown_table(run.lines(after)).splitlines()
+    assert len({line.count("|") for line in table}) == 1
+    assert "missed" in table[2]
+
+
+def test_missing_data_is_said(load, monkeypatch, tmp_path):
+    mnist, measure = load("mnist"), load("measure")
+    monkeypatch.setenv("DPPS_DATA", str(tmp_path))
+    monkeypatch.setattr(mnist.pooch, "os_cache", lambda _: tmp_path / "cache")
+    (row,) = mnist.rows(False)
+    assert "skipped: MNIST is neither" in measure.cells(row)[-1]
+
+
+def test_the_bare_products_are_those_of_algorithm_2(load):
+    """Without activations and with every layer's own output as what comes back, they must agree with autograd."""
+    import torch
+
+    run = load("learners").learner(2, 4, 8)
+    products = load("training").Products(run)
+    products()
+    x = run.sampler.batch(0)[0].flatten(2)
+    w1, w2, w3 = (w.detach().clone().requires_grad_() for w in (products.w1, products.w2, products.w3))
+    out = x @ w1.mT @ w2.mT @ w3.mT
+    expected = torch.autograd.grad((out * products.d3).sum(), (w1, w2, w3))
+    for found, wanted in zip((products.g1, products.g2, products.g3), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_shares_of_a_profile(load):
+    profiling = load("profiling")
+    seconds, kinds, operations = profiling.profiled(profiling.QUICK[0])
+    assert seconds > 0
+    assert set(kinds) == set(profiling.SHARES)
+    assert operations["aten::bmm"] > 0
+    assert math.isclose(kinds.total(), operations.total())
