@@ -20,7 +20,7 @@ from dpps.learning.chain import Chained, is_chain
 from dpps.learning.engines import choose_engine
 from dpps.learning.gradients import Loop, Vectorised
 from dpps.learning.partpsp import clip_rows
-from dpps.learning.per_example import Examples, Linears, per_example
+from dpps.learning.per_example import Chains, Examples, Linears, per_example
 from dpps.noise import Scripted
 
 
@@ -194,6 +194,9 @@ def test_what_is_no_chain():
     heard = nn.Sequential(nn.Linear(6, 3))
     heard[0].register_forward_hook(lambda *_: None)
     assert not is_chain(Partition(heard, ["0"]), 2)
+    patched = nn.Sequential(nn.Linear(6, 3))
+    patched[0].forward = lambda x: x[:, :3]
+    assert not is_chain(Partition(patched, ["0"]), 2)
 
 
 def test_evaluation_of_both_engines_agrees():
@@ -541,9 +544,12 @@ def test_clipped_sums_of_both_ways_agree_and_each_example_counts_at_most_clip(ma
     x, target, mask = torch.randn(4, 9, 6), torch.randint(0, 3, (4, 9)), torch.rand(4, 9) < 0.7
     quick = per_example(partition, F.cross_entropy, 0.1, x[0, 0])
     assert isinstance(quick, Linears)
+    assert isinstance(quick, Chains) == is_chain(partition, 2)
     slow = Examples(partition, F.cross_entropy, 0.1)
-    for a, b in zip(quick.sums(y, local, x, target, mask), slow.sums(y, local, x, target, mask), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    expected = slow.sums(y, local, x, target, mask)
+    for way in (quick, Linears(partition, F.cross_entropy, 0.1)):
+        for a, b in zip(way.sums(y, local, x, target, mask), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     alone = torch.zeros_like(mask)
     alone[:, 3] = True
     for way in (quick, slow):
@@ -626,7 +632,7 @@ def test_an_example_that_is_not_finite_counts_as_zero_and_disturbs_nobody():
     partition = Partition(tiny(), ["layer1"])
     s, l = partition.initial()
     x, target = torch.randn(1, 6, 6), torch.randint(0, 3, (1, 6))
-    for way in (Linears(partition, F.cross_entropy, 1.0), Examples(partition, F.cross_entropy, 1.0)):
+    for way in (kind(partition, F.cross_entropy, 1.0) for kind in (Chains, Linears, Examples)):
         mask = torch.tensor([[True] * 5 + [False]])
         mask[0, 2] = False
         expected = way.sums(s[None], l[None], x, target, mask)[1:]

@@ -42,7 +42,8 @@ class NodeData:
         """Examples index[k] of the k-th node; index is (nodes, batch)."""
         if self._tensors is not None:
             flat = torch.from_numpy(index + self._starts[:, None]).to(self.device)
-            return self._tensors[0][flat], self._tensors[1][flat]
+            x, t = (torch.index_select(part, 0, flat.flatten()) for part in self._tensors)
+            return x.view(*index.shape, *x.shape[1:]), t.view(*index.shape, *t.shape[1:])
         items = [
             default_collate([d[int(i)] for i in row]) for d, row in zip(self.datasets, index, strict=True)
         ]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpps.learning.gradients import Loss, Update, Vectorised
-from dpps.learning.partition import Partition, Slot
+from dpps.learning.partition import Partition
 from dpps.models import MLP
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Identity: "identity"}
@@ -45,8 +45,11 @@ def is_chain(partition: Partition, axes: int) -> bool:
 
 
 def links(model: nn.Module) -> list[Link] | None:
-    """The model as a chain; None if it is anything else, or if somebody listens to one of its modules."""
-    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules()):
+    """The model as a chain; None if it is anything else, or if one of its modules is listened to or patched."""
+    if any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or "forward" in vars(m)
+        for m in model.modules()
+    ):
         return None
     if type(model) is MLP:
         return [_link(name, m, "tanh") for name, m in model.named_children() if isinstance(m, nn.Linear)]
@@ -98,7 +101,7 @@ class Chain:
         if name not in self._where:
             return None
         shared, slot = self._where[name]
-        return _view(s if shared else l, slot)
+        return slot.of(s if shared else l)
 
     def forward(self, s: Tensor, l: Tensor, x: Tensor, first: int = 0) -> Tensor:
         """The outputs (nodes, batch, classes). Layers below `first` are taken from the last pass."""
@@ -139,17 +142,9 @@ class Chain:
                 if own != shared:
                     continue
                 if name.endswith(".bias"):
-                    torch.sum(self.returned[k], 1, out=_view(out, slot))
+                    torch.sum(self.returned[k], 1, out=slot.of(out))
                 else:
-                    self.outer(k, self.returned[k], self.inputs[k], _view(out, slot))
-
-    def outer(self, k: int, d: Tensor, a: Tensor, out: Tensor) -> None:
-        """Per node the sum over examples of d_e a_e^T, the weight gradient of layer k."""
-        if d.shape[2] <= a.shape[2]:
-            torch.bmm(d.mT, a, out=out)
-        else:  # a tall result takes the kernels six times as long as a wide one
-            wide = self._take(f"outer{k}", d, len(d), a.shape[2], d.shape[2])
-            out.copy_(torch.bmm(a.mT, d, out=wide).mT)
+                    outer(self.returned[k], self.inputs[k], slot.of(out))
 
     def _take(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """Memory by that name, of at least this size, used again."""
@@ -174,7 +169,7 @@ class Chained(Vectorised):
         """As in `Engine`. The results lie in memory that later rounds use again: the gradients in the next, the local parameters in the one after."""
         losses = torch.empty(len(y), dtype=y.dtype, device=y.device)
         new, shared = self._spare(l), self._gradients(y)
-        for rows in _blocks(len(y), x.shape[1] * max(max(k.inputs, k.outputs) for k in self.chain.links)):
+        for rows in blocks(len(y), x.shape[1] * max(max(k.inputs, k.outputs) for k in self.chain.links)):
             self._block(rows, y[rows], l[rows], x[rows], target[rows], update, (losses, new, shared))
         return losses, new, shared
 
@@ -216,21 +211,42 @@ class Chained(Vectorised):
         return self._shared
 
 
-def output_gradients(loss: Loss, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Every node's loss, and the gradient of their sum at the outputs."""
+def outer(d: Tensor, a: Tensor, out: Tensor) -> None:
+    """Per node the sum over examples of d_e a_e^T: the gradient of a layer's weight."""
+    if d.shape[2] <= a.shape[2]:
+        torch.bmm(d.mT, a, out=out)
+    else:  # a tall result takes the kernels six times as long as a wide one
+        out.copy_(torch.bmm(a.mT, d).mT)
+
+
+def output_gradients(
+    loss: Loss, outputs: Tensor, target: Tensor, *, each_example: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Every node's (or every example's) loss, and the gradient of their sum at the outputs."""
     leaf = outputs.detach().requires_grad_()
     with torch.enable_grad():
-        losses = _losses(loss, leaf, target)
+        losses = (_example_losses if each_example else _losses)(loss, leaf, target)
         (gradient,) = torch.autograd.grad(losses.sum(), leaf)
     return losses.detach(), gradient
 
 
 def _losses(loss: Loss, outputs: Tensor, target: Tensor) -> Tensor:
-    if loss is not F.cross_entropy or target.dtype != torch.int64:
-        together: Tensor = torch.vmap(loss)(outputs, target)
-        return together
-    each = F.cross_entropy(outputs.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
-    return each.sum(1) / (target != _IGNORED).sum(1)
+    if _is_cross_entropy(loss, target):
+        return _example_losses(loss, outputs, target).sum(1) / (target != _IGNORED).sum(1)
+    losses: Tensor = torch.vmap(loss)(outputs, target)
+    return losses
+
+
+def _example_losses(loss: Loss, outputs: Tensor, target: Tensor) -> Tensor:
+    if _is_cross_entropy(loss, target):
+        flat = F.cross_entropy(outputs.flatten(0, 1), target.flatten(), reduction="none")
+        return flat.view(target.shape)
+    losses: Tensor = torch.vmap(torch.vmap(lambda o, t: loss(o[None], t[None])))(outputs, target)
+    return losses
+
+
+def _is_cross_entropy(loss: Loss, target: Tensor) -> bool:
+    return loss is F.cross_entropy and target.dtype == torch.int64
 
 
 def _tanh_of_half(z: Tensor) -> Tensor:
@@ -253,7 +269,7 @@ def _deactivate(name: str, gradient: Tensor, out: Tensor) -> Tensor:
     return result
 
 
-def _blocks(rows: int, numbers: int) -> Iterator[slice]:
+def blocks(rows: int, numbers: int) -> Iterator[slice]:
     """Slices of so many nodes that a block's widest layer stays in the cache."""
     height = max(1, _BLOCK // max(numbers, 1))
     for first in range(0, rows, height):
@@ -262,7 +278,3 @@ def _blocks(rows: int, numbers: int) -> Iterator[slice]:
 
 def _names(link: Link) -> list[str]:
     return [f"{link.name}.weight", *([f"{link.name}.bias"] if link.bias else [])]
-
-
-def _view(rows: Tensor, slot: Slot) -> Tensor:
-    return rows[:, slot.start : slot.stop].view(len(rows), *slot.shape)

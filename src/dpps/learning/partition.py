@@ -20,6 +20,10 @@ class Slot:
     start: int
     stop: int
 
+    def of(self, rows: Tensor) -> Tensor:
+        """The parameter in stacked flat vectors (nodes, d), as a view (nodes, *shape)."""
+        return rows[:, self.start : self.stop].view(len(rows), *self.shape)
+
 
 class Partition:
     """Splits a model's trainable parameters into shared (s) and local (l). Buffers and frozen parameters stay with the node.

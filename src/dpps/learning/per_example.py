@@ -1,8 +1,9 @@
 """Per-example clipped gradients (unit record): what one example can change is bounded, whatever the model.
 
 Two ways give the same sums. `Examples` differentiates every example by itself (`torch.func`), for any model. `Linears` is for
-models that are chains of linear layers and activations: there, an example's gradient of a layer is an outer product of what
-goes in and what comes back, so its norm and the clipped sum follow from one backward pass, without a gradient per example.
+models of linear layers and activations: there, an example's gradient of a layer is an outer product of what goes in and what
+comes back, so its norm and the clipped sum follow from one backward pass, without a gradient per example. `Chains` is the same
+where `dpps.learning.chain` has that pass written out.
 """
 
 from abc import ABC, abstractmethod
@@ -15,8 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from dpps.errors import UsageError
+from dpps.learning.chain import Chain, blocks, is_chain, outer, output_gradients
 from dpps.learning.gradients import Loss
-from dpps.learning.partition import Partition, Slot
+from dpps.learning.partition import Partition
 from dpps.models import MLP, MLPResidual
 
 _LIMIT = 1 << 24  # gradient numbers held at a time: 64 MiB in float32
@@ -96,7 +98,7 @@ class Examples(PerExample):
 
 
 class Linears(PerExample):
-    r"""Chains of linear layers: with input a and returning gradient d, example e's gradient is $d_e a_e^T$ (bias: $d_e$).
+    r"""Models of linear layers: with input a and returning gradient d, example e's gradient is $d_e a_e^T$ (bias: $d_e$).
 
     So $\|g_e\|^2 = \sum_{layers} \|d_e\|^2 (\|a_e\|^2 + 1)$ and the clipped sum is $\sum_e f_e d_e a_e^T$.
     """
@@ -104,37 +106,56 @@ class Linears(PerExample):
     def __init__(self, partition: Partition, loss: Loss, clip: float) -> None:
         super().__init__(partition, loss, clip)
         self._layers = {n: m for n, m in partition.model.named_modules() if isinstance(m, nn.Linear)}
+        self._widest = max(max(m.in_features, m.out_features) for m in self._layers.values())
 
     def sums(
         self, y: Tensor, l: Tensor, x: Tensor, target: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        losses = torch.empty(len(y), dtype=y.dtype, device=y.device)
+        sum_s, sum_l = torch.empty_like(y), torch.empty_like(l)
+        for rows in blocks(len(y), mask.shape[1] * self._widest):
+            each, inputs, returned = self._passes(y[rows], l[rows], x[rows], target[rows])
+            own = mask[rows]
+            self._clipped(inputs, returned, own, sum_s[rows], sum_l[rows])
+            losses[rows] = each.masked_fill(~own, 0.0).sum(1) / own.sum(1).clamp(min=1)
+        return losses, sum_s, sum_l
+
+    def _clipped(
+        self, inputs: Sequence[Tensor], returned: Sequence[Tensor], mask: Tensor, sum_s: Tensor, sum_l: Tensor
+    ) -> None:
+        squares = torch.zeros_like(mask, dtype=sum_s.dtype)
+        for layer, a, d in zip(self._layers.values(), inputs, returned, strict=True):
+            squares += _squares(d) * (_squares(a) + float(layer.bias is not None))
+        bad = ~torch.isfinite(squares)
+        if bool(bad.any()):
+            inputs, returned = ([self._without(bad, part) for part in parts] for parts in (inputs, returned))
+        factor = self._factors(squares.masked_fill(bad, 0.0), mask)
+        for (name, layer), a, d in zip(self._layers.items(), inputs, returned, strict=True):
+            narrow = d * factor[:, :, None] if layer.out_features <= layer.in_features else d
+            wide = a if narrow is not d else a * factor[:, :, None]
+            outer(narrow, wide, self._rows(f"{name}.weight", sum_s, sum_l))
+            if layer.bias is not None:
+                into = self._rows(f"{name}.bias", sum_s, sum_l)
+                torch.bmm(factor[:, None], d, out=into[:, None])
+
+    def _passes(
+        self, y: Tensor, l: Tensor, x: Tensor, target: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+        """Every example's loss, what went into each layer, and what came back: a tap is a zero added to a layer's output."""
         self.partition.model.train()
         taps = {
             name: torch.zeros(
-                *mask.shape, layer.out_features, device=y.device, dtype=y.dtype, requires_grad=True
+                *x.shape[:2], layer.out_features, device=y.device, dtype=y.dtype, requires_grad=True
             )
             for name, layer in self._layers.items()
         }
         losses, inputs = torch.vmap(self._forward)(y, l, x, target, taps)
-        returned = torch.autograd.grad(losses.sum(), list(taps.values()))
-        squares = torch.zeros_like(losses)
-        for layer, a, d in zip(self._layers.values(), inputs, returned, strict=True):
-            squares += d.square().sum(2) * (a.square().sum(2) + float(layer.bias is not None))
-        bad = ~torch.isfinite(squares)
-        factor = self._factors(squares.masked_fill(bad, 0.0), mask)
-        sum_s, sum_l = torch.zeros_like(y), torch.zeros_like(l)
-        for (name, layer), a, d in zip(self._layers.items(), inputs, returned, strict=True):
-            scaled = self._without(bad, d) * factor[:, :, None]
-            self._put(f"{name}.weight", torch.bmm(scaled.mT, self._without(bad, a)), sum_s, sum_l)
-            if layer.bias is not None:
-                self._put(f"{name}.bias", scaled.sum(1), sum_s, sum_l)
-        mean = losses.detach().masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp(min=1)
-        return mean, sum_s, sum_l
+        return losses.detach(), inputs, torch.autograd.grad(losses.sum(), list(taps.values()))
 
     def _forward(
         self, s: Tensor, l: Tensor, x: Tensor, target: Tensor, taps: dict[str, Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """One node: every example's loss, and what went into each layer; a tap is a zero added to a layer's output."""
+        """One node: every example's loss, and what went into each layer."""
         seen: dict[str, Tensor] = {}
 
         def listen(name: str) -> torch.utils.hooks.RemovableHandle:
@@ -155,18 +176,37 @@ class Linears(PerExample):
         losses = torch.vmap(lambda o, t: self.loss(o[None], t[None]))(outputs, target)
         return losses, [seen[name].detach() for name in self._layers]
 
-    def _put(self, name: str, value: Tensor, sum_s: Tensor, sum_l: Tensor) -> None:
-        for slots, target in ((self.partition.shared, sum_s), (self.partition.local, sum_l)):
-            slot: Slot | None = next((slot for slot in slots if slot.name == name), None)
+    def _rows(self, name: str, s: Tensor, l: Tensor) -> Tensor:
+        """Where a parameter's sums go, (nodes, *shape)."""
+        for slots, rows in ((self.partition.shared, s), (self.partition.local, l)):
+            slot = next((slot for slot in slots if slot.name == name), None)
             if slot is not None:
-                target[:, slot.start : slot.stop] = value.flatten(1)
+                return slot.of(rows)
+        raise AssertionError(f"{name} is neither shared nor local")
+
+
+class Chains(Linears):
+    """The same for chains, whose passes are written out."""
+
+    def __init__(self, partition: Partition, loss: Loss, clip: float) -> None:
+        super().__init__(partition, loss, clip)
+        self._chain = Chain(partition)
+
+    def _passes(
+        self, y: Tensor, l: Tensor, x: Tensor, target: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+        outputs = self._chain.forward(y, l, x)
+        losses, gradient = output_gradients(self.loss, outputs, target, each_example=True)
+        self._chain.backward(y, l, gradient)
+        return losses, self._chain.inputs[:-1], self._chain.returned
 
 
 def per_example(partition: Partition, loss: Loss, clip: float, example: Tensor) -> PerExample:
     """The quick way where it is certain to be right, otherwise the general one."""
     refuse_mixing(partition.model)
-    kind = Linears if _only_linear(partition, example) else Examples
-    return kind(partition, loss, clip)
+    if not _only_linear(partition, example):
+        return Examples(partition, loss, clip)
+    return (Chains if is_chain(partition, example.ndim + 1) else Linears)(partition, loss, clip)
 
 
 def _only_linear(partition: Partition, example: Tensor) -> bool:
