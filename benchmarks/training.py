@@ -25,14 +25,16 @@ class Products:
     """The eleven matrix products of Algorithm 2, all nodes at once, into memory that is there already; nothing between them.
 
     Local step: three forward, the gradients of W3 and W2, and what comes back through W3. Then with the new W2 and W3: two
-    forward (the first layer's output stands), back through W3 and W2, and the gradient of W1.
+    forward (the first layer's output stands), back through W3 and W2, and the gradient of W1. Every product has the fastest
+    layout found: W2 and its gradient lie transposed, 10 x 784 as W1 and W3 do.
     """
 
     def __init__(self, run: Learner) -> None:
         nodes, batch = len(run.rows), run.config.batch_size
         hidden, inner, classes = 10, 784, 10
         views = torch.vmap(run.partition.views)(run.state.s, run.local)
-        self.w1, self.w2, self.w3 = (views[f"layer{k}.weight"].contiguous() for k in (1, 2, 3))
+        self.w1, self.w3 = (views[f"layer{k}.weight"].contiguous() for k in (1, 3))
+        self.w2 = views["layer2.weight"].mT.contiguous()
         rounds = range(run.data.sizes[0] // batch)
         self.batches = cycle([run.sampler.batch(t)[0].flatten(2) for t in rounds])
         self.h, self.d1 = torch.empty(2, nodes, batch, hidden)
@@ -47,14 +49,14 @@ class Products:
         self._local_forward()
         torch.bmm(self.d3.mT, self.z2, out=self.g3)
         torch.bmm(self.d3, self.w3, out=self.d2)
-        torch.bmm(self.d2.mT, self.h, out=self.g2)
+        torch.bmm(self.h.mT, self.d2, out=self.g2)
         self._local_forward()
         torch.bmm(self.d3, self.w3, out=self.d2)
-        torch.bmm(self.d2, self.w2, out=self.d1)
+        torch.bmm(self.d2, self.w2.mT, out=self.d1)
         torch.bmm(self.d1.mT, x, out=self.g1)
 
     def _local_forward(self) -> None:
-        torch.bmm(self.h, self.w2.mT, out=self.z2)
+        torch.bmm(self.h, self.w2, out=self.z2)
         torch.bmm(self.z2, self.w3.mT, out=self.z3)
 
 
