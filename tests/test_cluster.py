@@ -144,15 +144,16 @@ def test_lost_ledger_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_hung_process_is_named_in_time(tmp_path: Path) -> None:
+    timeout = 8
     trainers = Trainers(
-        3, tmp_path / "run", *SEEDED, "--epochs", "4", "--checkpoint-every", "2", "--timeout", "5"
+        3, tmp_path / "run", *SEEDED, "--epochs", "4", "--checkpoint-every", "2", "--timeout", str(timeout)
     )
     trainers.until(8)
     os.kill(trainers.all[1].pid or 0, signal.SIGSTOP)
     begun = time.monotonic()
     for r in (0, 2):
         trainers.all[r].join(30)
-    assert time.monotonic() - begun < 20  # 5 s asked for; the machine may be busy
+    assert time.monotonic() - begun < timeout  # 0.6 of it is spent waiting, so a busy machine has time left
     codes = trainers.wait(1)
     assert (codes[0], codes[2]) == (1, 1)
     for r in (0, 2):
@@ -213,6 +214,49 @@ def test_launch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "run" / "summary.json").exists()
     assert main(["launch", "--nproc", "2", *options]) == 2
     assert capfd.readouterr().err.count("already holds a run") >= 1
+
+
+def _launch(out: Path, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "dpps", "launch", "--nproc", "2", *options, "--out", str(out)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_launch_stops_on_request(undisturbed: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """All processes finish the same round, checkpoint and exit 3, and so does launch; --resume ends as if nothing had been."""
+    out, options = tmp_path / "run", [*SEEDED, "--epochs", "2", "--share-metrics"]
+    with _launch(out, *options) as launched:
+        _until_charged(out, 10, launched)
+        launched.send_signal(number)
+        assert launched.wait(60) == 3, launched.communicate()
+    charged = [(out / f"rank-{r}" / "ledger.jsonl").read_bytes().count(b"\n") - 1 for r in range(2)]
+    found = [[p.name for p in (out / f"rank-{r}" / "checkpoint").iterdir()] for r in range(2)]
+    assert charged[0] == charged[1] < 50
+    assert found == [[f"round-{charged[0]:09}"]] * 2
+    assert main(["launch", "--nproc", "2", *options, "--out", str(out), "--resume"]) == 0
+    assert _furthest(undisturbed, out) == 0.0
+
+
+def _until_charged(out: Path, rounds: int, launched: subprocess.Popen[bytes]) -> None:
+    ledgers = [out / f"rank-{r}" / "ledger.jsonl" for r in range(2)]
+    while not all(ledger.exists() and ledger.read_bytes().count(b"\n") > rounds for ledger in ledgers):
+        assert launched.poll() is None
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("wait", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1.0, 2.0, 3.0))])
+def test_launch_stopped_while_its_processes_load(tmp_path: Path, wait: float) -> None:
+    """Nothing has begun, so there is nothing to resume; nobody is left waiting for the others."""
+    with _launch(tmp_path / "run", *SEEDED, "--epochs", "2") as launched:
+        children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children")
+        while len(children.read_text().split()) < 2:
+            assert launched.poll() is None
+            time.sleep(0.002)
+        started = children.read_text().split()
+        time.sleep(wait)
+        launched.terminate()
+        assert launched.wait(30) == 3, launched.communicate()
+    assert not any(Path(f"/proc/{process}").exists() for process in started)
 
 
 def test_own_data_never_moves(tmp_path: Path) -> None:

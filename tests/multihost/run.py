@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 HOSTS, TIMEOUT, EPSILON = 3, 12, 100.0
-SLACK = 25  # seconds for a busy machine to end processes that have already stopped
+SLACK = 25  # seconds for torchrun's own end, which is not ours
 OPTIONS = (
     "--nodes 3 --batch-size 100 --epochs 2 --seed 5 --seeded-noise --quiet --topology ring --sync-every 5 "
     f"--unit contribution --budget 1 --noise-rate 0.01 --checkpoint-every 4 --timeout {TIMEOUT}"
@@ -149,6 +149,31 @@ class Run:
         if not re.search(pattern, text):
             raise SystemExit(f"host {k} did not say {pattern!r}:\n{text[-3000:]}")
 
+    def all_end(self, workers: Sequence[int], seconds: float) -> tuple[float, float]:
+        """How long from now until the last of these processes has said what failed, and until the last has ended."""
+        begun = time.monotonic()
+        said: dict[int, float] = {}
+        ended: dict[int, float] = {}
+        while len(said) < HOSTS or len(ended) < HOSTS:
+            now = time.monotonic() - begun
+            if now > seconds:
+                raise SystemExit(f"the processes did not stop within {seconds} s:\n{self.said()}")
+            for k in range(HOSTS):
+                if k not in said and b"dpps: rank" in self.logs[k].read_bytes():
+                    said[k] = now
+                if k not in ended and not running(workers[k]):
+                    ended[k] = now
+            time.sleep(0.02)
+        return max(said.values()), max(ended.values())
+
+
+def running(process: int) -> bool:
+    """Not gone, and not only waiting for torchrun to take notice."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
 
 def charged(out: Path, rank: int) -> int:
     path = out / f"rank-{rank}" / "ledger.jsonl"
@@ -187,12 +212,14 @@ def undisturbed(folder: Path) -> Path:
 def cut_off(out: Path) -> None:
     run = Run(out)
     run.until(8)
+    workers = [run.worker(k) for k in range(HOSTS)]
     cable(2, "down")
     begun = time.monotonic()
-    codes = run.wait(TIMEOUT + SLACK)
-    check(
-        "a host cut off: all stop", all(codes), f"after {time.monotonic() - begun:.1f} s (timeout {TIMEOUT})"
-    )
+    said, ended = run.all_end(workers, TIMEOUT + SLACK)
+    check("a host cut off: named by all in time", said < TIMEOUT, f"after {said:.1f} s of {TIMEOUT}")
+    check("all processes have ended in time", ended < TIMEOUT, f"after {ended:.1f} s of {TIMEOUT}")
+    codes = run.wait(SLACK)
+    check("torchrun ends, too", all(codes), f"after {time.monotonic() - begun:.1f} s")
     for k in (0, 1):
         run.named(k, r"rank 2 \(10\.77\.0\.3\) has failed: no answer")
     run.named(2, r"rank 0, which holds the meeting point|rank [01] \(.*has failed: no answer")

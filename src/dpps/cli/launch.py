@@ -28,9 +28,10 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"--nproc is {count}: with --nodes {config.nodes} it must be {config.nodes} or less")
     if config.out is None:
         raise UsageError("a distributed run needs --out DIR: every process writes to DIR/rank-K")
-    processes = _start(count, options)
-    with _handing_on(processes):
-        return _outcome(_wait(processes, config.timeout))
+    launched = _Launched()
+    with launched.handing_on():
+        launched.start(count, options)
+        return _outcome(launched.wait(config.timeout), launched.asked)
 
 
 def _take_count(arguments: list[str]) -> tuple[int, list[str]]:
@@ -47,55 +48,74 @@ def _take_count(arguments: list[str]) -> tuple[int, list[str]]:
     raise UsageError(f"--nproc is missing: {_USAGE}")
 
 
-def _start(count: int, options: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # they share the cores
-    command = [sys.executable, "-m", "dpps", "train", *options]
-    return [
-        subprocess.Popen(
-            command, env={**os.environ, **threads, **common, "RANK": str(rank)}, start_new_session=True
-        )
-        for rank in range(count)
-    ]
+class _Launched:
+    """The processes, and whether they were asked to stop."""
+
+    def __init__(self) -> None:
+        self.all: list[subprocess.Popen[bytes]] = []
+        self.asked = False
+
+    def start(self, count: int, options: Sequence[str]) -> None:
+        """`dpps train` in so many processes."""
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # they share the cores
+        command = [sys.executable, "-m", "dpps", "train", *options]
+        for rank in range(count):
+            environment = {**os.environ, **threads, **common, "RANK": str(rank)}
+            self.all.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        if self.asked:  # in the meantime: the last ones were not there yet
+            self._terminate()
+
+    @contextmanager
+    def handing_on(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C go to every process; they stop together after a round."""
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._kill()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if not self.asked:  # once is enough: a process that has stopped is about to end
+            self.asked = True
+            self._terminate()
+
+    def _terminate(self) -> None:
+        for process in self._running():
+            process.terminate()
+
+    def _running(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.all if process.poll() is None]
+
+    def _kill(self) -> None:
+        for process in self._running():
+            process.kill()
+
+    def wait(self, timeout: float) -> list[int]:
+        """The exit codes. After a failure the others have the timeout to notice; a hung one is ended then."""
+        failed_at: float | None = None
+        while self._running():
+            if failed_at is None and any(process.returncode not in (None, DONE) for process in self.all):
+                failed_at = time.monotonic()
+            late = failed_at is not None and time.monotonic() > failed_at + timeout + 10
+            if late or self._stopped_before_the_start():
+                self._kill()
+            time.sleep(0.05)
+        return [process.returncode for process in self.all]
+
+    def _stopped_before_the_start(self) -> bool:
+        """Whether one was asked to stop while it was still loading: then the others wait for it and no round has begun."""
+        return self.asked and any(process.returncode == -signal.SIGTERM for process in self.all)
 
 
-@contextmanager
-def _handing_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C go to every process; they stop together after a round."""
-
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> list[int]:
-    """The exit codes. After a failure the others have the timeout to notice; a hung one is ended then."""
-    failed_at: float | None = None
-    while any(process.poll() is None for process in processes):
-        if failed_at is None and any(process.returncode not in (None, DONE) for process in processes):
-            failed_at = time.monotonic()
-        if failed_at is not None and time.monotonic() > failed_at + timeout + 10:
-            for process in processes:
-                process.kill()
-        time.sleep(0.05)
-    return [process.returncode for process in processes]
-
-
-def _outcome(codes: Sequence[int]) -> int:
-    """The worst of them; death by a signal is a failure."""
+def _outcome(codes: Sequence[int], asked: bool) -> int:
+    """The worst of them; death by a signal is a failure, unless they were asked to stop before they could know how."""
+    if asked and -signal.SIGTERM in codes and DONE not in codes:
+        return STOPPED
     if any(code not in (DONE, WRONG, STOPPED) for code in codes):
         return FAILED
     return next((code for code in (WRONG, STOPPED) if code in codes), DONE)
