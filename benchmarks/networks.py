@@ -53,7 +53,7 @@ class Plain:
 def rows(quick: bool) -> Iterator[Row]:
     """Both models. A round takes seconds, so few turns and no warming up are enough."""
     nodes, batch = (2, 2) if quick else (10, 100)
-    for model, named, turns in (("resnet18", "ResNet-18", 4), ("vit", "ViT", 2)):
+    for model, named, turns in (("resnet18", "ResNet-18", 3), ("vit", "ViT", 2)):
         run = learner(nodes, batch, batch, model=model)
         plain = Plain(run)
         ours, bare, twice = times((run.round, plain.gradients, plain.twice), 1 if quick else turns)
