@@ -120,13 +120,13 @@ class Trainers:
         path = self.out / f"rank-{rank}" / "ledger.jsonl"
         return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
-    def until(self, rounds: int, rank: int = 0) -> None:
-        """Wait until a rank has charged so many rounds."""
+    def until(self, rounds: int, rank: int = 0, pause: float = 0.002) -> None:
+        """Wait until a rank has charged so many rounds; look again after each pause."""
         deadline = time.monotonic() + 60
         while self.charged(rank) < rounds:
             assert time.monotonic() < deadline, self.said()
             assert any(p.is_alive() for p in self.all), self.said()
-            time.sleep(0.002)
+            time.sleep(pause)
 
     def wait(self, seconds: float = 60) -> list[int]:
         """The exit codes; whoever still runs then is ended and has none of ours."""
