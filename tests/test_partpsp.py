@@ -199,13 +199,17 @@ def test_what_is_no_chain():
     assert not is_chain(Partition(patched, ["0"]), 2)
 
 
-def test_evaluation_of_both_engines_agrees():
-    partition = Partition(dpps.models.MLP((6, 4, 5, 3)), ["layer1"])
+@pytest.mark.parametrize("shared", [["layer1"], "all", [], ["layer3"], ["layer2"]])
+def test_evaluation_of_all_engines_agrees(shared):
+    partition = Partition(dpps.models.MLP((6, 4, 5, 3)), shared)
     s, l = partition.initial()
     local, x = l + torch.randn(3, len(l)), torch.randn(11, 6)
-    a, b = (kind(partition, F.cross_entropy, range(3)).outputs(s, local, x) for kind in (Vectorised, Loop))
-    torch.testing.assert_close(a, b)
-    assert a.shape == (3, 11, 3)
+    kinds = (Vectorised, Loop, Chained)
+    with mock.patch("dpps.learning.chain._BLOCK", 40):
+        outputs = [kind(partition, F.cross_entropy, range(3)).outputs(s, local, x) for kind in kinds]
+    assert outputs[0].shape == (3, 11, 3)
+    for other in outputs[1:]:
+        torch.testing.assert_close(outputs[0], other)
 
 
 @pytest.mark.parametrize(
