@@ -12,7 +12,7 @@ from scipy.special import log_ndtr
 from scipy.stats import norm
 
 from dpps.errors import UsageError
-from dpps.privacy import accountant
+from dpps.privacy import accountant, composition
 from dpps.privacy.accountant import (
     Charge,
     discrete_gaussian_multiplier,
@@ -113,10 +113,10 @@ def test_failing_accountants_never_read_as_private(monkeypatch: pytest.MonkeyPat
     def broken(*_: object) -> object:
         raise IndexError("broken")
 
-    monkeypatch.setattr(accountant, "_pld", broken)
+    monkeypatch.setattr(composition, "pld", broken)
     assert total([GAUSSIAN], 1e-5).accountant == "rdp"
     for nonsense in (math.nan, math.inf, -1.0):
-        monkeypatch.setattr(accountant, "_rdp", lambda *_, value=nonsense: lambda _delta: value)
+        monkeypatch.setattr(composition, "rdp", lambda *_, value=nonsense: lambda _delta: value)
         assert total([GAUSSIAN], 1e-5).epsilon == math.inf
         assert total([LAPLACE], 1e-5).epsilon == pytest.approx(72)
 

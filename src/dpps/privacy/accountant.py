@@ -16,45 +16,19 @@ one dimension are thresholds. The whole difference in one coordinate is therefor
 accountant, also under sampling.
 """
 
-import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Literal
 
-import numpy as np
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    PoissonSampledDpEvent,
-    UnsupportedEventError,
-    get_epsilon_gaussian,
-)
-from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
-
 from dpps.errors import UsageError, unknown
-
-log = logging.getLogger(__name__)
 
 Mechanism = Literal["laplace", "gaussian", "none"]
 
 NO_PROTECTION = 20.0
 """A total epsilon above this is labelled as no meaningful protection wherever it is printed."""
-
-# dp-accounting's Laplace distribution breaks from epsilon 710 on and is worth nothing long before that.
-_PLD_LARGEST_EPSILON = 50.0
-# Each further kind of round costs a convolution, so many kinds get a coarser grid.
-_PLD_LARGEST_KINDS = 128
-_PLD_KINDS_AT_FULL_GRID = 32
-# A grid of epsilon / 5000 is accurate to about 1e-4 of epsilon and keeps the arrays below a million entries.
-_PLD_GRID_POINTS = 5_000
-_FAILURES = (ValueError, ArithmeticError, IndexError, MemoryError, RuntimeWarning, UnsupportedEventError)
 
 DeltaToEpsilon = Callable[[float], float]
 
@@ -158,9 +132,15 @@ def total(
     if epsilon_sum is not None:
         bounds["sum"] = _afford(lambda _: epsilon_sum, allowance, distance)
     if allowance > 0 and kinds:
-        _try(bounds, "rdp", lambda: _afford(_rdp(kinds, group), allowance, distance))
+        from dpps.privacy import composition  # dp-accounting takes a second to load
+
+        composition.attempt(
+            bounds, "rdp", lambda: _afford(composition.rdp(kinds, group), allowance, distance)
+        )
         upper = min(bounds.values(), default=math.inf)
-        _try(bounds, "pld", lambda: _afford(_pld(kinds, group, upper), allowance, distance))
+        composition.attempt(
+            bounds, "pld", lambda: _afford(composition.pld(kinds, group, upper), allowance, distance)
+        )
     finite = {name: value for name, value in bounds.items() if math.isfinite(value)}
     if not finite:
         return Total(math.inf, delta, "none", epsilon_sum, {})
@@ -340,143 +320,6 @@ def _afford(epsilon_at: DeltaToEpsilon, delta: float, distance: float) -> float:
     upper = epsilon_at(delta / 2)
     price = (1 + math.exp(upper)) * distance if upper < 700 else math.inf
     return epsilon_at(delta - price) if price <= delta / 2 else math.inf
-
-
-def _try(bounds: dict[str, float], name: str, bound: Callable[[], float]) -> None:
-    """Keep a bound if there is one: a failing accountant is left out, never read as private."""
-    try:
-        with _quiet():
-            value = float(bound())
-    except _FAILURES as error:
-        log.debug("accountant %s left out: %s", name, error)
-        return
-    if value >= 0:  # false for NaN
-        bounds[name] = value
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """dp-accounting warns of every Rényi order it leaves out; the bound is valid without them."""
-    absl = logging.getLogger("absl")
-    level = absl.level
-    absl.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        absl.setLevel(level)
-
-
-def _rdp(kinds: list[Charge], group: int) -> DeltaToEpsilon:
-    sampled = any(kind.sampling < 1 for kind in kinds)
-    accountant = RdpAccountant()
-    for kind in kinds if sampled else _scale(kinds, group):
-        accountant.compose(_event(kind), kind.count)
-    # dp-accounting reads a negative divergence (numerical trouble) as epsilon 0.
-    if not np.all(np.asarray(accountant.rdp) >= 0):
-        raise ArithmeticError("negative Rényi divergence")
-    if sampled and group > 1:
-        return _converted(accountant.get_delta, group)
-    return lambda delta: float(accountant.get_epsilon(delta))
-
-
-def _pld(kinds: list[Charge], group: int, upper: float) -> DeltaToEpsilon:
-    scaled = _scale([kind for kind in kinds if kind.sampling == 1], group)
-    multiplier = _joint_multiplier(scaled)
-    laplace = _fewer_scales([kind for kind in scaled if kind.mechanism == "laplace"])
-    sampled = [kind for kind in kinds if kind.sampling < 1]
-    if not laplace and not sampled:  # one Gaussian: dp-accounting has its privacy loss in closed form
-        return lambda delta: float(get_epsilon_gaussian(multiplier, delta))
-    if any(kind.epsilon > _PLD_LARGEST_EPSILON for kind in laplace + sampled):
-        raise ValueError(f"an epsilon per round above {_PLD_LARGEST_EPSILON}")
-    if len(sampled) > _PLD_LARGEST_KINDS:
-        raise ValueError(f"{len(sampled)} kinds of sampled rounds")
-    interval = _pld_interval(upper, len(laplace) + len(sampled), group if sampled else 1)
-    accountant = PLDAccountant(value_discretization_interval=interval)
-    for kind in laplace:
-        accountant.compose(_event(kind), kind.count)
-    for kind in sampled:
-        accountant.compose(_event(kind) if group == 1 else _group_event(kind, group), kind.count)
-    if math.isfinite(multiplier):
-        accountant.compose(GaussianDpEvent(multiplier))
-    return lambda delta: float(accountant.get_epsilon(delta))
-
-
-def _pld_interval(upper: float, kinds: int, group: int) -> float:
-    """Grid of the privacy loss: any is valid, a finer one is tighter and slower; groups are slow as it is."""
-    fine = upper / _PLD_GRID_POINTS if math.isfinite(upper) else 1e-3
-    coarser = max(1.0, kinds / _PLD_KINDS_AT_FULL_GRID) * (1 if group == 1 else 5)
-    return min(max(fine * coarser, 1e-5), 10.0)
-
-
-def _scale(kinds: list[Charge], group: int) -> list[Charge]:
-    """Unsampled rounds as a group of that size sees them: its members' contributions add up."""
-    return [
-        replace(kind, epsilon=kind.epsilon * group, noise_multiplier=kind.noise_multiplier / group)
-        for kind in kinds
-    ]
-
-
-def _group_event(kind: Charge, group: int) -> DpEvent:
-    """A Poisson sampled Gaussian round as a group sees it: a binomial number i of its g members is drawn.
-
-    The mixture of Gaussians with shifts i dominates (Ganesh 2024, arXiv 2401.10294).
-    """
-    if kind.mechanism != "gaussian":
-        raise ValueError("no group bound for sampled Laplace rounds")
-    drawn = range(group + 1)
-    q = kind.sampling
-    chances = [math.comb(group, i) * q**i * (1 - q) ** (group - i) for i in drawn]
-    event: DpEvent = MixtureOfGaussiansDpEvent(kind.noise_multiplier, [float(i) for i in drawn], chances)
-    return event
-
-
-def _converted(delta_at: Callable[[float], float], group: int) -> DeltaToEpsilon:
-    """Group privacy: (e, d) for one record is (g e, d (1 + e^e + ... + e^((g-1)e))) for g of them."""
-
-    def fits(epsilon: float, delta: float) -> bool:
-        return float(delta_at(epsilon)) * math.fsum(math.exp(i * epsilon) for i in range(group)) <= delta
-
-    def epsilon_at(delta: float) -> float:
-        low, high = 0.0, 1 / 16
-        while not fits(high, delta):
-            low, high = high, 2 * high
-            if high * group > 700:
-                return math.inf
-        while high - low > 1e-5 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if fits(middle, delta) else (middle, high)
-        return group * high
-
-    return epsilon_at
-
-
-def _joint_multiplier(kinds: list[Charge]) -> float:
-    """All unsampled Gaussian rounds are one Gaussian: 1/sigma² adds up."""
-    precision = math.fsum(
-        kind.count / kind.noise_multiplier**2
-        for kind in kinds
-        if kind.mechanism == "gaussian" and kind.sampling == 1
-    )
-    return 1 / math.sqrt(precision) if precision > 0 else math.inf
-
-
-def _fewer_scales(kinds: list[Charge]) -> list[Charge]:
-    """Many Laplace scales, neighbours merged at their largest epsilon, which dominates the others."""
-    width = math.ceil(len(kinds) / _PLD_LARGEST_KINDS)
-    if width <= 1:
-        return kinds
-    ordered = sorted(kinds, key=lambda kind: kind.epsilon)
-    chunks = [ordered[i : i + width] for i in range(0, len(ordered), width)]
-    return [replace(chunk[-1], count=sum(kind.count for kind in chunk)) for chunk in chunks]
-
-
-def _event(kind: Charge) -> DpEvent:
-    event: DpEvent = (
-        LaplaceDpEvent(1 / kind.epsilon)
-        if kind.mechanism == "laplace"
-        else GaussianDpEvent(kind.noise_multiplier)
-    )
-    return event if kind.sampling == 1 else PoissonSampledDpEvent(kind.sampling, event)
 
 
 def _charge(mechanism: Mechanism, noise: float, sampling: float, count: int) -> Charge:

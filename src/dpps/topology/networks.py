@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
@@ -24,6 +23,8 @@ def from_networkx(graph: Any) -> Static:
     and self-loops of the graph whose rows and columns sum to 1 (Sinkhorn). Self-loops are added, parallel edges
     count once, and edge attributes are not read.
     """
+    import networkx as nx  # a quarter of a second to load, and few ask
+
     if not isinstance(graph, nx.Graph):
         raise UsageError(f"from_networkx got {type(graph).__name__}, needs a networkx Graph or DiGraph")
     labels = list(graph.nodes)
