@@ -22,7 +22,7 @@ class Slot:
 
     def of(self, rows: Tensor) -> Tensor:
         """The parameter in stacked flat vectors (nodes, d), as a view (nodes, *shape)."""
-        return rows[:, self.start : self.stop].view(len(rows), *self.shape)
+        return rows.narrow(1, self.start, self.stop - self.start).view(rows.shape[0], *self.shape)
 
 
 class Partition:
