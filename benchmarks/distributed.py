@@ -3,6 +3,10 @@
 Targets: mixing at most 1.5 times a bare point-to-point exchange of the same bytes between the same processes; a whole round with
 noise at most 1.2 times mixing plus drawing that noise. The round is measured in every unit: they differ in what is done beside it
 (node-swap broadcasts a number, contribution clips, record does neither).
+
+In node-swap the noise cannot be drawn before the largest S_i of all nodes is known: all processes have to meet once more in a
+round, which mixing and drawing alone need not. So this round is also measured beside mixing, drawing and a bare exchange of one
+number between all, which is as little as that meeting can cost.
 """
 
 import multiprocessing
@@ -10,6 +14,7 @@ import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 from measure import in_turn
@@ -17,7 +22,7 @@ from measure import in_turn
 import dpps
 from dpps.cluster import Cluster, Place
 from dpps.fabric.distributed import Distributed
-from dpps.fabric.wire import ROWS
+from dpps.fabric.wire import ROWS, SMALL
 from dpps.noise import Outgoing
 from dpps.topology import Weights, parse
 
@@ -31,39 +36,65 @@ PROCESSES, DIMENSION, TURNS = 4, 1_000_000, 41
 
 
 class Bare:
-    """Rows to and from the same peers as under `weights`, without anything else."""
+    """A tensor to some peers and one like it from others, without anything else."""
 
-    def __init__(self, fabric: Distributed, weights: Weights, row: torch.Tensor) -> None:
+    def __init__(
+        self, fabric: Distributed, tensor: torch.Tensor, to: list[int], of: list[int], tag: int
+    ) -> None:
+        self.group, self.tensor, self.to, self.tag = fabric.wire._group, tensor, to, tag
+        self.received = {peer: torch.empty_like(tensor) for peer in of}
+
+    @classmethod
+    def rows(cls, fabric: Distributed, weights: Weights, row: torch.Tensor) -> "Bare":
+        """To and from the same peers as under `weights`."""
         rank, dense = fabric.wire.rank, weights.dense()
-        self.group, self.row = fabric.wire._group, row
-        self.to = [p for p in range(PROCESSES) if p != rank and dense[p, rank]]
-        self.received = {p: torch.empty_like(row) for p in range(PROCESSES) if p != rank and dense[rank, p]}
+        to = [p for p in fabric.wire.peers if dense[p, rank]]
+        return cls(fabric, row, to, [p for p in fabric.wire.peers if dense[rank, p]], ROWS)
+
+    @classmethod
+    def number(cls, fabric: Distributed) -> "Bare":
+        """One to everybody."""
+        number = torch.ones(1, dtype=torch.float64)
+        return cls(fabric, number, fabric.wire.peers, fabric.wire.peers, SMALL)
 
     def __call__(self) -> None:
-        works = [self.group.recv([tensor], peer, ROWS) for peer, tensor in self.received.items()]
-        works += [self.group.send([self.row], peer, ROWS) for peer in self.to]
+        works = [self.group.recv([tensor], peer, self.tag) for peer, tensor in self.received.items()]
+        works += [self.group.send([self.tensor], peer, self.tag) for peer in self.to]
         for work in works:
             work.wait(timedelta(seconds=60))
 
 
 def measure(place: Place) -> None:
-    """Both comparisons; rank 0 prints."""
+    """All comparisons; rank 0 prints."""
     torch.set_num_threads(1)
     fabric = Distributed(PROCESSES, Cluster(place).join().meet({}))
     row, a = torch.randn(1, DIMENSION), torch.ones(1, 1, dtype=torch.float64)
     for name in ("exp", "complete"):
         weights = parse(name, PROCESSES).weights(0)
-        ours, bare, ratio = in_turn(lambda: fabric.mix(weights, row, a), Bare(fabric, weights, row), TURNS)  # noqa: B023
-        say(
-            place,
-            f"{name:<9} mixing {1e3 * ours:7.2f} ms   bare exchange {1e3 * bare:7.2f} ms   ratio {ratio:.2f}",
-        )
+        mixing = partial(fabric.mix, weights, row, a)
+        compare(place, f"{name:<9} mixing", mixing, "bare exchange", Bare.rows(fabric, weights, row))
         for unit in UNITS:
-            ours, parts, ratio = in_turn(*rounds(fabric, name, unit, row, a), TURNS)
-            say(
-                place,
-                f"{name:<9} round  {1e3 * ours:7.2f} ms   mix and draw  {1e3 * parts:7.2f} ms   ratio {ratio:.2f}   {unit}",
-            )
+            whole, parts = rounds(fabric, name, unit, row, a)
+            compare(place, f"{name:<9} round, {unit}", whole, "mix and draw", parts)
+            if unit == "node-swap":
+                meeting = partial(one_after_another, Bare.number(fabric), parts)
+                compare(place, f"{name:<9} round, {unit}", whole, "bare number, mix and draw", meeting)
+
+
+def one_after_another(*works: Work) -> None:
+    """Do all of them."""
+    for work in works:
+        work()
+
+
+def compare(place: Place, what: str, ours: Work, beside_what: str, beside: Work) -> None:
+    """In turn; one voice."""
+    first, second, ratio = in_turn(ours, beside, TURNS)
+    if place.rank == 0:
+        print(
+            f"{what:<30} {1e3 * first:7.2f} ms   {beside_what:<26} {1e3 * second:7.2f} ms   ratio {ratio:.2f}",
+            flush=True,
+        )
 
 
 def rounds(
@@ -80,12 +111,6 @@ def rounds(
         fabric.mix(weights, message, a)
 
     return lambda: protocol.step(state, perturbation), parts
-
-
-def say(place: Place, line: str) -> None:
-    """One voice."""
-    if place.rank == 0:
-        print(line, flush=True)
 
 
 def main() -> None:
