@@ -114,11 +114,8 @@ class Chain:
             link, a = self.links[k], self.inputs[k]
             weight, bias = (self.parameter(f"{link.name}.{own}", s, l) for own in ("weight", "bias"))
             assert weight is not None
-            out = self._take(f"out{k}", a, *a.shape[:2], link.outputs)
-            half_angle = link.activation == "tanh" and out.dtype == torch.float32
-            factor = 2 if half_angle else 1
-            start = out if bias is None else bias[:, None]
-            torch.baddbmm(start, a, weight.mT, beta=0 if bias is None else factor, alpha=factor, out=out)
+            half_angle = link.activation == "tanh" and a.dtype == torch.float32
+            out = self._product(f"out{k}", a, weight.mT, bias, factor=2 if half_angle else 1)
             self.inputs.append(_tanh_of_half(out) if half_angle else _activate(link.activation, out))
         return self.inputs[-1]
 
@@ -129,12 +126,7 @@ class Chain:
             if k > last:
                 weight = self.parameter(f"{self.links[k].name}.weight", s, l)
                 assert weight is not None
-                if (
-                    self.links[k].outputs > self.links[k].inputs
-                ):  # the kernels are twice as fast on this layout
-                    weight = self._take(f"turned{k}", weight, *weight.mT.shape).copy_(weight.mT).mT
-                below = self._take(f"back{k}", gradient, *self.inputs[k].shape)
-                gradient = torch.bmm(self.returned[k], weight, out=below)
+                gradient = self._product(f"back{k}", self.returned[k], weight)
 
     def weight_gradients(self, *, shared: bool, last: int, out: Tensor) -> None:
         """The gradients of the shared (or local) parameters of layer `last` and above, into the rows of `out`."""
@@ -146,7 +138,24 @@ class Chain:
                 if name.endswith(".bias"):
                     torch.sum(self.returned[k], 1, out=slot.of(out))
                 else:
-                    outer(self.returned[k], self.inputs[k], slot.of(out))
+                    slot.of(out).copy_(self._product(f"outer{k}", self.returned[k].mT, self.inputs[k]))
+
+    def _product(
+        self, name: str, a: Tensor, b: Tensor, bias: Tensor | None = None, factor: int = 1
+    ) -> Tensor:
+        """factor (a b + bias) of every node, in memory by that name, which the next such product uses again.
+
+        The kernels take two to six times as long for a tall result as for a wide one: of the two, the wide one is computed.
+        """
+        if a.shape[1] > b.shape[2]:
+            return self._wide(name, b.mT, a.mT, None if bias is None else bias[:, :, None], factor).mT
+        return self._wide(name, a, b, None if bias is None else bias[:, None], factor)
+
+    def _wide(self, name: str, a: Tensor, b: Tensor, bias: Tensor | None, factor: int) -> Tensor:
+        out = self._take(name, a, a.shape[0], a.shape[1], b.shape[2])
+        if bias is None:
+            return torch.baddbmm(out, a, b, beta=0, alpha=factor, out=out)
+        return torch.baddbmm(bias, a, b, beta=factor, alpha=factor, out=out)
 
     def _take(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """Memory by that name, of at least this size, used again."""
@@ -224,12 +233,9 @@ class Chained(Vectorised):
         return self._shared
 
 
-def outer(d: Tensor, a: Tensor, out: Tensor) -> None:
+def outer(d: Tensor, a: Tensor) -> Tensor:
     """Per node the sum over examples of d_e a_e^T: the gradient of a layer's weight."""
-    if d.shape[2] <= a.shape[2]:
-        torch.bmm(d.mT, a, out=out)
-    else:  # a tall result takes the kernels six times as long as a wide one
-        out.copy_(torch.bmm(a.mT, d).mT)
+    return torch.bmm(d.mT, a) if d.shape[2] <= a.shape[2] else torch.bmm(a.mT, d).mT
 
 
 def output_gradients(

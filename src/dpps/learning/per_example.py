@@ -133,7 +133,7 @@ class Linears(PerExample):
         for (name, layer), a, d in zip(self._layers.items(), inputs, returned, strict=True):
             narrow = d * factor[:, :, None] if layer.out_features <= layer.in_features else d
             wide = a if narrow is not d else a * factor[:, :, None]
-            outer(narrow, wide, self._rows(f"{name}.weight", sum_s, sum_l))
+            self._rows(f"{name}.weight", sum_s, sum_l).copy_(outer(narrow, wide))
             if layer.bias is not None:
                 into = self._rows(f"{name}.bias", sum_s, sum_l)
                 torch.bmm(factor[:, None], d, out=into[:, None])
