@@ -26,7 +26,7 @@ class Products:
 
     Local step: three forward, the gradients of W3 and W2, and what comes back through W3. Then with the new W2 and W3: two
     forward (the first layer's output stands), back through W3 and W2, and the gradient of W1. Every product has the fastest
-    layout found: W2 and its gradient lie transposed, 10 x 784 as W1 and W3 do.
+    layout found: every result is wide (10 x 784, 10 x 100 or 100 x 784), and W2 lies transposed, as W1 and W3 do.
     """
 
     def __init__(self, run: Learner) -> None:
@@ -37,27 +37,27 @@ class Products:
         self.w2 = views["layer2.weight"].mT.contiguous()
         rounds = range(run.data.sizes[0] // batch)
         self.batches = cycle([run.sampler.batch(t)[0].flatten(2) for t in rounds])
-        self.h, self.d1 = torch.empty(2, nodes, batch, hidden)
+        self.h, self.d1 = torch.empty(2, nodes, hidden, batch)
         self.z2, self.d2 = torch.empty(2, nodes, batch, inner)
-        self.z3, self.d3 = torch.empty(nodes, batch, classes), torch.rand(nodes, batch, classes)
+        self.z3, self.d3 = torch.empty(nodes, classes, batch), torch.rand(nodes, classes, batch)
         self.g1, self.g2, self.g3 = (torch.empty_like(w) for w in (self.w1, self.w2, self.w3))
 
     @torch.no_grad()
     def __call__(self) -> None:
         x: Tensor = next(self.batches)
-        torch.bmm(x, self.w1.mT, out=self.h)
+        torch.bmm(self.w1, x.mT, out=self.h)
         self._local_forward()
-        torch.bmm(self.d3.mT, self.z2, out=self.g3)
-        torch.bmm(self.d3, self.w3, out=self.d2)
-        torch.bmm(self.h.mT, self.d2, out=self.g2)
+        torch.bmm(self.d3, self.z2, out=self.g3)
+        torch.bmm(self.d3.mT, self.w3, out=self.d2)
+        torch.bmm(self.h, self.d2, out=self.g2)
         self._local_forward()
-        torch.bmm(self.d3, self.w3, out=self.d2)
-        torch.bmm(self.d2, self.w2.mT, out=self.d1)
-        torch.bmm(self.d1.mT, x, out=self.g1)
+        torch.bmm(self.d3.mT, self.w3, out=self.d2)
+        torch.bmm(self.w2, self.d2.mT, out=self.d1)
+        torch.bmm(self.d1, x, out=self.g1)
 
     def _local_forward(self) -> None:
-        torch.bmm(self.h, self.w2, out=self.z2)
-        torch.bmm(self.z2, self.w3.mT, out=self.z3)
+        torch.bmm(self.h.mT, self.w2, out=self.z2)
+        torch.bmm(self.w3, self.z2.mT, out=self.z3)
 
 
 def rows(quick: bool) -> Iterator[Row]:

@@ -112,7 +112,7 @@ def test_the_bare_products_are_those_of_algorithm_2(load):
     x = run.sampler.batch(0)[0].flatten(2)
     w1, w2, w3 = (w.detach().clone().requires_grad_() for w in (products.w1, products.w2, products.w3))
     out = x @ w1.mT @ w2 @ w3.mT
-    expected = torch.autograd.grad((out * products.d3).sum(), (w1, w2, w3))
+    expected = torch.autograd.grad((out * products.d3.mT).sum(), (w1, w2, w3))
     for found, wanted in zip((products.g1, products.g2, products.g3), expected, strict=True):
         torch.testing.assert_close(found, wanted)
 
