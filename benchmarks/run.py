@@ -22,7 +22,7 @@ from measure import HEADINGS, Row, amount, cells, markdown_table, ratio, text_ta
 from dpps.version import versions
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("training", "mnist", "scale", "networks", "units", "noise", "round", "sweep", "distributed")
+BENCHMARKS = ("training", "mnist", "scale", "networks", "units", "noise", "round", "growth", "distributed")
 PRINTS = "distributed"  # four processes with a table of their own: its lines are kept as they are
 
 Results = dict[str, Any]
@@ -82,7 +82,7 @@ def _cpu() -> str:
 
 def rows(results: Results) -> list[Row]:
     """The rows of the table; those of the plot are not among them."""
-    plain = [row for name, own in results["rows"].items() if name != "sweep" for row in own]
+    plain = [row for name, own in results["rows"].items() if name != "growth" for row in own]
     return [Row.from_json(row) for row in plain]
 
 
@@ -121,7 +121,7 @@ def plot(results: Results, file: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    points = [Row.from_json(row) for row in results["rows"]["sweep"]]
+    points = [Row.from_json(row) for row in results["rows"]["growth"]]
     axes_named = list(dict.fromkeys(row.at[0] for row in points if row.at))
     fixed = {"N": "batch 20, d_s = 7,850", "d_s": "N = 10, batch 100", "batch": "N = 10, d_s = 7,850"}
     figure = Figure(figsize=(10, 3.2), layout="constrained")
@@ -184,7 +184,7 @@ def measure_and_save(names: Sequence[str], quick: bool, file: Path) -> None:
     print(
         "\n".join([about(results), "", text_table(lines(results)), "", *results["printed"], f"saved {file}"])
     )
-    if results["rows"].get("sweep"):
+    if results["rows"].get("growth"):
         plot(results, file.with_suffix(".svg"))
         print(f"saved {file.with_suffix('.svg')}")
 

@@ -52,13 +52,13 @@ def test_every_row_is_well_formed(load, name):
 
 def test_one_file_with_table_plot_and_circumstances(run, tmp_path, capsys):
     file = tmp_path / "new" / "file.json"
-    run.measure_and_save(["units", "sweep"], True, file)
+    run.measure_and_save(["units", "growth"], True, file)
     found = run.read(file)
     assert found["quick"]
     assert found["versions"]["torch"]
     assert found["cpu"]
     assert found["cores"] >= 1
-    assert set(found["rows"]) == {"units", "sweep"}
+    assert set(found["rows"]) == {"units", "growth"}
     assert "<svg" in file.with_suffix(".svg").read_text()
     printed = capsys.readouterr().out
     assert "unit record" in printed

@@ -73,6 +73,7 @@ class Seeded(NoiseSource):
     def __init__(self, seed: int | None = None, purpose: int = NOISE) -> None:
         self.seed = fresh_seed() if seed is None else seed
         self._streams = Streams(self.seed, purpose)
+        self._block = torch.empty(_BLOCK, dtype=torch.float32)  # used again: fresh pages cost time
 
     def for_local_part(self) -> NoiseSource:
         return Seeded(self.seed, LOCAL_NOISE)
@@ -82,11 +83,12 @@ class Seeded(NoiseSource):
         if scale == 0:
             return norms
         width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
-        block = torch.empty(_BLOCK, dtype=width)
+        if self._block.dtype != width:
+            self._block = torch.empty(_BLOCK, dtype=width)
         for rows, columns in _tiles(*out.half.shape):
             target = out.half[rows, columns]
             unit = self._unit_noise(
-                mechanism, block, out.nodes[rows], columns.start == 0, out.round, target.shape[1]
+                mechanism, self._block, out.nodes[rows], columns.start == 0, out.round, target.shape[1]
             )
             if out.norms:
                 norms[rows] += unit.abs().sum(1)

@@ -62,7 +62,9 @@ class Images:
         scaled = pixels.to(torch.float32).div_(255)
         if len(self.mean) != self.pixels.shape[1]:
             scaled = scaled.repeat_interleave(len(self.mean), dim=-3)
-        return scaled.sub_(_per_channel(self.mean)).div_(_per_channel(self.deviation))
+        if any(self.mean):
+            scaled.sub_(_per_channel(self.mean))
+        return scaled.div_(_per_channel(self.deviation)) if set(self.deviation) != {1.0} else scaled
 
 
 def _per_channel(values: tuple[float, ...]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from dpps.learning.partition import Partition
 from dpps.models import MLP
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Identity: "identity"}
-_BLOCK = 1 << 20  # numbers of the widest layer at a time (several nodes): they stay in the processor's cache
+_BLOCK = 1 << 21  # numbers of the widest layer at a time (several nodes): they stay in the processor's cache
 _IGNORED = -100  # the class that `F.cross_entropy` leaves out
 
 
@@ -90,6 +90,7 @@ class Chain:
         self.returned: list[Tensor] = [torch.empty(0)] * len(chain)
         """What came back to each layer's linear output, as far down as the last backward pass went."""
         self._memory: dict[str, Tensor] = {}
+        self._views: dict[str, Tensor] = {}
 
     def lowest(self, *, shared: bool) -> int:
         """The first layer with shared (or local) parameters; the number of layers if there is none."""
@@ -159,10 +160,19 @@ class Chain:
 
     def _take(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """Memory by that name, of at least this size, used again."""
+        view = self._views.get(name)
+        if (
+            view is not None
+            and view.shape == shape
+            and view.dtype == like.dtype
+            and view.device == like.device
+        ):
+            return view
         size, own = prod(shape), self._memory.get(name)
         if own is None or own.numel() < size or own.dtype != like.dtype or own.device != like.device:
             own = self._memory[name] = torch.empty(size, dtype=like.dtype, device=like.device)
-        return own[:size].view(shape)
+        self._views[name] = view = own[:size].view(shape)
+        return view
 
 
 class Chained(Vectorised):
