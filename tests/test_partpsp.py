@@ -329,6 +329,35 @@ def test_a_small_clip_bounds_every_perturbation():
     assert torch.equal(inside, g)
 
 
+def test_an_absent_node_keeps_statistics_and_momentum():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    learner = dpps.PartPSP(
+        model,
+        ["0"],
+        dpps.Exponential(4).with_dropouts(0.5, seed=1),
+        batch_size=10,
+        seed=0,
+        local_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    ).start(toy_data(4), epochs=5)
+
+    def kept(k):
+        momentum = learner._optimizers[k][1].state_dict()["state"].get(0, {}).get("momentum_buffer")
+        buffers = {n: b.clone() for n, b in learner.engine.state().items() if n.startswith(f"{k}.")}
+        return buffers | {"momentum": torch.zeros(1) if momentum is None else momentum.clone()}
+
+    seen = set()
+    for _ in range(8):
+        present = learner.protocol.topology.present(learner.state.clock)
+        before = [kept(k) for k in range(4)]
+        learner.round()
+        for k in range(4):
+            same = all(torch.equal(v, before[k][n]) for n, v in kept(k).items())
+            assert same == (not present[k])
+            seen.add(bool(present[k]))
+    assert seen == {True, False}
+
+
 def test_two_nodes_and_dropouts_work():
     assert train(tiny(), ["layer1"], nodes=2, topology=dpps.Exponential(2)).accuracy > 50
     away = dpps.Exponential(4).with_dropouts(0.3, seed=1)

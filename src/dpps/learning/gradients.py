@@ -34,6 +34,8 @@ class Engine(ABC):
         self.partition, self.loss, self.rows, self.seed = partition, loss, rows, seed
         self.model = partition.model
         self.prefix = partition.prefix()
+        self.away: frozenset[int] = frozenset()
+        """Positions of rows whose nodes are absent this round: nothing they keep may change."""
         self._node = 0
 
     @abstractmethod
@@ -140,10 +142,12 @@ class Loop(Engine):
         losses, new, shared = y.new_zeros(len(y)), torch.empty_like(l), torch.empty_like(y)
         for k in range(len(y)):
             self._node = k
+            before = {n: b.clone() for n, b in self.buffers[k].items()} if k in self.away else {}
             with self._dropout_stream(round_):
                 losses[k], new[k], shared[k] = self._one(
                     k, y[k].detach(), l[k].detach(), x[k], target[k], update
                 )
+            self.buffers[k].update(before)
         return losses, new, shared
 
     def _one(

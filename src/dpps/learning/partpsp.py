@@ -234,6 +234,9 @@ class Learner:
     def round(self) -> tuple[Record | None, Tensor]:
         """One round of Algorithm 2: the protocol's record (None when nothing is shared) and every row's loss."""
         self._refuse_unpaid()
+        present = self.protocol.topology.present(self.state.clock)
+        away = None if present is None else torch.from_numpy(~present[list(self.rows)])
+        self.engine.away = frozenset() if away is None else frozenset(away.nonzero().flatten().tolist())
         losses, local, perturbation = self._private_step() if self.per_example else self._step()
         if self._hides_failures():
             perturbation = torch.nan_to_num(perturbation, nan=0.0, posinf=0.0, neginf=0.0)
@@ -243,10 +246,8 @@ class Learner:
                 f"the loss of node {self.rows[bad[0]]} is {float(losses[bad[0]])} in round {self.state.round}: nothing of this "
                 "round was sent; lower the learning rates or clip more"
             )
-        present = self.protocol.topology.present(self.state.clock)
-        if present is not None:  # an absent node does nothing
-            away = torch.from_numpy(~present[list(self.rows)]).to(local.device)
-            local = torch.where(away[:, None], self.local, local)
+        if away is not None:  # an absent node does nothing
+            local = torch.where(away.to(local.device)[:, None], self.local, local)
         record, begun = None, time.perf_counter()
         if self.partition.shared:
             record = self.protocol.step(self.state, perturbation)
@@ -294,7 +295,13 @@ class Learner:
 
         def step(gradient: Tensor, rows: slice) -> Tensor:
             new = []
-            for g, l, (parameter, optimizer) in zip(gradient, local[rows], optimizers[rows], strict=True):
+            mine = range(rows.start, rows.stop)
+            for k, g, l, (parameter, optimizer) in zip(
+                mine, gradient, local[rows], optimizers[rows], strict=True
+            ):
+                if k in self.engine.away:  # neither does its optimizer
+                    new.append(l.clone())
+                    continue
                 parameter.data.copy_(l)
                 parameter.grad = g.clone()
                 optimizer.step()
