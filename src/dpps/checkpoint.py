@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from dpps.disk import sync_folder
 from dpps.errors import RunError
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def save_checkpoint(
         if target.exists():  # the same round again, after a resume
             shutil.rmtree(target)
         aside.rename(target)
-        _sync(folder)
+        sync_folder(folder)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         kept = _all(folder)
@@ -120,11 +121,3 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,9 +20,9 @@ from dpps.config import TrainConfig
 from dpps.data.node_files import node_folder, read_node
 from dpps.errors import RunError, UsageError
 from dpps.learning.tensorboard import TensorBoard
-from dpps.learning.training import Callback, Run, Training, check_labels, finite_or_none
+from dpps.learning.training import Callback, Run, Training, check_labels
 from dpps.privacy.ledger import Budget, Ledger
-from dpps.privacy.statement import Booked, Privacy, Tally
+from dpps.privacy.statement import Booked, Privacy, Tally, finite_or_none
 from dpps.privacy.units import Plan, Terms
 from dpps.site import Site
 from dpps.version import versions

@@ -1,7 +1,6 @@
 """From the first round to the last: epochs, evaluation, records, checkpoints, and what comes out."""
 
 import csv
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -308,8 +307,3 @@ def check_labels(model: nn.Module, x: Tensor, labels: Tensor) -> None:
         raise UsageError(
             f"labels run from {low} to {high} and the model has {outputs} outputs: use a model with {high + 1} classes"
         )
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """JSON has no infinity and no NaN."""
-    return value if value is not None and math.isfinite(value) else None

@@ -18,7 +18,8 @@ from dpps import data, models
 from dpps.config import TrainConfig
 from dpps.errors import RunError
 from dpps.learning.evaluation import accuracies
-from dpps.learning.training import Run, finite_or_none
+from dpps.learning.training import Run
+from dpps.privacy.statement import finite_or_none
 from dpps.sensitivity import Certified
 from dpps.simulation import deal
 from dpps.version import versions

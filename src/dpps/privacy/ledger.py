@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from dpps.disk import sync_folder
 from dpps.errors import RunError, UsageError
 from dpps.privacy.accountant import Charge, Mechanism, Total, total
 
@@ -134,7 +135,7 @@ class Ledger:
         except OSError as error:
             raise RunError(f"ledger {path} cannot be created: {error.strerror}; nothing was sent") from error
         ledger._put([ledger._sealed(ledger.header)])
-        _sync_directory(ledger.path.parent)
+        sync_folder(ledger.path.parent)
         return ledger
 
     @classmethod
@@ -434,12 +435,3 @@ def _damaged(path: Path, number: int) -> RunError:
 
 def _checksum(previous: str, body: str) -> str:
     return hashlib.sha256(f"{previous}\n{body}".encode()).hexdigest()[:32]
-
-
-def _sync_directory(directory: Path) -> None:
-    """A new file is only safe once its directory entry is."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

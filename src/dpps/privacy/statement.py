@@ -103,8 +103,8 @@ def account(
         unit=unit.name,
         mechanism=charges[0].mechanism if charges else "none",
         epsilon_per_round_max=max(pure) if pure else None,
-        epsilon_sum=_finite(total.epsilon_sum),
-        epsilon=_finite(total.epsilon),
+        epsilon_sum=finite_or_none(total.epsilon_sum),
+        epsilon=finite_or_none(total.epsilon),
         delta=total.delta,
         accountant=total.accountant,
         statement=_words(unit, total, charges, private_noise, shared),
@@ -122,5 +122,6 @@ def _words(unit: Unit, total: Total, charges: Sequence[Charge], private_noise: b
     return " ".join(parts)
 
 
-def _finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
+    """JSON has no infinity and no NaN."""
     return value if value is not None and math.isfinite(value) else None
