@@ -25,7 +25,7 @@ from dpps.simulation import deal
 from dpps.version import versions
 
 #: Seconds of one node and round on one core, roughly: what the order of cost between models is.
-_WEIGHT = {"mlp": 0.003, "mlp-residual": 0.003, "resnet18": 1.2, "vit": 2.0}
+_WEIGHT = {"mlp": 0.0013, "mlp-residual": 0.003, "resnet18": 0.6, "vit": 2.4}
 
 
 @dataclass(frozen=True)
