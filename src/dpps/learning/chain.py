@@ -182,13 +182,10 @@ class Chained(Vectorised):
         super().__init__(partition, loss, rows, seed)
         self.chain = Chain(partition)
         self._widest = max(max(link.inputs, link.outputs) for link in self.chain.links)
-        self._shared = torch.empty(0)
-        self._local: list[Tensor] = []
 
     def step(
         self, y: Tensor, l: Tensor, x: Tensor, target: Tensor, update: Update, round_: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As in `Engine`. The results lie in memory that later rounds use again: the gradients in the next, the local parameters in the one after."""
         losses = torch.empty(len(y), dtype=y.dtype, device=y.device)
         new, shared = self._spare(l), self._gradients(y)
         for rows in blocks(len(y), x.shape[1] * self._widest):
@@ -230,17 +227,6 @@ class Chained(Vectorised):
             chain.inputs = [h.expand(len(l), *h.shape[1:]) for h in chain.inputs]
             parts.append(chain.forward(s.expand(len(l), -1), l, None, first).clone())
         return torch.cat(parts, dim=1)
-
-    def _spare(self, l: Tensor) -> Tensor:
-        """Memory for new local parameters, of two that take turns."""
-        if len(self._local) != 2 or any(own.shape != l.shape or own.dtype != l.dtype for own in self._local):
-            self._local = [torch.empty_like(l), torch.empty_like(l)]
-        return next(own for own in self._local if own.data_ptr() != l.data_ptr() or not l.numel())
-
-    def _gradients(self, y: Tensor) -> Tensor:
-        if self._shared.shape != y.shape or self._shared.dtype != y.dtype:
-            self._shared = torch.empty_like(y)
-        return self._shared
 
 
 def outer(d: Tensor, a: Tensor) -> Tensor:

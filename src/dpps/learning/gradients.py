@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
-from dpps.learning.partition import Partition
+from dpps.learning.partition import Partition, Slot
 from dpps.models import call_stages
 from dpps.streams import DROPOUT, key
 
@@ -37,12 +37,17 @@ class Engine(ABC):
         self.away: frozenset[int] = frozenset()
         """Positions of rows whose nodes are absent this round: nothing they keep may change."""
         self._node = 0
+        self._shared = torch.empty(0)
+        self._local: list[Tensor] = []
 
     @abstractmethod
     def step(
         self, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, round_: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses at (y, l), the new local parameters, and the shared gradients at (y, l_new) on the same batch."""
+        """Losses at (y, l), the new local parameters, and the shared gradients at (y, l_new) on the same batch.
+
+        The results may lie in memory that is used again: gradients by the next round, local parameters by the one after.
+        """
 
     @abstractmethod
     def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
@@ -64,6 +69,18 @@ class Engine(ABC):
 
     def _whole(self, s: Tensor, l: Tensor, x: Any) -> Any:
         return functional_call(self.model, self.partition.views(s, l), (x,))
+
+    def _spare(self, l: Tensor) -> Tensor:
+        """Memory for new local parameters, of two that take turns: fresh pages would cost as much as a step."""
+        if len(self._local) != 2 or any(own.shape != l.shape or own.dtype != l.dtype for own in self._local):
+            self._local = [torch.empty_like(l), torch.empty_like(l)]
+        return next(own for own in self._local if own.data_ptr() != l.data_ptr() or not l.numel())
+
+    def _gradients(self, y: Tensor) -> Tensor:
+        """Memory for shared gradients, used again in every round."""
+        if self._shared.shape != y.shape or self._shared.dtype != y.dtype:
+            self._shared = torch.empty_like(y)
+        return self._shared
 
     def state(self) -> dict[str, Tensor]:
         """What the engine keeps from round to round (buffers), for checkpoints."""
@@ -122,16 +139,6 @@ class Loop(Engine):
         self.buffers = [{n: b.clone() for n, b in self.model.named_buffers()} for _ in rows]
         self._random = any(isinstance(m, _DropoutNd) and m.p > 0 for m in self.model.modules())
 
-    def _first_half(self, s: Tensor, x: Any) -> Any:
-        return call_stages(
-            self.model, self.partition.views(s, None) | self.buffers[self._node], x, 0, self.prefix
-        )
-
-    def _second_half(self, l: Tensor, h: Any) -> Any:
-        return call_stages(
-            self.model, self.partition.views(None, l) | self.buffers[self._node], h, self.prefix or 0, None
-        )
-
     def _whole(self, s: Tensor, l: Tensor, x: Any) -> Any:
         return functional_call(self.model, self.partition.views(s, l) | self.buffers[self._node], (x,))
 
@@ -139,32 +146,44 @@ class Loop(Engine):
         self, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, round_: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         self.model.train()
-        losses, new, shared = y.new_zeros(len(y)), torch.empty_like(l), torch.empty_like(y)
+        losses, new, shared = y.new_zeros(len(y)), self._spare(l), self._gradients(y)
         for k in range(len(y)):
             self._node = k
             before = {n: b.clone() for n, b in self.buffers[k].items()} if k in self.away else {}
             with self._dropout_stream(round_):
-                losses[k], new[k], shared[k] = self._one(
-                    k, y[k].detach(), l[k].detach(), x[k], target[k], update
+                losses[k] = self._one(
+                    k, y[k].detach(), l[k].detach(), x[k], target[k], update, new[k], shared[k]
                 )
             self.buffers[k].update(before)
         return losses, new, shared
 
     def _one(
-        self, k: int, y: Tensor, l: Tensor, x: Any, target: Any, update: Update
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        y, l = y.requires_grad_(), l.requires_grad_()
-        h = None if self.prefix is None else self._first_half(y, x)
-        loss = None
-        if self.partition.local:
-            out = self._whole(y.detach(), l, x) if h is None else self._second_half(l, _detach(h))
-            loss = self.loss(out, target)
-            l = update(_gradient(loss, l)[None], slice(k, k + 1))[0].detach()
-        if not self.partition.shared:
-            assert loss is not None
-            return loss.detach(), l, torch.zeros_like(y)
-        after = self.loss(self._whole(y, l, x) if h is None else self._second_half(l, h), target)
-        return (after if loss is None else loss).detach(), l.detach(), _gradient(after, y)
+        self, k: int, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, new: Tensor, gradient: Tensor
+    ) -> Tensor:
+        """One node's loss; its new local parameters and shared gradient go into the rows `new` and `gradient`."""
+        part, buffers = self.partition, self.buffers[k]
+        shared, local = _leaves(part.shared, y), _leaves(part.local, l)
+        h = None if self.prefix is None else call_stages(self.model, shared | buffers, x, 0, self.prefix)
+
+        def loss(shared: dict[str, Tensor], local: dict[str, Tensor], h: Any) -> Tensor:
+            if h is None:
+                return self.loss(functional_call(self.model, shared | local | buffers, (x,)), target)
+            return self.loss(call_stages(self.model, local | buffers, h, self.prefix or 0, None), target)
+
+        first = None
+        if part.local:
+            first = loss(part.views(y, None), local, _detach(h))
+            _write(part.local, new, first, local)
+            stepped = update(new[None], slice(k, k + 1))[0]
+            if stepped.data_ptr() != new.data_ptr():
+                new.copy_(stepped)
+            local = part.views(None, new)
+        if not part.shared:
+            assert first is not None
+            return first.detach()
+        after = loss(shared, local, h)
+        _write(part.shared, gradient, after, shared)
+        return (after if first is None else first).detach()
 
     @torch.no_grad()
     def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
@@ -204,3 +223,17 @@ def _detach(h: Any) -> Any:
     if h is None:
         return None
     return tuple(part.detach() for part in h) if isinstance(h, tuple) else h.detach()
+
+
+def _leaves(slots: Sequence[Slot], flat: Tensor) -> dict[str, Tensor]:
+    """Parameters by name, each to be differentiated by itself: the gradient of a slice would be as long as the whole vector."""
+    return {
+        slot.name: flat[slot.start : slot.stop].view(slot.shape).detach().requires_grad_() for slot in slots
+    }
+
+
+def _write(slots: Sequence[Slot], row: Tensor, loss: Tensor, leaves: dict[str, Tensor]) -> None:
+    """The loss's gradient at the leaves, into their places in a flat row."""
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    for slot, part in zip(slots, found, strict=True):
+        row[slot.start : slot.stop] = part.reshape(-1)
