@@ -37,11 +37,11 @@ NAMES = {
 #: --quick, --models mlp, everything, on 2 cores of an AMD EPYC (virtual machine), no GPU, 15 November 2026. The middle column was
 #: measured while other jobs used the machine too (accuracy and scale: scaled up from the four fifths and more that ran); the others follow from the processor time of their rounds (? = not measured).
 TOOK = {
-    "sensitivity": ("1 min", "2 min", "50 min"),
+    "sensitivity": ("1 min", "2 min", "27 min"),
     "factors": ("2 min", "13 min", "13 min"),
-    "scale": ("1 min", "10 min", "16 min"),
-    "accuracy": ("5 min", "50 min", "14 h"),
-    "real-vs-estimated": ("1 min", "11 min", "100 min"),
+    "scale": ("1 min", "10 min", "14 min"),
+    "accuracy": ("5 min", "50 min", "8 h"),
+    "real-vs-estimated": ("1 min", "11 min", "60 min"),
     "time": ("1 min", "1 min", "4 min"),
     "convergence": ("1 min", "", "?"),
 }
