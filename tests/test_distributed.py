@@ -70,7 +70,7 @@ def test_bits_of_one_process(size: int) -> None:
 
 def _learn(fabric: dpps.fabric.Fabric | Cluster, model: str, topology: str, rounds: int) -> tuple[Any, Any]:
     """Rows of s and l after a few rounds of PartPSP with Laplace noise and synchronisation."""
-    nodes, shape, batch = (NODES, (1, 6, 6), 5) if model == "mlp" else (2, (3, 8, 8), 2)
+    nodes, shape, batch = (NODES, (1, 6, 6), 5) if model == "mlp" else (2, (3, 32, 32), 10)
     fabric = _fabric(fabric, nodes) if isinstance(fabric, Cluster) else fabric
     rng = torch.Generator().manual_seed(4)
     x, y = torch.randn(nodes, 20, *shape, generator=rng), torch.randint(3, (nodes, 20), generator=rng)
@@ -109,9 +109,13 @@ def test_training_of_one_process(size: int) -> None:
 
 @pytest.mark.slow
 def test_training_of_resnet() -> None:
-    alone, together = _learn(Stacked(2), "resnet18", "exp", 4), processes.run(2, _learn, "resnet18", "exp", 4)
-    for k in range(2):
-        assert np.allclose(np.concatenate([part[k] for part in together]), alone[k], rtol=1e-3, atol=1e-4)
+    """Equal to the last bits after one round; BatchNorm enlarges such differences about a hundred times a round."""
+    for rounds, tolerance in ((1, 1e-7), (3, 1e-3)):
+        alone = _learn(Stacked(2), "resnet18", "exp", rounds)
+        together = processes.run(2, _learn, "resnet18", "exp", rounds)
+        for k in range(2):
+            rows = np.concatenate([part[k] for part in together])
+            assert np.linalg.norm(rows - alone[k]) <= tolerance * np.linalg.norm(alone[k])
 
 
 # What is sent
