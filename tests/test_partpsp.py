@@ -358,6 +358,22 @@ def test_an_absent_node_keeps_statistics_and_momentum():
     assert seen == {True, False}
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_failed_round_leaves_local_parameters_as_they_were(steps):
+    learner = dpps.PartPSP(
+        tiny(), ["layer1"], dpps.Exponential(4), batch_size=10, local_steps=steps, seed=0
+    ).start(toy_data(4), epochs=20)
+    for _ in range(3):
+        learner.round()
+        before = learner.local.clone()
+        with (
+            mock.patch.object(learner.protocol, "step", side_effect=RunError("lost")),
+            pytest.raises(RunError),
+        ):
+            learner.round()
+        assert torch.equal(learner.local, before)
+
+
 def test_two_nodes_and_dropouts_work():
     assert train(tiny(), ["layer1"], nodes=2, topology=dpps.Exponential(2)).accuracy > 50
     away = dpps.Exponential(4).with_dropouts(0.3, seed=1)

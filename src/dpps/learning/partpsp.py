@@ -273,6 +273,10 @@ class Learner:
 
     def _step(self) -> tuple[Tensor, Tensor, Tensor]:
         """Losses, new local parameters and the perturbation: Algorithm 2, lines 3 to 6."""
+        if (
+            self.config.local_steps > 1
+        ):  # the engine's two memories take turns within the round: keep what a failed round returns to
+            self.local = self.local.clone()
         y, local, rate = self.state.y, self.local, self.state.rate
         total = torch.zeros_like(y)
         losses = torch.zeros(len(y))
