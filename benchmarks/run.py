@@ -145,7 +145,10 @@ def plot(results: Results, file: Path) -> None:
 
 def read(file: Path) -> Results:
     """A results file."""
-    results: Results = json.loads(file.read_text())
+    try:
+        results: Results = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{file} cannot be read ({error}): name a file that this command saved") from error
     return results
 
 
