@@ -399,3 +399,34 @@ def test_topology_reports_and_draws(tmp_path, capsys):
     }
     assert (report["period"], report["connected_within"], report["exact_average_after"]) == (4, 4, None)
     assert "<svg" in (tmp_path / "exp.svg").read_text()
+
+
+def as_program(code: str, **settings) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a process of its own, and then the program with what it left in sys.argv."""
+    text = f"import atexit, sys, threading, time\nfrom dpps.__main__ import program\n{code}\nprogram()"
+    return subprocess.run(
+        [sys.executable, "-c", text], text=True, stderr=subprocess.PIPE, check=False, **settings
+    )
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["nonsense"], 2)])
+def test_the_program_ends_with_its_code_and_everything_said(words, code):
+    done = as_program(f"sys.argv = ['dpps', *{words}]", stdout=subprocess.PIPE)
+    assert done.returncode == code
+    assert ("torch" in done.stdout) == (code == 0)
+    assert ("did you mean" in done.stderr or "choose one of" in done.stderr) == (code == 2)
+
+
+def test_the_program_s_quick_end_forgets_nobody():
+    asked = "sys.argv = ['dpps', '--version']; atexit.register(print, 'was asked for')"
+    assert "was asked for" in as_program(asked, stdout=subprocess.PIPE).stdout
+    busy = "sys.argv = ['dpps', '--version']\nthreading.Thread(target=lambda: (time.sleep(0.5), print('worked'))).start()"
+    assert "worked" in as_program(busy, stdout=subprocess.PIPE).stdout
+
+
+def test_a_listener_who_left_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    done = as_program("sys.argv = ['dpps', '--version']", stdout=write)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")

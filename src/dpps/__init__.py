@@ -4,6 +4,11 @@
 `dpps --help` or the README.
 """
 
+import gc
+
+_collects = gc.isenabled()
+gc.disable()  # torch's modules are a million objects, none of them garbage: looking through them takes a third of the import
+
 from dpps import data, models
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.fabric import Stacked
@@ -27,6 +32,9 @@ from dpps.topology import (
     from_networkx,
 )
 from dpps.version import __version__
+
+if _collects:
+    gc.enable()
 
 __all__ = [
     "DPPS",

@@ -12,6 +12,7 @@ A mechanism turns a sensitivity into a scale and says how unit-scale noise is dr
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -48,6 +49,12 @@ class Mechanism(ABC):
         return scale / sensitivity if sensitivity > 0 else math.inf
 
 
+@cache
+def _almost_minus_one(dtype: torch.dtype) -> Tensor:
+    """Half a step of that type above -1."""
+    return torch.tensor(torch.finfo(dtype).eps / 2 - 1, dtype=dtype)
+
+
 @dataclass(frozen=True)
 class Laplace(Mechanism):
     r"""The paper's noise, $\gamma_n n$ with $n \sim Lap(0, S/b)$ per coordinate: Lemma 1 with $\varepsilon = b/\gamma_n$.
@@ -79,8 +86,7 @@ class Laplace(Mechanism):
 
     def shape(self, block: Tensor) -> Tensor:
         # v = 2u - 1 + half a step lies strictly inside (-1, 1), symmetric, and 1 - |v| is exact: its logarithm is finite.
-        half_step = torch.finfo(block.dtype).eps / 2
-        torch.add(torch.tensor(half_step - 1, dtype=block.dtype), block, alpha=2, out=block)
+        torch.add(_almost_minus_one(block.dtype), block, alpha=2, out=block)
         magnitude = block.abs()
         torch.sub(1, magnitude, out=magnitude).log_()
         return torch.copysign(

@@ -37,8 +37,8 @@ class State:
     @property
     def y(self) -> Tensor:
         """The corrected vectors y_i = s_i / a_i. With doubly stochastic weights a is 1 and y is s itself."""
-        a = self.a.to(self.s)
-        return self.s if bool((a == 1).all()) else self.s / a[:, None]
+        a = self.a.to(self.s.dtype)
+        return self.s if bool((a == 1).all()) else self.s / a.to(self.s.device)[:, None]
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ def _norms(rows: Tensor, norm: int, dtype: torch.dtype | None) -> Tensor:
 
 
 def _refuse_non_finite(norms: Tensor, fabric: Fabric, round_: int, what: str) -> None:
-    bad = (~torch.isfinite(norms)).nonzero().flatten().tolist()
+    bad = [k for k, norm in enumerate(norms.tolist()) if not math.isfinite(norm)]
     if bad:
         names = ", ".join(str(fabric.rows[k]) for k in bad[:8])
         raise UsageError(

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from dpps import data, models
 from dpps.config import TrainConfig
 from dpps.data.node_files import node_folder, read_node
+from dpps.disk import write_aside
 from dpps.errors import RunError, UsageError
 from dpps.learning.tensorboard import TensorBoard
 from dpps.learning.training import Callback, Run, Training, check_labels
@@ -294,7 +295,7 @@ def _clear(folder: Path, config: TrainConfig) -> None:
         else:
             path.unlink(missing_ok=True)
     header = {"fingerprint": config.fingerprint(), "config": config.to_json(), "versions": versions()}
-    _write_aside(folder / "run.json", json.dumps(header, indent=1) + "\n")
+    write_aside(folder / "run.json", (json.dumps(header, indent=1) + "\n").encode())
 
 
 def _keep_ledger(path: Path) -> None:
@@ -322,10 +323,5 @@ def _ledger(
 
 
 def _write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    _write_aside(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
-
-
-def _write_aside(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(text)
-    aside.rename(path)
+    text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
+    write_aside(folder / "summary.json", text.encode())

@@ -24,7 +24,7 @@ LABELS = (np.arange(30) % 10).astype(np.uint8)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of our own, and no address to reach."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(catalog, "fetch", refuse)
+    monkeypatch.setattr("dpps.data.fetch.fetch", refuse)
 
 
 @pytest.fixture
@@ -130,6 +130,7 @@ def test_cifar_layouts_and_normalisation(tmp_path: Path, layout: str) -> None:
 def test_decompressed_cifar_is_kept_and_follows_the_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(catalog, "_SMALL", 0)
     folder = tmp_path / "cifar-10"
     folder.mkdir()
     (folder / "train.bin.xz").write_bytes(lzma.compress(cifar_records(range(4))))
@@ -149,6 +150,7 @@ def test_decompressed_cifar_is_kept_and_follows_the_content(
 def test_cache_that_cannot_be_written_only_costs_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(catalog, "_SMALL", 0)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     (tmp_path / "cifar-10").mkdir()

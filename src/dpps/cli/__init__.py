@@ -1,5 +1,6 @@
 """The command line: one module per command, imported only when it is called."""
 
+import gc
 import importlib
 import logging
 import os
@@ -28,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     try:
-        return _dispatch(args)
+        code = _dispatch(args)
+        sys.stdout.flush()
     except (UsageError, RunError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]dpps:[/] {_escape(error)}")
         return WRONG if isinstance(error, UsageError) else FAILED
@@ -37,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return DONE
     except SystemExit as error:  # the parser has already said what is wrong
         return int(error.code or 0) if not isinstance(error.code, str) else WRONG
+    return code
 
 
 def _dispatch(args: list[str]) -> int:
@@ -49,6 +52,7 @@ def _dispatch(args: list[str]) -> int:
     if args[0] not in COMMANDS:
         raise unknown("command", args[0], COMMANDS)
     command = importlib.import_module(f"dpps.cli.{args[0]}")
+    gc.freeze()  # what is loaded stays: not to be looked through again, neither while working nor at the end
     code: int = command.main(args[1:])
     return code
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pooch
 import torch
 
-from dpps.data.fetch import Source, fetch, one_at_a_time, write_aside
-from dpps.data.formats import Bytes, parse_cifar, read_bytes, read_idx
+from dpps.data.formats import Bytes, parse_cifar, parse_idx, read_bytes
+from dpps.disk import write_aside
 from dpps.errors import RunError, UsageError, unknown
 
 log = logging.getLogger(__name__)
@@ -99,6 +98,19 @@ _Read = Callable[[_Files], tuple[Bytes, Bytes]]
 
 
 @dataclass(frozen=True)
+class Source:
+    """A published file: its name, the folders on the web that hold it, and its hash as `algorithm:digest`."""
+
+    file: str
+    mirrors: tuple[str, ...]
+    hash: str
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(f"{mirror.rstrip('/')}/{self.file}" for mirror in self.mirrors)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How one data set is found, fetched, read and prepared."""
 
@@ -154,7 +166,7 @@ def _present(folder: Traversable, names: tuple[str, ...]) -> _Files | None:
 
 def _read_idx_files(files: _Files) -> tuple[Bytes, Bytes]:
     images, labels = files
-    return read_idx(images, 3)[:, None], read_idx(labels, 1)
+    return parse_idx(_decompressed(images), images, 3)[:, None], parse_idx(_decompressed(labels), labels, 1)
 
 
 def _read_cifar_files(files: _Files) -> tuple[Bytes, Bytes]:
@@ -164,13 +176,16 @@ def _read_cifar_files(files: _Files) -> tuple[Bytes, Bytes]:
     )
 
 
+_SMALL = 2 << 20  # bytes of a compressed file; smaller ones are decompressed in no time
+
+
 def _decompressed(file: Traversable) -> bytes:
-    """The content of a file; decompressing the CIFAR-10 training set takes seconds, so its result is kept.
+    """The content of a file; decompressing a whole training set takes up to seconds, so its result is kept.
 
     The copy in the user cache is named after the SHA-256 of the compressed file, so a changed file is never
     answered from an old copy.
     """
-    if not file.name.endswith((".gz", ".xz")):
+    if not isinstance(file, Path) or file.suffix not in (".gz", ".xz") or file.stat().st_size < _SMALL:
         return read_bytes(file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     kept = _user_cache() / "decompressed" / f"{digest}.bin"
@@ -318,6 +333,8 @@ def _require(recipe: Recipe, folder: Traversable) -> tuple[_Files, _Files]:
 
 def obtain(recipe: Recipe, folder: Path, progress: bool = True) -> tuple[_Files, _Files]:
     """The files of a data set in a folder of the user cache; what is missing is downloaded and verified."""
+    from dpps.data.fetch import fetch, one_at_a_time
+
     try:
         with one_at_a_time(folder):
             if not recipe.archived:
@@ -343,4 +360,6 @@ def _unpack(archive: Path, names: tuple[str, ...]) -> None:
 
 
 def _user_cache() -> Path:
+    import pooch  # slow to load, and a run on embedded data does without
+
     return Path(pooch.os_cache("dpps"))

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import urllib3
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dpps.data.catalog import Source
 from dpps.errors import RunError
 
 log = logging.getLogger(__name__)
@@ -25,19 +25,6 @@ TIMEOUT = 30.0
 """Seconds without an answer after which a connection counts as cut."""
 
 CHUNK = 1 << 18
-
-
-@dataclass(frozen=True)
-class Source:
-    """A published file: its name, the folders on the web that hold it, and its hash as `algorithm:digest`."""
-
-    file: str
-    mirrors: tuple[str, ...]
-    hash: str
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(f"{mirror.rstrip('/')}/{self.file}" for mirror in self.mirrors)
 
 
 def fetch(source: Source, folder: Path, progress: bool = True) -> Path:
@@ -168,14 +155,3 @@ def _usable(response: requests.Response, start: int) -> bool:
     if response.status_code == requests.codes.partial_content:
         return response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
     return response.status_code != requests.codes.requested_range_not_satisfiable
-
-
-def write_aside(target: Path, content: bytes) -> None:
-    """Write a file so that it is there completely or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        aside.write_bytes(content)
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -43,8 +43,12 @@ def read_bytes(path: Traversable) -> bytes:
 
 
 def read_idx(path: Traversable, dimensions: int) -> Bytes:
-    """An IDX file of unsigned bytes: magic bytes 0, 0, type, dimensions; big-endian sizes; the values."""
-    content = read_bytes(path)
+    """The values of an IDX file of unsigned bytes."""
+    return parse_idx(read_bytes(path), path, dimensions)
+
+
+def parse_idx(content: bytes, path: Traversable, dimensions: int) -> Bytes:
+    """What was read from `path`: magic bytes 0, 0, type, dimensions; big-endian sizes; the values."""
     magic = bytes([0, 0, UBYTE, dimensions])
     if content[:4] != magic:
         raise RunError(

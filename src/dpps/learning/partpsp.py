@@ -1,5 +1,6 @@
 """PartPSP, Algorithm 2 of the paper: every node steps its local parameters, then the shared ones go through DPPS."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -240,7 +241,7 @@ class Learner:
         losses, local, perturbation = self._private_step() if self.per_example else self._step()
         if self._hides_failures():
             perturbation = torch.nan_to_num(perturbation, nan=0.0, posinf=0.0, neginf=0.0)
-        bad = (~torch.isfinite(losses)).nonzero().flatten().tolist()
+        bad = [k for k, loss in enumerate(losses.tolist()) if not math.isfinite(loss)]
         if bad and not self._hides_failures():
             raise RunError(
                 f"the loss of node {self.rows[bad[0]]} is {float(losses[bad[0]])} in round {self.state.round}: nothing of this "
@@ -278,15 +279,16 @@ class Learner:
         ):  # the engine's two memories take turns within the round: keep what a failed round returns to
             self.local = self.local.clone()
         y, local, rate = self.state.y, self.local, self.state.rate
-        total = torch.zeros_like(y)
-        losses = torch.zeros(len(y))
+        losses = total = torch.empty(0)
         for k in range(self.config.local_steps):
             x, target, _ = self.sampler.batch(self.state.round * self.config.local_steps + k)
             at = y if k == 0 else y - self.config.lr_shared * rate * total
             losses, local, gradient = self.engine.step(
                 at, local, x, target, self._update(local), self.state.round
             )
-            total = gradient if self.config.local_steps == 1 else total + gradient
+            total = (
+                gradient if self.config.local_steps == 1 else gradient.clone() if k == 0 else total + gradient
+            )
         if self.terms and self.terms.gradient_clip is not None:
             total = clip_rows(total, self.terms.gradient_clip)
         return losses, local, total.mul_(-self.config.lr_shared * rate)

@@ -195,9 +195,10 @@ class Chains(Linears):
     def _passes(
         self, y: Tensor, l: Tensor, x: Tensor, target: Tensor
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
-        outputs = self._chain.forward(y, l, x)
-        losses, gradient = output_gradients(self.loss, outputs, target, each_example=True)
-        self._chain.backward(y, l, gradient)
+        chain, losses = self._chain, torch.empty(target.shape[:2], dtype=y.dtype, device=y.device)
+        layers = chain.layers(chain.named(y, shared=True) | chain.named(l, shared=False))
+        gradient = output_gradients(self.loss, target, each_example=True)(chain.forward(layers, x), losses)
+        chain.backward(layers, gradient)
         return losses, self._chain.inputs[:-1], self._chain.returned
 
 

@@ -91,6 +91,7 @@ class Ledger:
     def __init__(self, path: Path, header: Mapping[str, Any], durable: bool) -> None:
         self.path = path
         self.header = dict(header)
+        self._rows = [int(row) for row in header["rows"]]
         self._durable = durable
         self._file = -1
         self._seal = ""
@@ -173,9 +174,12 @@ class Ledger:
         """
         if self._broken:
             raise RunError(f"ledger {self.path} failed before: no further message may be sent")
-        _check(entry, self._all_rows())
+        _check(entry, self._rows)
         if entry.reserved != 1:
             raise UsageError(f"cannot charge {entry.reserved} rounds at once: open the ledger with reserve=")
+        if self._reserve == 1:
+            self._append(entry)
+            return
         kind = replace(entry, round=0)
         expected, left = self._prepaid.pop(kind, (entry.round, 0))
         if left == 0 or expected != entry.round:
@@ -185,7 +189,8 @@ class Ledger:
 
     def _append(self, entry: Entry) -> int:
         """Pay for this round and the reservation that comes with it; how many rounds that is."""
-        paid = replace(entry, reserved=self._affordable(entry))
+        affordable = self._affordable(entry)
+        paid = entry if affordable == 1 else replace(entry, reserved=affordable)
         line = self._sealed(_record(paid))
         if self._durable:
             self._put([line])
@@ -228,7 +233,7 @@ class Ledger:
 
     def charges_by_row(self) -> dict[int, list[Charge]]:
         """What each node sent. Nodes compose in parallel, so a total is the maximum over them."""
-        sums: dict[int, Counter[Charge]] = {row: Counter() for row in self._all_rows()}
+        sums: dict[int, Counter[Charge]] = {row: Counter() for row in self._rows}
         for (rows, kind), count in self._kinds.items():
             for row in self._named(rows):
                 sums[row][kind] += count
@@ -245,17 +250,15 @@ class Ledger:
             raise UsageError(f"reserve {reserve} must be 1 round or more")
         self._budget, self._reserve = budget, reserve
 
-    def _all_rows(self) -> list[int]:
-        return [int(row) for row in self.header["rows"]]
-
     def _named(self, rows: Rows) -> list[int]:
-        return self._all_rows() if rows == "all" else list(rows)
+        return self._rows if rows == "all" else list(rows)
 
     def _affordable(self, entry: Entry) -> int:
         """How many rounds of the reservation fit the budget; not even one: refused."""
-        wanted, used = self._reserve, self._most_rounds(entry.rows)
+        wanted = self._reserve
         if self._budget is None:
             return wanted
+        used = self._most_rounds(entry.rows)
         if self._budget.rounds is not None:
             wanted = min(wanted, self._budget.rounds - used)
             if wanted < 1:
@@ -302,7 +305,8 @@ class Ledger:
         return _most(planned, self._budget.delta, self._budget.group).epsilon <= self._budget.epsilon
 
     def _count(self, entry: Entry) -> None:
-        self._kinds[entry.rows, replace(entry.charge, count=1)] += entry.reserved
+        one = entry.charge if entry.reserved == 1 else replace(entry.charge, count=1)
+        self._kinds[entry.rows, one] += entry.reserved
         for row in self._named(entry.rows):
             self._sent[row] += entry.reserved
         for ahead in range(entry.reserved):
@@ -341,7 +345,7 @@ class Ledger:
         lines = whole.split(b"\n")
         _same_run(self.path, self._unsealed(lines[0], 1), self.header)
         for number, line in enumerate(lines[1:], start=2):
-            self._count(_entry(self.path, number, self._unsealed(line, number), self._all_rows()))
+            self._count(_entry(self.path, number, self._unsealed(line, number), self._rows))
 
     def _unsealed(self, line: bytes, number: int) -> dict[str, Any]:
         body, mark, seal = line.rpartition(b',"crc":"')
