@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from dpps.learning.partition import Partition, Slot
+from dpps.learning.workers import Workers, suits
 from dpps.models import call_stages
 from dpps.streams import DROPOUT, key
 
@@ -36,7 +37,6 @@ class Engine(ABC):
         self.prefix = partition.prefix()
         self.away: frozenset[int] = frozenset()
         """Positions of rows whose nodes are absent this round: nothing they keep may change."""
-        self._node = 0
         self._shared = torch.empty(0)
         self._local: list[Tensor] = []
 
@@ -57,7 +57,6 @@ class Engine(ABC):
     def outputs_of(self, k: int, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
         """Evaluation: the output of the k-th node held here."""
         self.model.eval()
-        self._node = k
         out: Tensor = self._whole(s, l, x)
         return out
 
@@ -132,43 +131,64 @@ class Vectorised(Engine):
 
 
 class Loop(Engine):
-    """One node after the other; each has its own buffers and its own dropout stream."""
+    """Node by node; each has its own buffers and its own dropout stream. `Workers` take several at once where that gains."""
 
     def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
         super().__init__(partition, loss, rows, seed)
         self.buffers = [{n: b.clone() for n, b in self.model.named_buffers()} for _ in rows]
         self._random = any(isinstance(m, _DropoutNd) and m.p > 0 for m in self.model.modules())
+        self._workers: Workers | None = None
+        if len(rows) > 1 and torch.get_num_threads() > 1 and suits(self.model, loss):
+            self._workers = Workers(self.model, len(rows))
 
-    def _whole(self, s: Tensor, l: Tensor, x: Any) -> Any:
-        return functional_call(self.model, self.partition.views(s, l) | self.buffers[self._node], (x,))
+    def _each(self, work: Callable[[nn.Module, int], None], rows: Tensor) -> None:
+        """Do the work of every row: several at once where that may be done and gains."""
+        if self._workers is not None and rows.device.type == "cpu":
+            self._workers.each(work, len(rows))
+            return
+        for k in range(len(rows)):
+            work(self.model, k)
 
     def step(
         self, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, round_: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        self.model.train()
         losses, new, shared = y.new_zeros(len(y)), self._spare(l), self._gradients(y)
-        for k in range(len(y)):
-            self._node = k
+
+        def one(model: nn.Module, k: int) -> None:
+            model.train()
             before = {n: b.clone() for n, b in self.buffers[k].items()} if k in self.away else {}
-            with self._dropout_stream(round_):
-                losses[k] = self._one(
-                    k, y[k].detach(), l[k].detach(), x[k], target[k], update, new[k], shared[k]
+            with self._dropout_stream(k, round_):
+                # .data: to autograd rows of one tensor are one thing, and another thread's writing would look like a mistake
+                rows = (part[k].data for part in (new, shared))
+                losses.data[k] = self._one(
+                    model, k, y[k].detach(), l[k].detach(), x[k], target[k], update, *rows
                 )
             self.buffers[k].update(before)
+
+        self._each(one, y)
         return losses, new, shared
 
     def _one(
-        self, k: int, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, new: Tensor, gradient: Tensor
+        self,
+        model: nn.Module,
+        k: int,
+        y: Tensor,
+        l: Tensor,
+        x: Any,
+        target: Any,
+        update: Update,
+        new: Tensor,
+        gradient: Tensor,
     ) -> Tensor:
         """One node's loss; its new local parameters and shared gradient go into the rows `new` and `gradient`."""
         part, buffers = self.partition, self.buffers[k]
         shared, local = _leaves(part.shared, y), _leaves(part.local, l)
-        h = None if self.prefix is None else call_stages(self.model, shared | buffers, x, 0, self.prefix)
+        h = None if self.prefix is None else call_stages(model, shared | buffers, x, 0, self.prefix)
 
         def loss(shared: dict[str, Tensor], local: dict[str, Tensor], h: Any) -> Tensor:
             if h is None:
-                return self.loss(functional_call(self.model, shared | local | buffers, (x,)), target)
-            return self.loss(call_stages(self.model, local | buffers, h, self.prefix or 0, None), target)
+                return self.loss(functional_call(model, shared | local | buffers, (x,)), target)
+            return self.loss(call_stages(model, local | buffers, h, self.prefix or 0, None), target)
 
         first = None
         if part.local:
@@ -185,14 +205,26 @@ class Loop(Engine):
         _write(part.shared, gradient, after, shared)
         return (after if first is None else first).detach()
 
-    @torch.no_grad()
     def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
-        return torch.stack([self.outputs_of(k, s, l[k], x) for k in range(len(l))])
+        found: dict[int, Tensor] = {}
 
-    def _dropout_stream(self, round_: int) -> AbstractContextManager[None]:
-        return (
-            _seeded(key(self.seed, DROPOUT, self.rows[self._node], round_)) if self._random else nullcontext()
-        )
+        def one(model: nn.Module, k: int) -> None:
+            found[k] = self._outputs_of(model, k, s, l[k], x)
+
+        self._each(one, l)
+        return torch.stack([found[k] for k in range(len(l))])
+
+    def outputs_of(self, k: int, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
+        return self._outputs_of(self.model, k, s, l, x)
+
+    @torch.no_grad()  # belongs to the thread that asks for it
+    def _outputs_of(self, model: nn.Module, k: int, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
+        model.eval()
+        out: Tensor = functional_call(model, self.partition.views(s, l) | self.buffers[k], (x,))
+        return out
+
+    def _dropout_stream(self, k: int, round_: int) -> AbstractContextManager[None]:
+        return _seeded(key(self.seed, DROPOUT, self.rows[k], round_)) if self._random else nullcontext()
 
     def state(self) -> dict[str, Tensor]:
         return {f"{k}.{n}": b for k, own in enumerate(self.buffers) for n, b in own.items()}

@@ -1,0 +1,104 @@
+"""Several nodes at once, each in a thread of its own: two threads within one convolution are hardly faster than one."""
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+_MOST = 4  # nodes at once: each needs memory for what its passes leave
+
+_PURE = frozenset(
+    (
+        *(
+            nn.Conv1d,
+            nn.Conv2d,
+            nn.Conv3d,
+            nn.Linear,
+            nn.BatchNorm1d,
+            nn.BatchNorm2d,
+            nn.BatchNorm3d,
+            nn.GroupNorm,
+            nn.LayerNorm,
+        ),
+        *(
+            nn.Identity,
+            nn.Tanh,
+            nn.ReLU,
+            nn.GELU,
+            nn.SiLU,
+            nn.Sigmoid,
+            nn.LeakyReLU,
+            nn.ELU,
+            nn.Flatten,
+            nn.Sequential,
+        ),
+        *(
+            nn.MaxPool1d,
+            nn.MaxPool2d,
+            nn.MaxPool3d,
+            nn.AvgPool1d,
+            nn.AvgPool2d,
+            nn.AvgPool3d,
+            nn.AdaptiveAvgPool2d,
+            nn.ModuleList,
+        ),
+    )
+)
+"""Modules that draw no random numbers and keep nothing but registered buffers."""
+
+
+class Workers:
+    """Threads that share torch's own: each has a copy of the model, for parameters are put into it for a while.
+
+    Args:
+        model: what the nodes train.
+        nodes: how many there are.
+    """
+
+    def __init__(self, model: nn.Module, nodes: int) -> None:
+        threads = torch.get_num_threads()
+        count = min(threads, nodes, _MOST)
+        self._models: SimpleQueue[nn.Module] = SimpleQueue()
+        for _ in range(count):
+            self._models.put(copy.deepcopy(model))
+        # the number of torch's threads belongs to the thread that sets it: everybody else keeps theirs
+        self._pool = ThreadPoolExecutor(
+            count, "dpps", initializer=torch.set_num_threads, initargs=(threads // count,)
+        )
+
+    def each(self, work: Callable[[nn.Module, int], None], nodes: int) -> None:
+        """Call `work` with a model and the number of every node; return, or raise what one of them raised, when all are done."""
+        futures = [self._pool.submit(self._one, work, k) for k in range(nodes)]
+        wait(futures)
+        for future in futures:
+            future.result()
+
+    def _one(self, work: Callable[[nn.Module, int], None], k: int) -> None:
+        model = self._models.get()
+        try:
+            work(model, k)
+        finally:
+            self._models.put(model)
+
+
+def suits(model: nn.Module, loss: Callable[..., Any]) -> bool:
+    """Whether nodes may be worked on at once (all code that runs is known) and gain by it (there are convolutions)."""
+    modules = list(model.modules())
+    return (
+        any(isinstance(m, nn.modules.conv._ConvNd) for m in modules)
+        and all(_is_known(m) for m in modules)
+        and getattr(loss, "__module__", "") == "torch.nn.functional"
+    )
+
+
+def _is_known(module: nn.Module) -> bool:
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        return False
+    if isinstance(module, _DropoutNd):
+        return module.p == 0
+    return type(module) in _PURE or type(module).__module__.startswith("dpps.models.")
