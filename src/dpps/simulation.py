@@ -167,7 +167,7 @@ def prepare(config: TrainConfig, callbacks: Sequence[Callback] = (), site: Site 
 class Examples:
     """What the nodes held here learn from and are tested on."""
 
-    train: list[TensorDataset]
+    train: list[data.Images] | list[TensorDataset]
     held_out: list[tuple[Tensor, Tensor]]
     test: tuple[Tensor, Tensor] | None
     split: list[list[int]]
@@ -206,8 +206,8 @@ def _own_examples(config: TrainConfig, rows: range) -> Examples:
 
 def deal(
     dataset: data.DataSet, config: TrainConfig, rows: range | None = None
-) -> tuple[list[TensorDataset], list[tuple[Tensor, Tensor]], list[list[int]]]:
-    """The nodes' training sets (parts of one tensor), their held-out examples, and how many of each label they have.
+) -> tuple[list[data.Images], list[tuple[Tensor, Tensor]], list[list[int]]]:
+    """The nodes' training sets (parts of one), their held-out examples, and how many of each label they have.
 
     Args:
         dataset: what is dealt.
@@ -225,10 +225,9 @@ def deal(
     kept, held = data.hold_out(parts, config.hold_out, config.seed) if config.hold_out else (parts, [])
     if rows is not None:
         kept, held = kept[rows.start : rows.stop], held[rows.start : rows.stop]
-    order = np.concatenate(kept)
-    x, target = dataset.train.inputs(order), dataset.train.labels[torch.from_numpy(order)]
+    whole = dataset.train.ordered(np.concatenate(kept))
     ends = np.cumsum([0, *(len(part) for part in kept)])
-    node_sets = [TensorDataset(x[a:b], target[a:b]) for a, b in pairwise(ends)]
+    node_sets = [whole.part(a, b) for a, b in pairwise(ends)]
     held_out = [(dataset.train.inputs(part), dataset.train.labels[torch.from_numpy(part)]) for part in held]
     return node_sets, held_out, data.describe(labels, kept)
 

@@ -5,7 +5,7 @@ import logging
 import os
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import Dataset
 
 from dpps.data.formats import Bytes, parse_cifar, parse_idx, read_bytes
 from dpps.disk import write_aside
@@ -25,8 +26,8 @@ ENVIRONMENT = "DPPS_DATA"
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
-    """Labelled images, kept as bytes; `inputs` turns them into what a model reads.
+class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Labelled images, kept as bytes; `inputs` turns them into what a model reads. A data set like any other of torch.
 
     `pixels` is a uint8 tensor (n, channels, height, width) and `labels` an int64 tensor (n,). Images of one
     channel are repeated to as many channels as `mean` and `deviation` have.
@@ -44,6 +45,18 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.prepared(self.pixels[k]), self.labels[k]
+
+    def part(self, first: int, stop: int) -> "Images":
+        """Images first..stop-1, without a copy."""
+        return replace(self, pixels=self.pixels[first:stop], labels=self.labels[first:stop])
+
+    def ordered(self, index: npt.NDArray[np.int64]) -> "Images":
+        """The images at `index`, in that order, as a copy."""
+        chosen = torch.from_numpy(index)
+        return replace(self, pixels=self.pixels[chosen], labels=self.labels[chosen])
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of one input."""
@@ -57,17 +70,20 @@ class Images:
         """
         if isinstance(index, np.ndarray):
             index = torch.from_numpy(index)
-        pixels = self.pixels if index is None else self.pixels[index]
-        scaled = pixels.to(torch.float32).div_(255)
-        if len(self.mean) != self.pixels.shape[1]:
+        return self.prepared(self.pixels if index is None else self.pixels[index])
+
+    def prepared(self, pixels: torch.Tensor) -> torch.Tensor:
+        """These bytes (..., channels, height, width), on any device, as a model reads them."""
+        scaled = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        if len(self.mean) != pixels.shape[-3]:
             scaled = scaled.repeat_interleave(len(self.mean), dim=-3)
         if any(self.mean):
-            scaled.sub_(_per_channel(self.mean))
-        return scaled.div_(_per_channel(self.deviation)) if set(self.deviation) != {1.0} else scaled
+            scaled.sub_(_per_channel(self.mean, scaled))
+        return scaled.div_(_per_channel(self.deviation, scaled)) if set(self.deviation) != {1.0} else scaled
 
 
-def _per_channel(values: tuple[float, ...]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32)[:, None, None]
+def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None, None]
 
 
 @dataclass(frozen=True, eq=False)

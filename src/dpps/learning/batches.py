@@ -1,7 +1,7 @@
 """Each node's own examples, and which of them a round uses."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from dpps.data import Images
 from dpps.errors import UsageError
 from dpps.keystream import Keystream
 from dpps.streams import SAMPLING, Streams
@@ -17,8 +18,8 @@ from dpps.streams import SAMPLING, Streams
 class NodeData:
     """The examples of the nodes held here, one data set per node.
 
-    `TensorDataset`s are kept as one tensor, so a batch of all nodes is one read; any other map-style data set is asked item
-    by item.
+    `TensorDataset`s, and `Images` (as bytes, until a batch is read), are kept as one tensor, so a batch of all nodes is one
+    read; any other map-style data set is asked item by item.
     """
 
     def __init__(self, datasets: Sequence[Dataset[Any]], device: torch.device | str = "cpu") -> None:
@@ -27,15 +28,23 @@ class NodeData:
         self.sizes = [len(d) for d in self.datasets]  # type: ignore[arg-type]
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         self._tensors: tuple[Tensor, Tensor] | None = None
-        if all(isinstance(d, TensorDataset) and len(d.tensors) == 2 for d in self.datasets):
-            parts = [d.tensors for d in self.datasets if isinstance(d, TensorDataset)]
-            self._tensors = (_join([p[0] for p in parts]).to(device), _join([p[1] for p in parts]).to(device))
+        self._prepared: Callable[[Tensor], Tensor] = lambda x: x
+        images = [d for d in self.datasets if isinstance(d, Images)]
+        plain = [d.tensors for d in self.datasets if isinstance(d, TensorDataset) and len(d.tensors) == 2]
+        if len(images) == len(self.datasets) and len({(d.mean, d.deviation) for d in images}) == 1:
+            self._prepared = images[0].prepared
+            self._keep([d.pixels for d in images], [d.labels for d in images])
+        elif len(plain) == len(self.datasets):
+            self._keep([x for x, _ in plain], [t for _, t in plain])
+
+    def _keep(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        self._tensors = _join(inputs).to(self.device), _join(targets).to(self.device)
 
     def slice(self, first: int, count: int) -> tuple[Any, Any]:
         """Examples first..first+count-1 of every node, without a copy where all nodes hold equally many."""
         if self._tensors is not None and len(set(self.sizes)) == 1:
             x, t = (part.view(len(self.sizes), self.sizes[0], *part.shape[1:]) for part in self._tensors)
-            return x[:, first : first + count], t[:, first : first + count]
+            return self._prepared(x[:, first : first + count]), t[:, first : first + count]
         return self.take(np.tile(np.arange(first, first + count), (len(self.sizes), 1)))
 
     def take(self, index: np.ndarray) -> tuple[Any, Any]:
@@ -43,7 +52,7 @@ class NodeData:
         if self._tensors is not None:
             flat = torch.from_numpy(index + self._starts[:, None]).to(self.device)
             x, t = (torch.index_select(part, 0, flat.flatten()) for part in self._tensors)
-            return x.view(*index.shape, *x.shape[1:]), t.view(*index.shape, *t.shape[1:])
+            return self._prepared(x.view(*index.shape, *x.shape[1:])), t.view(*index.shape, *t.shape[1:])
         items = [
             default_collate([d[int(i)] for i in row]) for d, row in zip(self.datasets, index, strict=True)
         ]

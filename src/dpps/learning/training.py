@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from dpps.checkpoint import load_checkpoint, save_checkpoint
+from dpps.data import Images
 from dpps.errors import RunError, UsageError
 from dpps.learning.evaluation import accuracies, own_accuracies
 from dpps.learning.partpsp import Learner
@@ -291,6 +292,8 @@ def as_tensors(data: Dataset[Any] | tuple[Tensor, Tensor]) -> tuple[Tensor, Tens
         return data
     if isinstance(data, TensorDataset):
         return data.tensors[0], data.tensors[1]
+    if isinstance(data, Images):
+        return data.inputs(), data.labels
     x, labels = default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
     return x, labels
 
