@@ -51,7 +51,9 @@ def train(data: str, epochs: int, threads: int) -> dict[str, float]:
 def is_here(data: str) -> bool:
     """Whether the data set can be read without downloading it."""
     folders = (os.environ.get("DPPS_DATA"), pooch.os_cache("dpps"))
-    return data == "mnist-mini" or any(folder and (Path(folder) / data).is_dir() for folder in folders)
+    return data == "mnist-mini" or any(
+        folder and any((Path(folder) / data).glob("train-images*")) for folder in folders
+    )
 
 
 def rows(quick: bool) -> Iterator[Row]:

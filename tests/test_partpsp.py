@@ -479,6 +479,30 @@ def test_data_sets_that_are_slices_of_one_tensor_are_joined_without_a_copy():
         assert got.data_ptr() == x[:, 5:9].data_ptr()
 
 
+@pytest.mark.parametrize(
+    ("mean", "deviation"), [((0.0,), (1.0,)), ((0.0,) * 3, (1.0,) * 3), ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
+)
+@pytest.mark.parametrize("unit", [None, dpps.Record(noise_multiplier=1.0)])
+def test_images_that_stay_bytes_train_like_their_floats(mean, deviation, unit):
+    g = torch.Generator().manual_seed(2)
+    pixels = torch.randint(0, 256, (60, 1, 2, 3), dtype=torch.uint8, generator=g)
+    whole = dpps.data.Images(pixels, torch.randint(0, 3, (60,), generator=g), mean, deviation)
+    order = np.random.default_rng(0).permutation(60)
+    images = [whole.ordered(order).part(a, b) for a, b in ((0, 20), (20, 43), (43, 60))]
+    floats = [TensorDataset(part.inputs(), part.labels) for part in images]
+    listed = [[part[i] for i in range(len(part))] for part in images]
+    runs = []
+    for sets in (images, floats, listed):
+        torch.manual_seed(0)
+        net = dpps.models.MLP((6 * len(mean), 4, 3))
+        algorithm = dpps.PartPSP(net, ["layer1"], dpps.Ring(3), batch_size=7, privacy=unit, seed=0)
+        runs.append(algorithm.fit(sets, epochs=3, test=whole))
+    for run in runs[1:]:
+        assert torch.equal(run.shared, runs[0].shared)
+        assert torch.equal(run.local, runs[0].local)
+        assert run.accuracy == runs[0].accuracy
+
+
 def test_callbacks_models_and_saving(tmp_path):
     seen = []
     run = dpps.PartPSP(tiny(), ["layer1"], dpps.Ring(3), batch_size=10, seed=0).fit(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -72,11 +73,12 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             index = torch.from_numpy(index)
         return self.prepared(self.pixels if index is None else self.pixels[index])
 
-    def prepared(self, pixels: torch.Tensor) -> torch.Tensor:
-        """These bytes (..., channels, height, width), on any device, as a model reads them."""
-        scaled = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-        if len(self.mean) != pixels.shape[-3]:
-            scaled = scaled.repeat_interleave(len(self.mean), dim=-3)
+    def prepared(self, pixels: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
+        """These bytes (..., channels, height, width), on any device, as a model reads them; at the begin of `memory`, if given."""
+        shape = (*pixels.shape[:-3], len(self.mean), *pixels.shape[-2:])
+        if memory is None:
+            memory = torch.empty(prod(shape), device=pixels.device)
+        scaled = memory[: prod(shape)].view(shape).copy_(pixels.expand(shape)).div_(255)
         if any(self.mean):
             scaled.sub_(_per_channel(self.mean, scaled))
         return scaled.div_(_per_channel(self.deviation, scaled)) if set(self.deviation) != {1.0} else scaled

@@ -1,7 +1,8 @@
 """Each node's own examples, and which of them a round uses."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,12 @@ class NodeData:
         self.sizes = [len(d) for d in self.datasets]  # type: ignore[arg-type]
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         self._tensors: tuple[Tensor, Tensor] | None = None
-        self._prepared: Callable[[Tensor], Tensor] = lambda x: x
+        self._images: Images | None = None
+        self._memory = torch.empty(0)
         images = [d for d in self.datasets if isinstance(d, Images)]
         plain = [d.tensors for d in self.datasets if isinstance(d, TensorDataset) and len(d.tensors) == 2]
         if len(images) == len(self.datasets) and len({(d.mean, d.deviation) for d in images}) == 1:
-            self._prepared = images[0].prepared
+            self._images = images[0]
             self._keep([d.pixels for d in images], [d.labels for d in images])
         elif len(plain) == len(self.datasets):
             self._keep([x for x, _ in plain], [t for _, t in plain])
@@ -40,19 +42,28 @@ class NodeData:
     def _keep(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         self._tensors = _join(inputs).to(self.device), _join(targets).to(self.device)
 
+    def _read(self, x: Tensor) -> Tensor:
+        """What a model reads. Images are prepared in memory that the next batch uses again: fresh pages cost more than the work."""
+        if self._images is None:
+            return x
+        size = prod(x.shape[:-3]) * prod(self._images.shape)
+        if self._memory.numel() < size:
+            self._memory = torch.empty(size, device=x.device)
+        return self._images.prepared(x, self._memory)
+
     def slice(self, first: int, count: int) -> tuple[Any, Any]:
-        """Examples first..first+count-1 of every node, without a copy where all nodes hold equally many."""
+        """Examples first..first+count-1 of every node, without a copy where all nodes hold equally many. Valid until the next batch."""
         if self._tensors is not None and len(set(self.sizes)) == 1:
             x, t = (part.view(len(self.sizes), self.sizes[0], *part.shape[1:]) for part in self._tensors)
-            return self._prepared(x[:, first : first + count]), t[:, first : first + count]
+            return self._read(x[:, first : first + count]), t[:, first : first + count]
         return self.take(np.tile(np.arange(first, first + count), (len(self.sizes), 1)))
 
     def take(self, index: np.ndarray) -> tuple[Any, Any]:
-        """Examples index[k] of the k-th node; index is (nodes, batch)."""
+        """Examples index[k] of the k-th node; index is (nodes, batch). Valid until the next batch."""
         if self._tensors is not None:
             flat = torch.from_numpy(index + self._starts[:, None]).to(self.device)
             x, t = (torch.index_select(part, 0, flat.flatten()) for part in self._tensors)
-            return self._prepared(x.view(*index.shape, *x.shape[1:])), t.view(*index.shape, *t.shape[1:])
+            return self._read(x.view(*index.shape, *x.shape[1:])), t.view(*index.shape, *t.shape[1:])
         items = [
             default_collate([d[int(i)] for i in row]) for d, row in zip(self.datasets, index, strict=True)
         ]
