@@ -401,6 +401,19 @@ def test_topology_reports_and_draws(tmp_path, capsys):
     assert "<svg" in (tmp_path / "exp.svg").read_text()
 
 
+def test_the_package_loads_torch_when_it_is_needed_and_not_before():
+    code = (
+        "import sys, dpps, dpps.cli\n"
+        "assert 'torch' not in sys.modules and 'PartPSP' in dir(dpps) and not hasattr(dpps, 'no_such_thing')\n"
+        "assert dpps.topology.Ring is dpps.Ring and dpps.data.load and dpps.__version__\n"
+        "from dpps import *\n"
+        "assert all(getattr(dpps, name) is globals()[name] for name in dpps.__all__) and 'torch' in sys.modules\n"
+        "import dpps.protocol\n"
+        "assert dpps.DPPS is dpps.protocol.DPPS is DPPS"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def as_program(code: str, **settings) -> subprocess.CompletedProcess[str]:
     """Run `code` in a process of its own, and then the program with what it left in sys.argv."""
     text = f"import atexit, sys, threading, time\nfrom dpps.__main__ import program\n{code}\nprogram()"

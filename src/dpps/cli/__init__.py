@@ -51,8 +51,10 @@ def _dispatch(args: list[str]) -> int:
         return DONE
     if args[0] not in COMMANDS:
         raise unknown("command", args[0], COMMANDS)
+    gc.disable()  # torch's modules are a million objects, none of them garbage
     command = importlib.import_module(f"dpps.cli.{args[0]}")
-    gc.freeze()  # what is loaded stays: not to be looked through again, neither while working nor at the end
+    gc.freeze()  # nor will they be: not to be looked through again
+    gc.enable()
     code: int = command.main(args[1:])
     return code
 
