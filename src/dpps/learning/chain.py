@@ -223,6 +223,8 @@ class Chain:
 class Chained(Vectorised):
     """The two gradients of Algorithm 2 for a chain, several nodes at a time."""
 
+    at_once = 1 << 16  # it cuts them into blocks itself
+
     def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
         super().__init__(partition, loss, rows, seed)
         self.chain = Chain(partition, fold=True)
@@ -279,12 +281,12 @@ class Chained(Vectorised):
             chain.layers(chain.named(shared, shared=True) | chain.named(local, shared=False))
             for shared, local in ((s[None], l[:1]), (s.expand(len(l), -1), l))
         )
-        parts = []
+        results = x.new_empty(len(l), len(x), chain.links[-1].outputs)
         for part in blocks(len(x), len(l) * self._widest):
             chain.forward(common, x[None, part], stop=first)  # the same for all nodes
             chain.inputs = [h.expand(len(l), *h.shape[1:]) for h in chain.inputs]
-            parts.append(chain.forward(own, None, first).clone())
-        return torch.cat(parts, dim=1)
+            results[:, part] = chain.forward(own, None, first)
+        return results
 
 
 def outer(d: Tensor, a: Tensor) -> Tensor:

@@ -7,14 +7,12 @@ from torch import Tensor
 
 from dpps.learning.gradients import Engine
 
-_CHUNK = 1000
-
 
 def accuracies(engine: Engine, s: Tensor, l: Tensor, x: Tensor, labels: Tensor) -> list[float]:
     """The paper's evaluation: the averaged s with each node's own l on the whole test set; percent, one per node."""
     right = torch.zeros(len(l), device=labels.device)
-    for first in range(0, len(x), _CHUNK):
-        part = slice(first, first + _CHUNK)
+    for first in range(0, len(x), engine.at_once):
+        part = slice(first, first + engine.at_once)
         right += (engine.outputs(s, l, x[part]).argmax(-1) == labels[part]).sum(1)
     return (100 * right / len(labels)).tolist()
 
@@ -29,8 +27,8 @@ def own_accuracies(
     result = []
     for k, (x, labels) in enumerate(held_out):
         right = 0
-        for first in range(0, len(x), _CHUNK):
-            part = slice(first, first + _CHUNK)
+        for first in range(0, len(x), engine.at_once):
+            part = slice(first, first + engine.at_once)
             right += int((engine.outputs_of(k, s, l[k], x[part]).argmax(-1) == labels[part]).sum())
         result.append(100 * right / len(labels))
     return result

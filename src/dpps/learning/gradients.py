@@ -31,6 +31,9 @@ EngineName = Literal["auto", "vectorised", "loop"]
 class Engine(ABC):
     """Gradients of the rows held here. `x` and `target` have one entry per row (a stacked tensor or a list)."""
 
+    at_once = 1000
+    """How many examples `outputs` should be asked for at a time."""
+
     def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
         self.partition, self.loss, self.rows, self.seed = partition, loss, rows, seed
         self.model = partition.model
