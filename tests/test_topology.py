@@ -341,7 +341,12 @@ def test_report_has_the_promised_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    "topology", [DOut(9, 3), Ring(9), Base(9, 1), Sequence([Ring(9), Base(9, 2)])], ids=repr
+    "topology",
+    [
+        *(DOut(9, 3), Ring(9), Exponential(9), Exponential(16), Complete(6), Ring(2)),
+        *(Base(9, 1), Sequence([Ring(9), Base(9, 2)]), Sequence([DOut(12, 2), Ring(12), Exponential(12)])),
+    ],
+    ids=repr,
 )
 def test_report_agrees_with_dense_computation(topology: Topology) -> None:
     report = topology.validate()
@@ -356,6 +361,25 @@ def test_report_agrees_with_dense_computation(topology: Topology) -> None:
     assert report.diameter == ways[smallest]
     singular = np.linalg.svd(product(topology, period), compute_uv=False)
     assert report.contraction == pytest.approx(singular[1], abs=1e-14)
+
+
+@given(nodes=st.integers(2, 14), data=st.data())
+def test_what_symmetry_shortens_is_what_the_general_way_finds(nodes: int, data: st.DataObject) -> None:
+    """Circulant rounds: steps from node 0 against all shortest paths, connected or not."""
+    ahead = data.draw(st.sets(st.integers(0, nodes - 1)).map(lambda found: sorted({0, *found})))
+    W = sum(np.roll(np.eye(nodes), k, axis=0) for k in ahead) / len(ahead)
+    ways = shortest_path(np.ascontiguousarray(W.T), unweighted=True)
+    if np.isfinite(ways).all():
+        assert Static(W).validate().diameter == ways.max()
+    else:
+        with pytest.raises(UsageError, match="never connects"):
+            Static(W).validate()
+
+
+def test_entries_outside_the_matrix_are_refused() -> None:
+    for receiver, sender in ((3, 0), (0, 3), (-1, 0), (0, -1)):
+        with pytest.raises(UsageError, match="outside the 3 x 3"):
+            Weights.from_entries(3, [0, receiver], [0, sender], [1.0, 1.0])
 
 
 def test_random_rounds_that_only_converge_are_not_called_exact() -> None:

@@ -1,15 +1,17 @@
 """What ``validate`` finds out: whether the network connects, how wide it is, how fast it mixes."""
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components, shortest_path
 
 from dpps.errors import UsageError
 from dpps.topology.base import Topology
 from dpps.topology.weights import Weights, check_weights
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 EXACT_NODES = 1000
 """Up to this many nodes everything is exact; above it, some is sampled (see ``Report``)."""
@@ -63,8 +65,8 @@ def analyse(topology: Topology) -> Report:
     for t, weights in enumerate(rounds):
         check_weights(weights, f"{topology!r}, round {t}", doubly_stochastic=topology.doubly_stochastic)
     repeats = topology.period is not None
-    connected_within = _connected_within(topology, rounds, repeats)
     columns = _first_columns(rounds)
+    connected_within = _connected_within(topology, rounds, repeats, circulant=columns is not None)
     return Report(
         nodes=topology.nodes,
         period=topology.period,
@@ -89,14 +91,30 @@ def _window(rounds: list[Weights], start: int, length: int) -> Window:
     return {id(weights): weights for weights in members}
 
 
-def _union(window: Window) -> csr_array:
+def _union(window: Window) -> "csr_array":
+    from scipy.sparse import csr_array
+
     nodes = next(iter(window.values())).nodes
     receivers = np.concatenate([weights.receivers for weights in window.values()])
     senders = np.concatenate([weights.senders for weights in window.values()])
     return csr_array((np.ones(receivers.size), (receivers, senders)), shape=(nodes, nodes))
 
 
-def _connected_within(topology: Topology, rounds: list[Weights], repeats: bool) -> int:
+def _steps_from_first(window: Window) -> NDArray[np.int64]:
+    """In how many steps node 0 reaches each node (-1: never), for circulant rounds: every other node needs as many."""
+    nodes = next(iter(window.values())).nodes
+    ahead = np.unique(np.concatenate([-w.senders[: w.indptr[1]] % nodes for w in window.values()]))
+    steps = np.full(nodes, -1)
+    steps[0], newest, taken = 0, np.zeros(1, dtype=np.int64), 0
+    while newest.size and (steps < 0).any():
+        reached, taken = np.zeros(nodes, dtype=bool), taken + 1
+        reached[(newest[:, None] + ahead) % nodes] = True
+        newest = np.flatnonzero(reached & (steps < 0))
+        steps[newest] = taken
+    return steps
+
+
+def _connected_within(topology: Topology, rounds: list[Weights], repeats: bool, *, circulant: bool) -> int:
     """The smallest B such that all windows of B rounds (that lie within the examined ones) connect.
 
     A window that contains a connected one is connected, so B only grows from one start to the next.
@@ -105,22 +123,33 @@ def _connected_within(topology: Topology, rounds: list[Weights], repeats: bool) 
     length = 1
     for start in range(len(rounds)):
         available = len(rounds) if repeats else len(rounds) - start
-        while length <= available and not _connects(_window(rounds, start, length), known):
+        while length <= available and not _connects(_window(rounds, start, length), known, circulant):
             length += 1
     if length > len(rounds):
         raise UsageError(_never_connects(topology, rounds))
     return length
 
 
-def _connects(window: Window, known: dict[frozenset[int], bool]) -> bool:
+def _connects(window: Window, known: dict[frozenset[int], bool], circulant: bool) -> bool:
     key = frozenset(window)
     if key not in known:
-        known[key] = connected_components(_union(window), connection="strong", return_labels=False) == 1
+        if circulant:
+            known[key] = bool((_steps_from_first(window) >= 0).all())
+        else:
+            known[key] = _parts(window)[0] == 1
     return known[key]
 
 
+def _parts(window: Window) -> tuple[int, NDArray[np.int32]]:
+    """How many parts the rounds together have, and each node's."""
+    from scipy.sparse.csgraph import connected_components
+
+    count, labels = connected_components(_union(window), connection="strong")
+    return int(count), labels
+
+
 def _never_connects(topology: Topology, rounds: list[Weights]) -> str:
-    parts, labels = connected_components(_union(_window(rounds, 0, len(rounds))), connection="strong")
+    parts, labels = _parts(_window(rounds, 0, len(rounds)))
     stranger = int(np.flatnonzero(labels != labels[0])[0])
     return (
         f"{topology!r} never connects: its {len(rounds)} examined round(s) together have {parts} separate parts, "
@@ -135,17 +164,16 @@ def _largest_diameter(rounds: list[Weights], length: int, repeats: bool, *, circ
     starts = len(rounds) if repeats else len(rounds) - length + 1
     windows = [_window(rounds, start, length) for start in range(starts)]
     different = {frozenset(window): window for window in windows}
-    return max(_diameter(_union(window), circulant=circulant) for window in different.values())
-
-
-def _diameter(union: csr_array, *, circulant: bool) -> int:
-    nodes = union.shape[0]
     if circulant:
-        starts = np.zeros(1, dtype=np.int64)
-    elif nodes <= EXACT_NODES:
-        starts = np.arange(nodes)
-    else:
-        starts = np.linspace(0, nodes - 1, 16).astype(np.int64)
+        return max(int(_steps_from_first(window).max()) for window in different.values())
+    return max(_diameter(_union(window)) for window in different.values())
+
+
+def _diameter(union: "csr_array") -> int:
+    from scipy.sparse.csgraph import shortest_path
+
+    nodes = union.shape[0]
+    starts = np.arange(nodes) if nodes <= EXACT_NODES else np.linspace(0, nodes - 1, 16).astype(np.int64)
     return int(shortest_path(union, method="D", unweighted=True, indices=starts).max())
 
 
@@ -169,7 +197,11 @@ def _singular_values(x: Matrix) -> NDArray[np.float64]:
 
 def _product(rounds: list[Weights], x: Matrix) -> Matrix:
     for weights in rounds:
-        x = weights.matrix() @ x
+        if x.shape[1] == 1:
+            taken = weights.values * x[weights.senders, 0]
+            x = np.bincount(weights.receivers, taken, weights.nodes).astype(np.float64)[:, None]
+        else:
+            x = weights.matrix() @ x
     return x
 
 
@@ -197,7 +229,7 @@ def _exact_average_after(rounds: list[Weights], repeats: bool, columns: Columns 
     x = _probes(rounds[0].nodes, circulant=columns is not None)
     average = x.mean(axis=0)
     for t, weights in enumerate(rounds * 2 if repeats else rounds):
-        x = weights.matrix() @ x
+        x = _product([weights], x)
         error = np.abs(x - average).max()
         if error <= EXACT:
             return t + 1

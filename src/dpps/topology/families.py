@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import issparse
 
 from dpps.errors import UsageError
 from dpps.topology.base import Topology, node_count, whole
@@ -151,6 +150,8 @@ def _circulant(nodes: int, steps: Items[int]) -> Weights:
 
 def _weights_of(matrix: Any) -> Weights:
     try:
+        from scipy.sparse import issparse
+
         numbers = matrix if issparse(matrix) else np.asarray(matrix, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise UsageError(

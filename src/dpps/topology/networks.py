@@ -1,16 +1,17 @@
 """Topologies from networkx graphs."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, diags_array
-from scipy.sparse.csgraph import connected_components
 
 from dpps.errors import UsageError
 from dpps.topology.base import node_count
 from dpps.topology.families import Static
 from dpps.topology.weights import Weights
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 BALANCING_STEPS = 100_000
 """How often rows and columns are scaled at most to make a directed graph's weights doubly stochastic."""
@@ -43,7 +44,9 @@ def _metropolis(nodes: int, links: set[tuple[int, int]]) -> Weights:
     return Weights.symmetric(nodes, receivers, senders, values)
 
 
-def _balanced(nodes: int, links: set[tuple[int, int]], labels: list[Any]) -> csr_array:
+def _balanced(nodes: int, links: set[tuple[int, int]], labels: list[Any]) -> "csr_array":
+    from scipy.sparse import csr_array, diags_array
+
     receivers, senders = _columns(links | {(i, i) for i in range(nodes)})
     pattern = csr_array((np.ones(receivers.size), (receivers, senders)), shape=(nodes, nodes))
     _check_every_edge_on_a_cycle(pattern, labels)
@@ -51,8 +54,10 @@ def _balanced(nodes: int, links: set[tuple[int, int]], labels: list[Any]) -> csr
     return diags_array(rows) @ pattern @ diags_array(columns)
 
 
-def _check_every_edge_on_a_cycle(pattern: csr_array, labels: list[Any]) -> None:
+def _check_every_edge_on_a_cycle(pattern: "csr_array", labels: list[Any]) -> None:
     """With self-loops, doubly stochastic weights exist if and only if every edge lies on a cycle."""
+    from scipy.sparse.csgraph import connected_components
+
     _, component = connected_components(pattern, directed=True, connection="strong")
     receivers, senders = pattern.nonzero()
     one_way = np.flatnonzero(component[receivers] != component[senders])
@@ -65,7 +70,7 @@ def _check_every_edge_on_a_cycle(pattern: csr_array, labels: list[Any]) -> None:
         )
 
 
-def _sinkhorn(pattern: csr_array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _sinkhorn(pattern: "csr_array") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Scales of rows and columns with which both sum to 1, by making now the ones and now the others so."""
     transposed = pattern.T.tocsr()
     rows = np.ones(pattern.shape[0])

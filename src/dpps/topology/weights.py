@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array, csr_array
 
 from dpps.errors import UsageError
+
+if TYPE_CHECKING:  # scipy takes a while to load, and rings, exponential graphs and the like do without
+    from scipy.sparse import csr_array
 
 TOLERANCE = 1e-9
 """How far a row or column sum may be from 1."""
@@ -29,11 +31,22 @@ class Weights:
     @classmethod
     def from_entries(cls, nodes: int, receivers: Any, senders: Any, values: Any) -> Self:
         """W from its entries in any order; entries of the same place add up."""
-        return cls.from_matrix(coo_array((values, (receivers, senders)), shape=(nodes, nodes)))
+        to, of = (np.asarray(part, dtype=np.int64) for part in (receivers, senders))
+        if to.size and not (min(to.min(), of.min()) >= 0 and max(to.max(), of.max()) < nodes):
+            raise UsageError(
+                f"an entry lies outside the {nodes} x {nodes} matrix: nodes are 0 to {nodes - 1}"
+            )
+        places, place = np.unique(to * nodes + of, return_inverse=True)
+        sums = _sums(place, np.asarray(values, dtype=np.float64), places.size)
+        places, sums = places[sums != 0], sums[sums != 0]
+        ends = np.cumsum(np.bincount(places // nodes, minlength=nodes), dtype=np.int64)
+        return cls(nodes, np.concatenate([[0], ends]), places % nodes, sums)
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> Self:
         """W from a square matrix, dense or any scipy.sparse format; the matrix is copied."""
+        from scipy.sparse import csr_array
+
         csr = csr_array(matrix, dtype=np.float64, copy=True)
         csr.sum_duplicates()
         csr.eliminate_zeros()
@@ -51,8 +64,10 @@ class Weights:
             np.concatenate([values, rest]),
         )
 
-    def matrix(self) -> csr_array:
+    def matrix(self) -> "csr_array":
         """W as a scipy matrix that shares this object's values."""
+        from scipy.sparse import csr_array
+
         return csr_array((self.values, self.senders, self.indptr), shape=(self.nodes, self.nodes))
 
     def dense(self) -> NDArray[np.float64]:
