@@ -44,7 +44,7 @@ def looks(cell: Cell, data_dir: Path | None) -> Iterator[tuple[int, list[float],
             *_, gradients = engine.step(
                 run.state.y, run.local, x, target, lambda _, rows: run.local[rows], round_
             )
-            shares = [float((out.abs() > SATURATED).float().mean()) for out in engine.chain.inputs[1:]]
+            shares = [float((out.abs() > SATURATED).float().mean()) for out in engine.chain.unfolded()[1:]]
             yield round_, shares, float(gradients.abs().sum(1).mean()), float(run.state.s.abs().max())
         run.round()
 

@@ -479,6 +479,37 @@ def test_data_sets_that_are_slices_of_one_tensor_are_joined_without_a_copy():
         assert got.data_ptr() == x[:, 5:9].data_ptr()
 
 
+def test_images_of_different_kinds_are_read_one_by_one():
+    from dpps.learning.batches import NodeData
+
+    grey, colour = (torch.randint(0, 256, (5, c, 2, 2), dtype=torch.uint8) for c in (1, 3))
+    nodes = NodeData([dpps.data.Images(p, torch.arange(5), (0.0,) * 3, (1.0,) * 3) for p in (grey, colour)])
+    x, labels = nodes.slice(1, 2)
+    assert torch.equal(x[0], (grey[1:3] / 255).expand(-1, 3, -1, -1))
+    assert torch.equal(x[1], colour[1:3] / 255)
+    assert labels.tolist() == [[1, 2], [1, 2]]
+
+
+def test_a_chain_shows_its_activations_as_they_are():
+    torch.manual_seed(0)
+    model = dpps.models.MLP((6, 4, 9, 3))
+    partition = Partition(model, ["layer1"])
+    chained, (s, l) = Chained(partition, F.cross_entropy, range(2)), partition.initial()
+    x = torch.randn(2, 7, 6)
+    chain = chained.chain
+    named = chain.named(s.repeat(2, 1), shared=True) | chain.named(l.repeat(2, 1), shared=False)
+    chain.forward(chain.layers(named), x)
+    seen = chain.unfolded()
+    assert [tuple(v.shape) for v in seen] == [(2, 7, 6), (2, 7, 4), (2, 7, 9), (2, 7, 3)]
+    assert any(
+        torch.is_nonzero((a != b).any()) for a, b in zip(seen, chain.inputs, strict=True)
+    )  # something was folded
+    h = x
+    for layer, v in zip((model.layer1, model.layer2, model.layer3), seen[1:], strict=True):
+        h = torch.tanh(layer(h))
+        torch.testing.assert_close(v, h.detach(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("mean", "deviation"), [((0.0,), (1.0,)), ((0.0,) * 3, (1.0,) * 3), ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
 )

@@ -1,5 +1,6 @@
 """Nodes in threads: the same numbers as one after the other, and only where nothing unknown runs."""
 
+import copy
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpps
+import dpps.learning.workers as workers_module
 from dpps.learning.gradients import Loop
 from dpps.learning.partition import Partition
 from dpps.learning.workers import Workers, suits
@@ -112,6 +114,52 @@ def test_a_failure_is_raised_when_all_have_ended():
     workers.each(lambda _, k: ended.append(k), 2)  # and the models are back
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_an_interrupt_leaves_nobody_at_work(monkeypatch):
+    started, ended, go = threading.Semaphore(0), [], threading.Event()
+
+    def work(_: nn.Module, k: int) -> None:
+        started.release()
+        go.wait(30)
+        ended.append(k)
+
+    def interrupted(futures, real=workers_module.wait):
+        if go.is_set():
+            return real(futures)
+        started.acquire()
+        started.acquire()  # two are at work, the others wait
+        go.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers_module, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Workers(convolutional(), 8).each(work, 8)
+    before = list(ended)
+    assert len(before) < 8
+    threading.Event().wait(0.2)
+    assert ended == before
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_copy_has_threads_of_its_own():
+    together, _ = both_ways(convolutional(), ["0"])
+    twin = copy.deepcopy(together)
+    assert twin._workers is not None
+    assert twin._workers._pool is not together._workers._pool
+    seen = []
+    twin._workers.each(lambda _, k: seen.append(k), 3)
+    assert sorted(seen) == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_autocast_counts_for_every_node():
+    together, _ = both_ways(convolutional(), ["0"])
+    threads = []
+    with torch.autocast("cpu", torch.bfloat16, enabled=True):
+        together._each(lambda *_: threads.append(threading.current_thread()), torch.empty(NODES, 1))
+    assert set(threads) == {threading.current_thread()}
+
+
 class Own(nn.Conv2d):
     """What a user wrote: nobody knows what it does."""
 
@@ -128,6 +176,9 @@ def test_only_known_code_runs_in_threads():
     heard = convolutional()
     heard[0].register_forward_hook(lambda *_: None)
     assert not suits(heard, F.cross_entropy)
+    backward = convolutional()
+    backward[0].register_full_backward_hook(lambda *_: None)
+    assert not suits(backward, F.cross_entropy)
     patched = convolutional()
     patched[0].forward = lambda x: x
     assert not suits(patched, F.cross_entropy)

@@ -1,6 +1,7 @@
 """The program: `dpps`, and `python -m dpps`, which is what torchrun starts."""
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -11,12 +12,17 @@ from dpps.cli import main
 
 def program() -> NoReturn:
     """Run the command line. Its end does not take apart, object by object, what the system takes back at once."""
-    code = main()
-    if threading.active_count() > 1:  # somebody is still at work: the long way waits for them
+    code = main(alone=True)
+    watched = sys.getprofile() or sys.gettrace() or sys.flags.interactive
+    if (
+        watched or threading.active_count() > 1
+    ):  # somebody waits for the end, or is still at work: the long way
         sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError):  # whoever listened has left
+            if stream is not None:
+                stream.flush()
     os._exit(code)
 
 

@@ -52,7 +52,7 @@ class Mechanism(ABC):
 @cache
 def _almost_minus_one(dtype: torch.dtype) -> Tensor:
     """Half a step of that type above -1."""
-    return torch.tensor(torch.finfo(dtype).eps / 2 - 1, dtype=dtype)
+    return torch.tensor(torch.finfo(dtype).eps / 2 - 1, dtype=dtype, device="cpu")
 
 
 @dataclass(frozen=True)

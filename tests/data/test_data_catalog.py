@@ -137,7 +137,7 @@ def test_decompressed_cifar_is_kept_and_follows_the_content(
     (folder / "test.bin.xz").write_bytes(lzma.compress(cifar_records(range(4, 6))))
     first = load("cifar-10", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(catalog, "read_bytes", refuse)
+        patch.setattr(catalog, "unpack", refuse)
         again = load("cifar-10", tmp_path)
     assert torch.equal(first.train.pixels, again.train.pixels)
     (folder / "train.bin.xz").write_bytes(lzma.compress(cifar_records(range(2, 6))))
@@ -145,6 +145,41 @@ def test_decompressed_cifar_is_kept_and_follows_the_content(
     kept = list((tmp_path / "cache" / "dpps" / "decompressed").iterdir())
     assert len(kept) == 3
     assert all(file.suffix == ".bin" for file in kept)
+
+
+def test_damaged_copy_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_SMALL", 0)
+    (tmp_path / "cifar-10").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "cifar-10" / f"{part}.bin.xz").write_bytes(lzma.compress(cifar_records(range(3))))
+    load("cifar-10", tmp_path)
+    (kept,) = (tmp_path / "cache" / "dpps" / "decompressed").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-1])
+    assert load("cifar-10", tmp_path).train.labels.tolist() == [0, 1, 2]
+    assert kept.read_bytes() == whole
+
+
+def test_file_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_SMALL", 0)
+    (tmp_path / "cifar-10").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "cifar-10" / f"{part}.bin.xz").write_bytes(lzma.compress(cifar_records(range(3))))
+
+    def forbidden(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    with pytest.raises(RunError, match=r"train\.bin\.xz: cannot be read"):
+        load("cifar-10", tmp_path)
+
+
+def test_colours_need_no_mean() -> None:
+    pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    images = Images(pixels, torch.zeros(6, dtype=torch.int64))
+    assert images.shape == (3, 8, 8)
+    assert torch.equal(images.inputs(), pixels / 255)
+    assert torch.equal(images[4][0], pixels[4] / 255)
 
 
 def test_cache_that_cannot_be_written_only_costs_time(

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -24,25 +25,30 @@ COMMANDS = {
 DONE, FAILED, WRONG, STOPPED = 0, 1, 2, 3
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the result is the exit code: 0 done, 1 the run failed, 2 the request is wrong, 3 stopped on request."""
-    args = list(sys.argv[1:] if arguments is None else arguments)
+def main(arguments: Sequence[str] | None = None, *, alone: bool = False) -> int:
+    """Run a command; the result is the exit code: 0 done, 1 the run failed, 2 the request is wrong, 3 stopped on request.
+
+    Args:
+        arguments: without the program's name; by default those of this process.
+        alone: nothing else runs in this process, so what is loaded may be taken out of the garbage collector's sight.
+    """
+    args, code = list(sys.argv[1:] if arguments is None else arguments), DONE
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     try:
-        code = _dispatch(args)
-        sys.stdout.flush()
+        code = _dispatch(args, alone)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (UsageError, RunError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]dpps:[/] {_escape(error)}")
         return WRONG if isinstance(error, UsageError) else FAILED
     except BrokenPipeError:  # whoever we print to has seen enough (dpps ... | head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
     except SystemExit as error:  # the parser has already said what is wrong
         return int(error.code or 0) if not isinstance(error.code, str) else WRONG
     return code
 
 
-def _dispatch(args: list[str]) -> int:
+def _dispatch(args: list[str], alone: bool) -> int:
     if not args or args[0] in ("-h", "--help"):
         _overview()
         return DONE
@@ -51,12 +57,22 @@ def _dispatch(args: list[str]) -> int:
         return DONE
     if args[0] not in COMMANDS:
         raise unknown("command", args[0], COMMANDS)
-    gc.disable()  # torch's modules are a million objects, none of them garbage
-    command = importlib.import_module(f"dpps.cli.{args[0]}")
-    gc.freeze()  # nor will they be: not to be looked through again
-    gc.enable()
+    command = _load(f"dpps.cli.{args[0]}", alone)
     code: int = command.main(args[1:])
     return code
+
+
+def _load(name: str, alone: bool) -> Any:
+    """The module. Torch's are a million objects, none of them garbage: looking through them again and again takes a third of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        if alone:
+            gc.freeze()
+        if collects:
+            gc.enable()
 
 
 def _escape(error: Exception) -> str:

@@ -1,22 +1,25 @@
 """The named data sets, where their files are looked for, and how they become tensors."""
 
+import contextlib
 import hashlib
 import logging
 import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from dpps.data.formats import Bytes, parse_cifar, parse_idx, read_bytes
+from dpps.data.formats import Bytes, parse_cifar, parse_idx, read_raw, unpack
 from dpps.disk import write_aside
 from dpps.errors import RunError, UsageError, unknown
 
@@ -61,8 +64,8 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     @property
     def shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of one input."""
-        height, width = self.pixels.shape[2:]
-        return len(self.mean), height, width
+        channels, height, width = self.pixels.shape[1:]
+        return max(channels, len(self.mean)), height, width
 
     def inputs(self, index: torch.Tensor | npt.NDArray[np.int64] | slice | None = None) -> torch.Tensor:
         """The images at `index` (all without one) as float32: scaled to [0, 1], then (x - mean) / deviation.
@@ -75,7 +78,7 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def prepared(self, pixels: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
         """These bytes (..., channels, height, width), on any device, as a model reads them; at the begin of `memory`, if given."""
-        shape = (*pixels.shape[:-3], len(self.mean), *pixels.shape[-2:])
+        shape = (*pixels.shape[:-3], *self.shape)
         if memory is None:
             memory = torch.empty(prod(shape), device=pixels.device)
         scaled = memory[: prod(shape)].view(shape).copy_(pixels.expand(shape)).div_(255)
@@ -112,6 +115,7 @@ class _Layout:
 
 
 _Files = tuple[Traversable, ...]
+_Content = TypeVar("_Content")
 _Read = Callable[[_Files], tuple[Bytes, Bytes]]
 
 
@@ -184,11 +188,14 @@ def _present(folder: Traversable, names: tuple[str, ...]) -> _Files | None:
 
 def _read_idx_files(files: _Files) -> tuple[Bytes, Bytes]:
     images, labels = files
-    return parse_idx(_decompressed(images), images, 3)[:, None], parse_idx(_decompressed(labels), labels, 1)
+    return (
+        _parsed(images, partial(parse_idx, dimensions=3))[:, None],
+        _parsed(labels, partial(parse_idx, dimensions=1)),
+    )
 
 
 def _read_cifar_files(files: _Files) -> tuple[Bytes, Bytes]:
-    batches = [parse_cifar(_decompressed(file), file) for file in files]
+    batches = [_parsed(file, parse_cifar) for file in files]
     return np.concatenate([images for images, _ in batches]), np.concatenate(
         [labels for _, labels in batches]
     )
@@ -197,24 +204,24 @@ def _read_cifar_files(files: _Files) -> tuple[Bytes, Bytes]:
 _SMALL = 2 << 20  # bytes of a compressed file; smaller ones are decompressed in no time
 
 
-def _decompressed(file: Traversable) -> bytes:
-    """The content of a file; decompressing a whole training set takes up to seconds, so its result is kept.
+def _parsed(file: Traversable, parse: Callable[[bytes, Traversable], _Content]) -> _Content:
+    """What is in a file; decompressing a whole training set takes up to seconds, so its result is kept.
 
     The copy in the user cache is named after the SHA-256 of the compressed file, so a changed file is never
-    answered from an old copy.
+    answered from an old copy. A copy that cannot be parsed is made anew.
     """
-    if not isinstance(file, Path) or file.suffix not in (".gz", ".xz") or file.stat().st_size < _SMALL:
-        return read_bytes(file)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    kept = _user_cache() / "decompressed" / f"{digest}.bin"
-    if kept.is_file():
-        return kept.read_bytes()
-    content = read_bytes(file)
+    packed = read_raw(file)
+    if len(packed) < _SMALL or not file.name.endswith((".gz", ".xz")):
+        return parse(unpack(packed, file), file)
+    kept = _user_cache() / "decompressed" / f"{hashlib.sha256(packed).hexdigest()}.bin"
+    with contextlib.suppress(OSError, RunError):
+        return parse(kept.read_bytes(), file)
+    content = unpack(packed, file)
     try:
         write_aside(kept, content)
     except OSError as error:
         log.warning("cannot keep the decompressed %s, so the next run decompresses it again: %s", file, error)
-    return content
+    return parse(content, file)
 
 
 _IDX = _Layout(

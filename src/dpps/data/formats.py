@@ -26,8 +26,20 @@ CIFAR_RECORD = 1 + 3 * 32 * 32
 
 def read_bytes(path: Traversable) -> bytes:
     """The content of a file, decompressed when its name ends in `.gz` or `.xz`."""
+    return unpack(read_raw(path), path)
+
+
+def read_raw(path: Traversable) -> bytes:
+    """The file as it is."""
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error})") from error
+
+
+def unpack(content: bytes, path: Traversable) -> bytes:
+    """What `read_raw` gave of `path`, decompressed."""
+    try:
         if path.name.endswith(".gz"):
             return gzip.decompress(content)
         if path.name.endswith(".xz"):
@@ -37,8 +49,6 @@ def read_bytes(path: Traversable) -> bytes:
         raise RunError(
             f"{path}: expected a complete {kind} file, but it is damaged or truncated ({error})"
         ) from error
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error})") from error
     return content
 
 

@@ -33,7 +33,10 @@ class NodeData:
         self._memory = torch.empty(0)
         images = [d for d in self.datasets if isinstance(d, Images)]
         plain = [d.tensors for d in self.datasets if isinstance(d, TensorDataset) and len(d.tensors) == 2]
-        if len(images) == len(self.datasets) and len({(d.mean, d.deviation) for d in images}) == 1:
+        if (
+            len(images) == len(self.datasets)
+            and len({(d.shape, d.pixels.shape[1:], d.mean, d.deviation) for d in images}) == 1
+        ):
             self._images = images[0]
             self._keep([d.pixels for d in images], [d.labels for d in images])
         elif len(plain) == len(self.datasets):

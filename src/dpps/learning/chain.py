@@ -21,7 +21,8 @@ from dpps.models import MLP
 
 _ACTIVATIONS: dict[type[nn.Module], str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.Identity: "identity"}
 _BLOCK = 1 << 21  # numbers of the widest layer at a time (several nodes): they stay in the processor's cache
-_MINUS_ONE = torch.tensor(-1.0)
+_MINUS_ONE = torch.tensor(-1.0, device="cpu")
+_OUTPUTS = 1 << 22  # numbers at the end of the chain, of all nodes, that an evaluation holds at a time
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,17 @@ class Chain:
             [slot.stop - slot.start for slot in slots] for slots in (partition.shared, partition.local)
         ]
         self.inputs: list[Tensor] = []
-        """What went into each layer, (nodes, batch, inputs); behind the last one: the output."""
+        """What went into each layer, (nodes, batch, inputs), or its v where it is folded; behind the last one: the output."""
         self.returned: list[Tensor] = [torch.empty(0)] * len(chain)
         """What came back to each layer's linear output, as far down as the last backward pass went."""
         self._folded: list[bool] = []
         """Whether a layer's input v stands for 2 v - 1."""
         self._memory: dict[str, Tensor] = {}
         self._views: dict[str, Tensor] = {}
+
+    def unfolded(self) -> list[Tensor]:
+        """`inputs` with all values as they are."""
+        return [2 * v - 1 if folded else v for v, folded in zip(self.inputs, self._folded, strict=False)]
 
     def lowest(self, *, shared: bool) -> int:
         """The first layer with shared (or local) parameters; the number of layers if there is none."""
@@ -149,8 +154,11 @@ class Chain:
         return self.inputs[-1]
 
     def _choose_folds(self, x: Tensor) -> list[bool]:
-        """Folding costs a pass over the next layer's weights and saves one over its inputs."""
-        may = self._fold and x.dtype == torch.float32
+        """Folding costs a pass over the next layer's weights and saves one over its inputs.
+
+        W 1 and the product must be rounded alike, or they no longer cancel: not on devices that shorten the factors of products.
+        """
+        may = self._fold and x.dtype == torch.float32 and x.device.type == "cpu"
         folds = [
             may and link.activation == "tanh" and x.shape[1] > behind.outputs
             for link, behind in pairwise(self.links)
@@ -223,12 +231,11 @@ class Chain:
 class Chained(Vectorised):
     """The two gradients of Algorithm 2 for a chain, several nodes at a time."""
 
-    at_once = 1 << 16  # it cuts them into blocks itself
-
     def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
         super().__init__(partition, loss, rows, seed)
         self.chain = Chain(partition, fold=True)
         self._widest = max(max(link.inputs, link.outputs) for link in self.chain.links)
+        self.at_once = max(self.at_once, _OUTPUTS // (len(rows) * self.chain.links[-1].outputs))
 
     def step(
         self, y: Tensor, l: Tensor, x: Tensor, target: Tensor, update: Update, round_: int

@@ -146,7 +146,8 @@ class Loop(Engine):
 
     def _each(self, work: Callable[[nn.Module, int], None], rows: Tensor) -> None:
         """Do the work of every row: several at once where that may be done and gains."""
-        if self._workers is not None and rows.device.type == "cpu":
+        # autocast belongs to the thread that asks for it
+        if self._workers is not None and rows.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
             self._workers.each(work, len(rows))
             return
         for k in range(len(rows)):

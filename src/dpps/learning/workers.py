@@ -61,12 +61,13 @@ class Workers:
     """
 
     def __init__(self, model: nn.Module, nodes: int) -> None:
+        self._model, self._nodes = model, nodes
         threads = torch.get_num_threads()
         count = min(threads, nodes, _MOST)
         self._models: SimpleQueue[nn.Module] = SimpleQueue()
         for _ in range(count):
             self._models.put(copy.deepcopy(model))
-        # the number of torch's threads belongs to the thread that sets it: everybody else keeps theirs
+        # the number of torch's threads belongs to the thread that sets it: those that run already keep theirs
         self._pool = ThreadPoolExecutor(
             count, "dpps", initializer=torch.set_num_threads, initargs=(threads // count,)
         )
@@ -74,9 +75,18 @@ class Workers:
     def each(self, work: Callable[[nn.Module, int], None], nodes: int) -> None:
         """Call `work` with a model and the number of every node; return, or raise what one of them raised, when all are done."""
         futures = [self._pool.submit(self._one, work, k) for k in range(nodes)]
-        wait(futures)
+        try:
+            wait(futures)
+        except BaseException:  # Ctrl-C: nobody may go on writing behind the caller's back
+            for future in futures:
+                future.cancel()
+            wait(futures)
+            raise
         for future in futures:
             future.result()
+
+    def __reduce__(self) -> tuple[type["Workers"], tuple[nn.Module, int]]:
+        return Workers, (self._model, self._nodes)  # a copy has threads of its own
 
     def _one(self, work: Callable[[nn.Module, int], None], k: int) -> None:
         model = self._models.get()
@@ -97,7 +107,8 @@ def suits(model: nn.Module, loss: Callable[..., Any]) -> bool:
 
 
 def _is_known(module: nn.Module) -> bool:
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    if hooks or module._backward_pre_hooks or "forward" in vars(module):
         return False
     if isinstance(module, _DropoutNd):
         return module.p == 0
