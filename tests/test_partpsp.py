@@ -497,8 +497,7 @@ def test_a_chain_shows_its_activations_as_they_are():
     chained, (s, l) = Chained(partition, F.cross_entropy, range(2)), partition.initial()
     x = torch.randn(2, 7, 6)
     chain = chained.chain
-    named = chain.named(s.repeat(2, 1), shared=True) | chain.named(l.repeat(2, 1), shared=False)
-    chain.forward(chain.layers(named), x)
+    chain.forward(chain.layers(s.repeat(2, 1), l.repeat(2, 1)), x)
     seen = chain.unfolded()
     assert [tuple(v.shape) for v in seen] == [(2, 7, 6), (2, 7, 4), (2, 7, 9), (2, 7, 3)]
     assert any(

@@ -5,10 +5,9 @@ as far as a gradient is asked for, and a second forward pass starts where parame
 gradients of Algorithm 2 from it; `dpps.learning.per_example.Linears` takes what goes into a layer and what comes back.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
-from math import prod
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,20 +91,26 @@ class Chain:
     def __init__(self, partition: Partition, *, fold: bool = False) -> None:
         chain = links(partition.model)
         assert chain is not None
-        self.links, self._fold, self._partition = chain, fold, partition
-        shared = {slot.name for slot in partition.shared}
-        self._shared = [tuple(name in shared for name in _names(link)) for link in chain]
-        self._sizes = [
-            [slot.stop - slot.start for slot in slots] for slots in (partition.shared, partition.local)
+        self.links, self._fold = chain, fold
+        both = partition.local, partition.shared
+        self._sizes = [[slot.stop - slot.start for slot in slots] for slots in both]
+        place = {
+            slot.name: (s, k, slot.shape) for s, slots in enumerate(both) for k, slot in enumerate(slots)
+        }
+        self._places = [
+            tuple(place.get(f"{link.name}.{own}") for own in ("weight", "bias")) for link in chain
         ]
+        """Of every weight and bias: 1 for shared, its position among those, its shape."""
         self.inputs: list[Tensor] = []
         """What went into each layer, (nodes, batch, inputs), or its v where it is folded; behind the last one: the output."""
         self.returned: list[Tensor] = [torch.empty(0)] * len(chain)
         """What came back to each layer's linear output, as far down as the last backward pass went."""
         self._folded: list[bool] = []
         """Whether a layer's input v stands for 2 v - 1."""
-        self._memory: dict[str, Tensor] = {}
-        self._views: dict[str, Tensor] = {}
+        self._batch, self._single = 0, False
+        self._kind: tuple[object, ...] = (0, None, None)
+        self._memory: dict[tuple[str, int], Tensor] = {}
+        self._views: dict[tuple[str, int], tuple[tuple[int, int, int], Tensor, Tensor]] = {}
 
     def unfolded(self) -> list[Tensor]:
         """`inputs` with all values as they are."""
@@ -113,19 +118,26 @@ class Chain:
 
     def lowest(self, *, shared: bool) -> int:
         """The first layer with shared (or local) parameters; the number of layers if there is none."""
-        return next((k for k, own in enumerate(self._shared) if shared in own), len(self.links))
+        own = (k for k, places in enumerate(self._places) if any(p and p[0] == shared for p in places))
+        return next(own, len(self.links))
 
-    def named(self, rows: Tensor, *, shared: bool) -> dict[str, Tensor]:
-        """The shared (or local) parameters in these rows, or their places in memory for such, as views."""
-        slots = self._partition.shared if shared else self._partition.local
-        if not slots:
-            return {}
-        parts, nodes = torch.split_with_sizes(rows, self._sizes[0 if shared else 1], 1), rows.shape[0]
-        return {slot.name: part.view(nodes, *slot.shape) for slot, part in zip(slots, parts, strict=True)}
+    def layers(self, s: Tensor, l: Tensor) -> list[Layer]:
+        """The parameters in the rows of s and l, or their places in memory for such, as views."""
+        rows = [
+            torch.split_with_sizes(r, n, 1) if n else () for r, n in zip((l, s), self._sizes, strict=True)
+        ]
+        nodes = s.shape[0]
+        return [
+            tuple(p and rows[p[0]][p[1]].view(nodes, *p[2]) for p in places)  # type: ignore[misc]
+            for places in self._places
+        ]
 
-    def layers(self, named: Mapping[str, Tensor]) -> list[Layer]:
-        """The layers that have these parameters."""
-        return [(named[f"{link.name}.weight"], named.get(f"{link.name}.bias")) for link in self.links]
+    def together(self, of_shared: Sequence[Layer], of_local: Sequence[Layer]) -> list[Layer]:
+        """The shared parameters of the one and the local ones of the other."""
+        return [
+            tuple(a if p and p[0] else b for p, a, b in zip(places, one, other, strict=True))  # type: ignore[misc]
+            for places, one, other in zip(self._places, of_shared, of_local, strict=True)
+        ]
 
     def forward(
         self, layers: Sequence[Layer], x: Tensor | None, first: int = 0, stop: int | None = None
@@ -133,99 +145,110 @@ class Chain:
         """The outputs (nodes, batch, width) of layers `first` to `stop`, for x, or (None) for what the last pass left there."""
         if x is not None:
             self.inputs = [x.flatten(2)]
-            self._folded = self._choose_folds(self.inputs[0])
+            self._prepare(self.inputs[0])
         del self.inputs[first + 1 :]
         for k in range(first, len(self.links) if stop is None else stop):
-            (weight, bias), v, folded = layers[k], self.inputs[k], self._folded[k]
+            (weight, bias), link, folded = layers[k], self.links[k], self._folded[k]
             if folded:
                 ones = weight.sum(2)
                 bias = ones.neg_() if bias is None else torch.sub(bias, ones, out=ones)
-            half_angle = self.links[k].activation == "tanh" and v.dtype == torch.float32
+            half_angle = link.activation == "tanh" and self._single
             factor = 2 if half_angle else 1
-            add = None if bias is None else bias[:, None]
-            z = self._product(f"out{k}", v, weight.mT, 2 * factor if folded else factor, add, factor)
+            alpha = 2 * factor if folded else factor
+            z = self._product(
+                ("out", k), self._batch, link.outputs, self.inputs[k], weight.mT, alpha, bias, factor
+            )
             if self._folded[k + 1]:
                 z.sigmoid_()
             elif half_angle:
                 _tanh_of_half(z)
             else:
-                _activate(self.links[k].activation, z)
+                _activate(link.activation, z)
             self.inputs.append(z)
         return self.inputs[-1]
 
-    def _choose_folds(self, x: Tensor) -> list[bool]:
-        """Folding costs a pass over the next layer's weights and saves one over its inputs.
+    def _prepare(self, x: Tensor) -> None:
+        """Choose what to fold: it costs a pass over the next layer's weights and saves one over its inputs.
 
         W 1 and the product must be rounded alike, or they no longer cancel: not on devices that shorten the factors of products.
         """
-        may = self._fold and x.dtype == torch.float32 and x.device.type == "cpu"
+        kind = x.shape[1], x.dtype, x.device
+        if kind == self._kind:
+            return
+        if kind[1:] != self._kind[1:]:
+            self._memory, self._views = {}, {}
+        self._kind, self._batch, self._single = kind, x.shape[1], x.dtype == torch.float32
+        may = self._fold and self._single and x.device.type == "cpu"
         folds = [
-            may and link.activation == "tanh" and x.shape[1] > behind.outputs
+            may and link.activation == "tanh" and self._batch > behind.outputs
             for link, behind in pairwise(self.links)
         ]
-        return [False, *folds, False]
+        self._folded = [False, *folds, False]
 
     def backward(self, layers: Sequence[Layer], gradient: Tensor, last: int = 0) -> None:
         """From the loss's gradient at the outputs down to layer `last`: fills `returned`."""
         for k in reversed(range(last, len(self.links))):
-            name = "folded" if self._folded[k + 1] else self.links[k].activation
-            self.returned[k] = _deactivate(name, gradient, self.inputs[k + 1])
+            link = self.links[k]
+            name = "folded" if self._folded[k + 1] else link.activation
+            back = self.returned[k] = _deactivate(name, gradient, self.inputs[k + 1])
             if k > last:  # 1 - tanh^2 = 4 v (1 - v), and v (1 - v) is the sigmoid's own derivative
                 alpha = 4 if self._folded[k] else 1
-                gradient = self._product(f"back{k}", self.returned[k], layers[k][0], alpha)
+                gradient = self._product(("back", k), self._batch, link.inputs, back, layers[k][0], alpha)
 
     def weight_gradients(self, *, shared: bool, last: int, out: Sequence[Layer]) -> None:
         """The gradients of the shared (or local) parameters of layer `last` and above, into their places."""
         for k in range(last, len(self.links)):
             weight, bias = (
-                place if own == shared else None for place, own in zip_longest(out[k], self._shared[k])
+                t if p and p[0] == shared else None for t, p in zip(out[k], self._places[k], strict=True)
             )
-            back, summed = self.returned[k], None
-            if bias is not None or (weight is not None and self._folded[k]):
+            back, folded, summed = self.returned[k], self._folded[k], None
+            if bias is not None or (weight is not None and folded):
                 summed = back.sum(1)
             if bias is not None and summed is not None:
                 bias.copy_(summed)
             if weight is None:
                 continue
-            add = None if summed is None or not self._folded[k] else summed[:, :, None]
-            product = self._product(f"outer{k}", back.mT, self.inputs[k], 1 if add is None else 2, add, -1)
-            weight.copy_(product)  # a product right into rows that lie apart takes three times as long
+            link, v = self.links[k], self.inputs[k]
+            # computed as its transpose, so that what is added belongs to columns, as everywhere
+            name, alpha = ("outer", k), 2 if folded else 1
+            product = self._product(
+                name, link.inputs, link.outputs, v.mT, back, alpha, summed if folded else None, -1
+            )
+            weight.copy_(product.mT)  # a product right into rows that lie apart takes three times as long
 
     def _product(
         self,
-        name: str,
+        name: tuple[str, int],
+        rows: int,
+        columns: int,
         a: Tensor,
         b: Tensor,
         alpha: int = 1,
         add: Tensor | None = None,
         beta: int = 1,
     ) -> Tensor:
-        """alpha a b + beta add of every node, in memory by that name, which the next such product uses again.
+        """alpha a b + beta add of every node, `add` (nodes, columns) to every row, in memory that the next such product uses again.
 
         The kernels take two to six times as long for a tall result as for a wide one: of the two, the wide one is computed.
         """
-        if a.shape[1] > b.shape[2]:
-            return self._product(name, b.mT, a.mT, alpha, None if add is None else add.mT, beta).mT
-        out = self._take(name, a, a.shape[0], a.shape[1], b.shape[2])
+        nodes, tall = b.shape[0], rows > columns
+        before = self._views.get(name)
+        if before is not None and before[0] == (nodes, rows, columns):
+            _, out, result = before
+        else:
+            size, own = nodes * rows * columns, self._memory.get(name)
+            if own is None or own.numel() < size:
+                own = self._memory[name] = torch.empty(size, dtype=b.dtype, device=b.device)
+            out = own[:size].view((nodes, columns, rows) if tall else (nodes, rows, columns))
+            result = out.mT if tall else out
+            self._views[name] = (nodes, rows, columns), out, result
+        if tall:
+            a, b = b.mT, a.mT
         if add is None:
-            return torch.baddbmm(out, a, b, beta=0, alpha=alpha, out=out)
-        return torch.baddbmm(add, a, b, beta=beta, alpha=alpha, out=out)
-
-    def _take(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """Memory by that name, of at least this size, used again."""
-        view = self._views.get(name)
-        if (
-            view is not None
-            and view.shape == shape
-            and view.dtype == like.dtype
-            and view.device == like.device
-        ):
-            return view
-        size, own = prod(shape), self._memory.get(name)
-        if own is None or own.numel() < size or own.dtype != like.dtype or own.device != like.device:
-            own = self._memory[name] = torch.empty(size, dtype=like.dtype, device=like.device)
-        self._views[name] = view = own[:size].view(shape)
-        return view
+            torch.baddbmm(out, a, b, beta=0, alpha=alpha, out=out)
+        else:
+            torch.baddbmm(add[:, :, None] if tall else add[:, None], a, b, beta=beta, alpha=alpha, out=out)
+        return result
 
 
 class Chained(Vectorised):
@@ -262,9 +285,7 @@ class Chained(Vectorised):
         shared: Tensor,
     ) -> None:
         chain, gradients_at = self.chain, output_gradients(self.loss, target)
-        public, stepped = chain.named(y, shared=True), chain.named(new, shared=False)
-        layers = chain.layers(public | chain.named(l, shared=False))
-        places = chain.layers(chain.named(shared, shared=True) | stepped)
+        layers, places = chain.layers(y, l), chain.layers(shared, new)
         gradient = gradients_at(chain.forward(layers, x), losses)
         if self.partition.local:
             first = chain.lowest(shared=False)
@@ -274,7 +295,7 @@ class Chained(Vectorised):
             if updated.data_ptr() != new.data_ptr():
                 new.copy_(updated)
             if self.partition.shared:
-                layers = chain.layers(public | stepped)
+                layers = chain.together(layers, places)
                 gradient = gradients_at(chain.forward(layers, None, first), None)
         if self.partition.shared:
             first = chain.lowest(shared=True)
@@ -284,10 +305,7 @@ class Chained(Vectorised):
     @torch.no_grad()
     def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
         chain, first = self.chain, self.chain.lowest(shared=False)
-        common, own = (
-            chain.layers(chain.named(shared, shared=True) | chain.named(local, shared=False))
-            for shared, local in ((s[None], l[:1]), (s.expand(len(l), -1), l))
-        )
+        common, own = chain.layers(s[None], l[:1]), chain.layers(s.expand(len(l), -1), l)
         results = x.new_empty(len(l), len(x), chain.links[-1].outputs)
         for part in blocks(len(x), len(l) * self._widest):
             chain.forward(common, x[None, part], stop=first)  # the same for all nodes

@@ -196,7 +196,7 @@ class Chains(Linears):
         self, y: Tensor, l: Tensor, x: Tensor, target: Tensor
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
         chain, losses = self._chain, torch.empty(target.shape[:2], dtype=y.dtype, device=y.device)
-        layers = chain.layers(chain.named(y, shared=True) | chain.named(l, shared=False))
+        layers = chain.layers(y, l)
         gradient = output_gradients(self.loss, target, each_example=True)(chain.forward(layers, x), losses)
         chain.backward(layers, gradient)
         return losses, self._chain.inputs[:-1], self._chain.returned
