@@ -14,10 +14,8 @@ def program() -> NoReturn:
     """Run the command line. Its end does not take apart, object by object, what the system takes back at once."""
     code = main(alone=True)
     watched = sys.getprofile() or sys.gettrace() or sys.flags.interactive
-    if (
-        watched or threading.active_count() > 1
-    ):  # somebody waits for the end, or is still at work: the long way
-        sys.exit(code)
+    if watched or threading.active_count() > 1:
+        sys.exit(code)  # somebody waits for the end, or is still at work: the long way
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # whoever listened has left

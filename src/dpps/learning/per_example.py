@@ -20,23 +20,12 @@ from dpps.learning.chain import Chain, blocks, is_chain, outer, output_gradients
 from dpps.learning.gradients import Loss
 from dpps.learning.partition import Partition
 from dpps.models import MLP, MLPResidual
+from dpps.models.stages import ELEMENTWISE
 
 _LIMIT = 1 << 24  # gradient numbers held at a time: 64 MiB in float32
 _MARGIN = 1e-4  # clipping stays below the bound by more than the rounding of float32 norms and sums
 
-_PER_EXAMPLE = (
-    nn.Linear,
-    nn.Flatten,
-    nn.Identity,
-    nn.Tanh,
-    nn.ReLU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.LeakyReLU,
-    nn.ELU,
-)
-_KNOWN = frozenset((*_PER_EXAMPLE, nn.Sequential, MLP, MLPResidual))
+_KNOWN = frozenset((nn.Linear, nn.Flatten, *ELEMENTWISE, nn.Sequential, MLP, MLPResidual))
 
 
 class PerExample(ABC):

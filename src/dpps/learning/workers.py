@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from dpps.models.stages import ELEMENTWISE
+
 _MOST = 4  # nodes at once: each needs memory for what its passes leave
 
 _PURE = frozenset(
@@ -25,18 +27,7 @@ _PURE = frozenset(
             nn.GroupNorm,
             nn.LayerNorm,
         ),
-        *(
-            nn.Identity,
-            nn.Tanh,
-            nn.ReLU,
-            nn.GELU,
-            nn.SiLU,
-            nn.Sigmoid,
-            nn.LeakyReLU,
-            nn.ELU,
-            nn.Flatten,
-            nn.Sequential,
-        ),
+        *(*ELEMENTWISE, nn.Flatten, nn.Sequential),
         *(
             nn.MaxPool1d,
             nn.MaxPool2d,

@@ -14,6 +14,9 @@ from torch.func import functional_call
 
 from dpps.errors import UsageError
 
+ELEMENTWISE = (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LeakyReLU, nn.ELU)
+"""Activations that look at one number at a time, draw nothing and keep nothing."""
+
 
 class Staged(nn.Module, ABC):
     """A model whose forward pass is a chain of stages.
