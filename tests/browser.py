@@ -28,6 +28,36 @@ FLAGS = (
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key under which the W3C protocol names an element
 
 
+_CONTRAST = r"""
+const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const parts = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+  const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255]; };
+const over = (top, below) => [0, 1, 2].map((k) => top[k] * top[3] + below[k] * (1 - top[3])).concat(1);
+const behind = (e) => { if (!e) return [255, 255, 255, 1];
+  const own = parts(getComputedStyle(e).backgroundColor); return own[3] === 1 ? own : over(own, behind(e.parentElement)); };
+const light = (c) => c.slice(0, 3).map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+const poor = new Set(), walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const e = walker.currentNode.parentElement, style = getComputedStyle(e), svg = e.namespaceURI.endsWith("svg");
+  if (!walker.currentNode.data.trim() || e.closest("script, style, noscript, .katex-mathml, [aria-hidden=true]")) continue;
+  if (!e.checkVisibility({ opacityProperty: true, visibilityProperty: true }) || e.getBoundingClientRect().width < 2) continue;
+  const back = behind(e), ink = over(parts(svg ? style.fill : style.color), back);
+  const [dim, bright] = [light(ink), light(back)].sort((a, b) => a - b), size = parseFloat(style.fontSize);
+  const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+  const ratio = (bright + 0.05) / (dim + 0.05);
+  if (ratio < (large ? 3 : 4.5) - 0.01) poor.add(`${ratio.toFixed(2)} ${e.tagName}.${e.className?.baseVal ?? e.className} ${walker.currentNode.data.trim().slice(0, 40)}`);
+}
+return [...poor];
+"""
+
+_TOO_WIDE = r"""
+const wide = document.documentElement.clientWidth + 1, scrolls = (e) => e && (["auto", "scroll", "hidden", "clip"].includes(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+return [...document.body.querySelectorAll("*")].filter((e) => e.checkVisibility() && e.getBoundingClientRect().right > wide && !scrolls(e.parentElement))
+  .map((e) => `${e.tagName}.${e.className?.baseVal ?? e.className} ${e.textContent.trim().slice(0, 40)}`);
+"""
+
+
 def programs() -> tuple[str, str] | None:
     """Chromium and its driver, or None when either is not installed."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -46,7 +76,11 @@ class Browser:
 
     def open(self, page: Path) -> None:
         """Load a file and wait until it is there."""
-        self._call("POST", "url", {"url": page.resolve().as_uri()})
+        self.visit(page.resolve().as_uri())
+
+    def visit(self, address: str) -> None:
+        """Load a page of this machine."""
+        self._call("POST", "url", {"url": address})
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What the body of a JavaScript function returns."""
@@ -75,6 +109,21 @@ class Browser:
             "actions": [move],
         }
         self._call("POST", "actions", {"actions": [pointer]})
+
+    def poor_contrast(self) -> list[str]:
+        """Visible text that WCAG 2 (AA) finds hard to read: below 4.5 to 1, or 3 to 1 where it is large."""
+        found: list[str] = self.run(_CONTRAST)
+        return found
+
+    def too_wide(self) -> list[str]:
+        """What sticks out of the window and cannot be reached by scrolling a part of the page."""
+        found: list[str] = self.run(_TOO_WIDE)
+        return found
+
+    def pdf(self) -> bytes:
+        """The page as printed."""
+        wish = {"preferCSSPageSize": True, "printBackground": True}
+        return base64.b64decode(self._devtools("Page.printToPDF", wish)["data"])
 
     def console(self) -> list[str]:
         """What the page has written to the console since the last time; network failures are there, too."""
@@ -116,7 +165,7 @@ def browser(profile: Path) -> Iterator[Browser]:
         driver.wait(10)
 
 
-def _wait(address: str, driver: subprocess.Popen[bytes], seconds: float = 30) -> None:
+def _wait(address: str, driver: subprocess.Popen[bytes], seconds: float = 300) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and driver.poll() is None:
         try:
@@ -132,7 +181,7 @@ def _request(method: str, address: str, body: dict[str, Any] | None = None) -> A
     request = urllib.request.Request(address, data, {"Content-Type": "application/json"}, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
     try:
-        with opener.open(request, timeout=60) as answer:
+        with opener.open(request, timeout=300) as answer:
             return json.load(answer)["value"]
     except urllib.error.HTTPError as error:
         raise RuntimeError(json.load(error)["value"]["message"]) from error

@@ -1,11 +1,41 @@
 import os
+import tempfile
+import zlib
+from collections.abc import Iterator
 
-# Several torch threads on few cores slow small tests down; bit-identity needs one thread anyway.
+# Several torch threads on few cores slow small tests down; who asks for more gets them (make test-portable does).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Runs of tests are not noted among those of the user's data.
+os.environ["DPPS_STATE"] = tempfile.mkdtemp(prefix="dpps-state-")
+
+import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
+from browser import Browser, browser, programs
+
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 settings.register_profile("dpps", deadline=None, max_examples=20, derandomize=True)
 settings.load_profile("dpps")
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers(request: pytest.FixtureRequest) -> None:
+    """Random numbers of torch and numpy that a test draws without a seed of its own are the same in every run, and others in every test."""
+    seed = zlib.crc32(request.node.nodeid.encode())
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A window that the tests of one file share; missing programs are a failure in CI."""
+    if programs() is None:
+        reason = "chromium and chromedriver are not installed: apt-get install chromium chromium-driver"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with browser(tmp_path_factory.mktemp("profile")) as window:
+        yield window

@@ -1,8 +1,8 @@
 """Several processes on this machine, for tests."""
 
+import itertools
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
@@ -13,19 +13,46 @@ from typing import Any
 
 import torch
 
-from dpps.cluster import Cluster, Place
+from dpps.transport import rendezvous
+from dpps.transport.cluster import Cluster
+from dpps.transport.rendezvous import Rendezvous
+from holding.sitecustomize import hold
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.per_example", "torch.func"])
+context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.engines.per_example", "torch.func"])
+
+
+PATIENCE = 300.0
+"""Seconds after which a test says that something hangs; nothing else depends on it."""
+
+
+def holding(round_: int, gate: Path) -> dict[str, str]:
+    """The environment of a program whose runs wait before this round until they are asked to stop, or the gate exists."""
+    paths = [str(Path(__file__).parent / "holding"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HOLD_ROUND": str(round_),
+        "HOLD_GATE": str(gate),
+    }
+
+
+_given: set[int] = set()
+_gates = itertools.count()
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    """A free port that this process has given to nobody else yet."""
+    port = rendezvous.free_port()
+    while port in _given:
+        port = rendezvous.free_port()
+    _given.add(port)
     return port
 
 
-def _child(results: Any, function: Callable[..., Any], place: Place, timeout: float, arguments: Any) -> None:
+def _child(
+    results: Any, function: Callable[..., Any], place: Rendezvous, timeout: float, arguments: Any
+) -> None:
     torch.set_num_threads(1)
     cluster = Cluster(place, timeout)
     try:
@@ -39,20 +66,22 @@ def _child(results: Any, function: Callable[..., Any], place: Place, timeout: fl
 class Processes:
     """`size` processes that each call `function(cluster, *arguments)`."""
 
-    def __init__(self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 20) -> None:
+    def __init__(
+        self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE
+    ) -> None:
         port = free_port()
         self.results = context.Queue()
         self.all = [
             context.Process(
                 target=_child,
-                args=(self.results, function, Place(r, size, "127.0.0.1", port), timeout, arguments),
+                args=(self.results, function, Rendezvous(r, size, "127.0.0.1", port), timeout, arguments),
             )
             for r in range(size)
         ]
         for process in self.all:
             process.start()
 
-    def wait(self, count: int | None = None, seconds: float = 60) -> dict[int, Any]:
+    def wait(self, count: int | None = None, seconds: float = PATIENCE) -> dict[int, Any]:
         """The results of `count` processes by rank; what a failed one raised is (type, message, traceback)."""
         found: dict[int, Any] = {}
         try:
@@ -70,7 +99,7 @@ class Processes:
         return found
 
 
-def run(size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 20) -> list[Any]:
+def run(size: int, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE) -> list[Any]:
     """Every rank's result in order."""
     found = Processes(size, function, *arguments, timeout=timeout).wait()
     for result in found.values():
@@ -79,8 +108,17 @@ def run(size: int, function: Callable[..., Any], *arguments: Any, timeout: float
     return [found[r] for r in range(size)]
 
 
-def _train(place: Place, options: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+def _train(
+    place: Rendezvous,
+    options: Sequence[str],
+    log: Path,
+    environment: dict[str, str],
+    held: tuple[int, Path] | None = None,
+) -> None:
     from dpps.cli import main
+
+    if held is not None:
+        hold(*held)
 
     torch.set_num_threads(1)
     os.environ.update(environment)
@@ -93,27 +131,41 @@ def _train(place: Place, options: Sequence[str], log: Path, environment: dict[st
 
 
 class Trainers:
-    """`dpps train` in several processes; what they print is in `OUT.log-K`."""
+    """`dpps train` in several processes; what they print is in `OUT.log-K`.
+
+    With `hold_before` all of them wait before that round until `let_go`: a test that disturbs the run meets it before its end.
+    """
 
     def __init__(
-        self, size: int, out: Path, *options: str, environment: dict[str, str] | None = None
+        self,
+        size: int,
+        out: Path,
+        *options: str,
+        environment: dict[str, str] | None = None,
+        hold_before: int | None = None,
     ) -> None:
         port, self.out = free_port(), out
+        self._gate = out.parent / f"{out.name}.gate-{next(_gates)}"
         self.logs = [out.parent / f"{out.name}.log-{r}" for r in range(size)]
         self.all = [
             context.Process(
                 target=_train,
                 args=(
-                    Place(r, size, "127.0.0.1", port),
+                    Rendezvous(r, size, "127.0.0.1", port),
                     [*options, "--out", str(out)],
                     self.logs[r],
                     environment or {},
+                    None if hold_before is None else (hold_before, self._gate),
                 ),
             )
             for r in range(size)
         ]
         for process in self.all:
             process.start()
+
+    def let_go(self) -> None:
+        """Whoever waits goes on."""
+        self._gate.touch()
 
     def charged(self, rank: int = 0) -> int:
         """Rounds in a rank's ledger."""
@@ -122,13 +174,13 @@ class Trainers:
 
     def until(self, rounds: int, rank: int = 0, pause: float = 0.002) -> None:
         """Wait until a rank has charged so many rounds; look again after each pause."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while self.charged(rank) < rounds:
             assert time.monotonic() < deadline, self.said()
             assert any(p.is_alive() for p in self.all), self.said()
             time.sleep(pause)
 
-    def wait(self, seconds: float = 60) -> list[int]:
+    def wait(self, seconds: float = PATIENCE) -> list[int]:
         """The exit codes; whoever still runs then is ended and has none of ours."""
         deadline = time.monotonic() + seconds
         for process in self.all:

@@ -9,8 +9,13 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-HELPERS = {"measure", "learners", "run", "profiling"}
-PRINTS = {"distributed"}  # starts four processes for a minute, and prints a table of its own
+HELPERS = {"measure", "learners", "run", "profiling", "lan", "hospital_week"}
+# start four processes for a minute, and print a table of their own
+PRINTS = {
+    "distributed",
+    "latency",
+    "peers",
+}
 BENCHMARKS = sorted({file.stem for file in FOLDER.glob("*.py")} - HELPERS - PRINTS)
 
 
@@ -109,7 +114,7 @@ def test_the_bare_products_are_those_of_algorithm_2(load):
     run = load("learners").learner(2, 4, 8)
     products = load("training").Products(run)
     products()
-    x = run.sampler.batch(0)[0].flatten(2)
+    x = run.nodes.updates.sampler.batch(0)[0].flatten(2)
     w1, w2, w3 = (w.detach().clone().requires_grad_() for w in (products.w1, products.w2, products.w3))
     out = x @ w1.mT @ w2 @ w3.mT
     expected = torch.autograd.grad((out * products.d3.mT).sum(), (w1, w2, w3))

@@ -1,14 +1,20 @@
 """The names of the package, in one place. `import dpps` loads this file when one of them is first asked for."""
 
-from dpps import data, models
+from dpps import data, features, models
 from dpps.errors import DppsError, RunError, UsageError
-from dpps.fabric import Stacked
-from dpps.learning import PartPSP, Run, Stopped
-from dpps.mechanisms import Gaussian, Laplace, Mechanism, NoNoise
-from dpps.noise import NoiseSource, Seeded
+from dpps.learning import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
+from dpps.learning.engines.calling import ModelLoss
+from dpps.learning.optimizers import Adam, Momentum
+from dpps.noise.mechanisms import Gaussian, Laplace, Mechanism, NoNoise
+from dpps.noise.source import NoiseSource, Seeded
 from dpps.privacy.accountant import Charge, label, total
+from dpps.privacy.trust import Nobody, Pairs
 from dpps.privacy.units import Contribution, NodeSwap, Record
 from dpps.protocol import DPPS, State
+from dpps.runs.deployment import Here
+from dpps.runs.run import Run
+from dpps.runs.saved import load
+from dpps.runs.torch_distributed import TorchDistributed
 from dpps.sensitivity import Bounded, Certified, Oracle, Paper, Sensitivity, WorstCase
 from dpps.topology import (
     Base,
@@ -22,10 +28,15 @@ from dpps.topology import (
     Topology,
     from_networkx,
 )
+from dpps.transport import Stacked
 from dpps.version import __version__
 
 __all__ = [
     "DPPS",
+    "PEDFL",
+    "SGP",
+    "SGPDP",
+    "Adam",
     "Base",
     "Bounded",
     "Certified",
@@ -36,13 +47,19 @@ __all__ = [
     "DppsError",
     "Exponential",
     "Gaussian",
+    "GradientTracking",
+    "Here",
     "Laplace",
     "Mechanism",
+    "ModelLoss",
+    "Momentum",
     "NoNoise",
+    "Nobody",
     "NodeSwap",
     "NoiseSource",
     "OnePeerRandom",
     "Oracle",
+    "Pairs",
     "Paper",
     "PartPSP",
     "Record",
@@ -55,14 +72,16 @@ __all__ = [
     "Stacked",
     "State",
     "Static",
-    "Stopped",
     "Topology",
+    "TorchDistributed",
     "UsageError",
     "WorstCase",
     "__version__",
     "data",
+    "features",
     "from_networkx",
     "label",
+    "load",
     "models",
     "total",
 ]

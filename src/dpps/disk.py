@@ -1,7 +1,11 @@
-"""What is on disk is what survives."""
+"""What is on disk is what survives; and what a run writes is for its owner's eyes."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from dpps.errors import RunError, UsageError
 
 
 def sync_folder(folder: Path) -> None:
@@ -13,6 +17,26 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def writable(folder: Path) -> bool:
+    """Whether files may be made here. A folder without any write permission is meant to stay as it is, also where root could."""
+    return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
+
+
+def check_target(option: str, path: Path) -> None:
+    """Refuse a file that could not be written, before any work is done for it.
+
+    Args:
+        option: what the user calls it, for the message.
+        path: the file.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it, or name another file")
+    if not writable(path.parent) or (path.exists() and not os.access(path, os.W_OK)):
+        raise UsageError(f"{option} {path} may not be written: name another file")
+
+
 def write_aside(target: Path, content: bytes) -> None:
     """Write a file so that it is there completely or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -22,3 +46,97 @@ def write_aside(target: Path, content: bytes) -> None:
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def private(path: str | Path, flags: int) -> int:
+    """Open a file that only its owner may read and write, whatever the umask: ``open(path, "w", opener=private)``."""
+    handle = os.open(path, flags, 0o600)
+    os.fchmod(handle, 0o600)
+    return handle
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder, and the folders above it that are missing, for the owner only. A folder that exists stays as it is."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(0o700, exist_ok=True)
+        path.chmod(0o700)  # the umask may have taken more away
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses here (the disk is full, say) is one line that names the file.
+
+    Raises:
+        RunError: it could not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_private(target: Path, content: bytes) -> None:
+    """Write a file of the owner's so that it is on disk completely or not at all.
+
+    Raises:
+        RunError: it could not be written.
+    """
+    aside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    with writing(target):
+        try:
+            with open(aside, "wb", opener=private) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(target)
+            sync_folder(target.parent)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Nobody else writes this file meanwhile; where there is none, there is nothing to lock.
+
+    Raises:
+        RunError: somebody does.
+    """
+    if not path.exists():
+        yield
+        return
+    handle = open_alone(path)
+    try:
+        yield
+    finally:
+        close_alone(handle)
+
+
+def open_alone(path: Path, flags: int = 0) -> int:
+    """Open for appending, as the only writer until `close_alone` or the end of the process.
+
+    Raises:
+        RunError: another process, or another part of this one, has it open.
+    """
+    import fcntl  # there is none on Windows, where the rest of the package can still be imported
+
+    handle = private(path, os.O_WRONLY | os.O_APPEND | flags)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = os.path.samestat(os.fstat(handle), path.stat())  # not when its writer has just moved it away
+    except BlockingIOError:
+        alone = False
+    if not alone:
+        os.close(handle)
+        raise RunError(
+            f"somebody else is writing {path}, and it has one writer at a time: wait for the other run to end, or stop it"
+        )
+    return handle
+
+
+def close_alone(handle: int) -> None:
+    """Let others write."""
+    import fcntl
+
+    fcntl.flock(handle, fcntl.LOCK_UN)  # explicitly: a forked child may hold the same open file
+    os.close(handle)

@@ -1,7 +1,12 @@
 """What can go wrong, in two kinds: the request was wrong, or the run failed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from numbers import Real
+
+MOST_NAMES = 15
+"""That a message lists."""
 
 
 class DppsError(Exception):
@@ -25,4 +30,25 @@ def unknown(kind: str, value: object, allowed: Iterable[str]) -> UsageError:
     names = list(allowed)
     near = get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return UsageError(f"unknown {kind} {value!r}: choose one of {', '.join(names)}{hint}")
+    shown = names if len(names) <= MOST_NAMES else [*names[:MOST_NAMES], f"... ({len(names)} in all)"]
+    return UsageError(f"unknown {kind} {value!r}: choose one of {', '.join(shown)}{hint}")
+
+
+def is_number(value: object) -> bool:
+    """Whether what a user gave can be compared with numbers."""
+    return isinstance(value, Real)
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Names of a user's own, each in quotes, for they may hold commas; of many the first."""
+    more = f", ... ({len(names)} in all)" if len(names) > MOST_NAMES else ""
+    return ", ".join(repr(name) for name in names[:MOST_NAMES]) + more
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """An import that fails becomes one line that names the extra to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(f"the package {error.name} is not installed: pip install 'dpps[{extra}]'") from error

@@ -2,24 +2,36 @@
 
 import gc
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 
+from dpps.cli.console import log_lines, plain_console
 from dpps.errors import RunError, UsageError, unknown
 
 COMMANDS = {
     "train": "train a model privately over many nodes",
-    "launch": "the same in several processes on this machine",
-    "report": "one page that tells a run, or compares several",
+    "data": "draft a schema for your own tables or images: columns, ranges, classes",
+    "launch": "train in several processes on this machine",
+    "secret": "make a secret that keeps strangers out of a run on several machines",
+    "member": "between organisations: make the key of a member, which never leaves it",
+    "federation": "between organisations: the convener signs members and the contract of a run",
+    "join": "between organisations: take part in a run, and continue it after a crash",
+    "status": "between organisations: how a run stands, who is here, what was spent",
+    "leave": "between organisations: take no further part in a run",
+    "predict": "predictions of a trained model for new examples",
+    "evaluate": "how good a run's models are on labelled examples",
+    "report": "one page about a run, or a comparison of several",
+    "ledger": "how much privacy a data set has spent, over all its runs",
     "plan": "what noise for this epsilon, what epsilon for this noise, and will the sensitivity diverge?",
+    "tune": "search batch, epochs, clip and rate for a run, on public or stand-in data",
     "audit": "attack the shipped mechanism and bound its epsilon from below",
+    "attack": "what a curious neighbour reconstructs of nodes that it never heard from",
     "paper": "every table and figure of the paper, computed again, beside the published numbers",
-    "topology": "what a communication graph does: period, connectivity, contraction; draw it",
+    "topology": "facts about a communication graph: period, connectivity, contraction; draw it",
 }
 
 DONE, FAILED, WRONG, STOPPED = 0, 1, 2, 3
@@ -33,13 +45,13 @@ def main(arguments: Sequence[str] | None = None, *, alone: bool = False) -> int:
         alone: nothing else runs in this process, so what is loaded may be taken out of the garbage collector's sight.
     """
     args, code = list(sys.argv[1:] if arguments is None else arguments), DONE
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     try:
-        code = _dispatch(args, alone)
+        with log_lines():
+            code = _dispatch(args, alone)
         if sys.stdout is not None:
             sys.stdout.flush()
     except (UsageError, RunError) as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]dpps:[/] {_escape(error)}")
+        plain_console(stderr=True).print(f"[bold red]dpps:[/] {_escape(error)}")
         return WRONG if isinstance(error, UsageError) else FAILED
     except BrokenPipeError:  # whoever we print to has seen enough (dpps ... | head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,10 +92,12 @@ def _escape(error: Exception) -> str:
 
 
 def _overview() -> None:
-    out = Console(highlight=False)
+    out = plain_console(soft_wrap=False)
     out.print("[bold]dpps[/]: learn together without a server and without trusting each other\n")
+    table = Table.grid(padding=(0, 2))
     for name, what in COMMANDS.items():
-        out.print(f"  [bold cyan]dpps {name:<10}[/] {what}")
+        table.add_row(f"  [bold cyan]dpps {name}[/]", what)
+    out.print(table)
     out.print("\nStart here:  [bold]dpps train[/]   (ten nodes, embedded data, epsilon 3, under a minute)")
     out.print("Every command explains itself with --help; dpps --version prints what a bug report needs.")
 

@@ -1,25 +1,34 @@
 """`dpps audit`."""
 
 import json
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
 from rich import box
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
+from dpps.audit.absences import absence_cases
+from dpps.audit.attacks import Finding, Progress, audit, work
+from dpps.audit.bounds import ALPHA, certifiable
+from dpps.audit.cases import CLAIM, Case, cases
+from dpps.audit.coalition import coalition_cases
+from dpps.audit.mean import MeanFinding, audit_mean
 from dpps.cli import DONE, FAILED
+from dpps.cli.arguments import parse_options
+from dpps.cli.console import plain_console
 from dpps.errors import UsageError
+from dpps.logs import only_from
 from dpps.privacy.accountant import label
-from dpps.privacy.audit import ALPHA, CLAIM, Case, Finding, Progress, audit, cases, certifiable, work
 
 _PATIENCE = 2.0  # seconds without a bar
+_USUAL, _THOROUGH = 10_000, 100_000
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,8 @@ class AuditConfig:
     a third, that must be caught. Exit code 1 if anything is not as documented.
 
     Examples:
-      dpps audit                              everything, some minutes
+      dpps audit                              two minutes on an idle machine
+      dpps audit --thorough                   100,000 runs in either world instead of 10,000
       dpps audit --unit record --samples 5000
       dpps audit --attack --plot images.png   read training images off messages, with and without noise
     """
@@ -40,8 +50,10 @@ class AuditConfig:
     """Whose claim."""
     sensitivity: Literal["all", "certified", "paper", "worst-case"] = "all"
     """Where the sensitivity comes from in the unit node-swap."""
-    samples: int = 100_000
-    """Runs in either world. 5,000 catch the twins; known leaks have their own number."""
+    thorough: bool = False
+    """100,000 runs in either world of every claim: bounds within 5 % of the truth."""
+    samples: int | None = None
+    """Runs in either world of every claim that is chosen; by default 10,000, which catch the twins. Known leaks have their own number."""
     secure_noise: bool = True
     """Also audit the noise of messages that really leave (integer grid, key from the operating system)."""
     epsilon: float | None = None
@@ -55,7 +67,10 @@ class AuditConfig:
     json: bool = False
     """For programs."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse what is wrong. (Not at construction: the parser would wrap the message.)"""
+        if self.thorough and self.samples is not None:
+            raise UsageError("--thorough and --samples: leave one out")
         if self.plot and not self.attack:
             raise UsageError("--plot belongs to --attack: add it")
         if self.epsilon is not None and not self.epsilon > 0:
@@ -66,42 +81,75 @@ class AuditConfig:
 
 def main(arguments: list[str]) -> int:
     """Attack, print what came out, and say by the exit code whether it is as documented."""
-    config = tyro.cli(AuditConfig, args=arguments, prog="dpps audit")
-    console = Console(highlight=False, soft_wrap=True)
+    config = parse_options(AuditConfig, arguments, "dpps audit")
+    config.check()
+    console = plain_console()
     if config.attack:
         return _illustrate(config, console)
     chosen = _chosen(config)
     jobs = [
-        (case, secure) for case in chosen for secure in ((False, True) if config.secure_noise else (False,))
+        (case, secure)
+        for case in chosen
+        for secure in ((False, True) if config.secure_noise else (False,))
+        if secure or not case.secure_only
     ]
-    with _bar(sum(work(case, config.samples) for case, _ in jobs)) as advance:
-        findings = [
-            audit(case, trials=config.samples, seed=config.seed, secure_noise=secure, progress=advance)
-            for case, secure in jobs
-        ]
+    total = sum(work(case, _samples(config)) * case.seconds for case, _ in jobs)
+    if not config.json:
+        _announce(config, jobs, total)
+    findings = []
+    # the networks under attack are no runs of the user's, who needs no advice about them
+    with _bar(total) as advance, only_from(logging.ERROR, logging.getLogger("dpps")):
+        for case, secure in jobs:
+            trials = _samples(config)
+            told = advance(case)
+            findings.append(audit(case, trials=trials, seed=config.seed, secure_noise=secure, progress=told))
+    means = _means(config)
     if config.json:
-        print(json.dumps({"findings": [_plain(f) for f in findings], "epsilon": _about(config)}))
+        found = {"findings": [_plain(f) for f in findings], "means": [asdict(m) for m in means]}
+        print(json.dumps({**found, "epsilon": _about(config)}))
     else:
         _show(console, findings)
+        _show_means(console, means)
         if config.epsilon is not None:
             console.print(_about(config))
-    return DONE if all(f.as_expected for f in findings) else FAILED
+    right = [f.as_expected for f in findings] + [m.as_expected for m in means]
+    return DONE if all(right) else FAILED
+
+
+def _means(config: AuditConfig) -> list[MeanFinding]:
+    """Whether noise shared by partners cancels: not asked where the unit has no partners."""
+    if config.unit == "node-swap" or config.sensitivity != "all":
+        return []
+    kinds = (False, True) if config.secure_noise else (False,)
+    return [audit_mean(_samples(config), config.seed, secure_noise=secure) for secure in kinds]
 
 
 def _chosen(config: AuditConfig) -> list[Case]:
     """The cases asked for; asking for a sensitivity means node-swap."""
     if config.sensitivity != "all":
         return [c for c in cases() if c.name == "node-swap" and c.kind.startswith(config.sensitivity)]
-    return [c for c in cases() if config.unit in ("all", c.name)]
+    return [c for c in (*cases(), *coalition_cases(), *absence_cases()) if config.unit in ("all", c.name)]
+
+
+def _samples(config: AuditConfig) -> int:
+    return config.samples or (_THOROUGH if config.thorough else _USUAL)
+
+
+def _announce(config: AuditConfig, jobs: list[tuple[Case, bool]], total: float) -> None:
+    """What will be done, and how long it takes."""
+    runs = sum(work(case, _samples(config)) for case, _ in jobs)
+    long = f"{max(total, 1):.0f} s" if total < 100 else f"{total / 60:.0f} minutes"
+    said = f"{len(jobs)} audits, {runs:,} runs: about {long} of an idle core."
+    plain_console(stderr=True).print(said)
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Progress]:
+def _bar(total: float) -> Iterator[Callable[[Case], Progress]]:
     """A bar on a terminal, once it has taken longer than two seconds."""
-    console, begun = Console(stderr=True), time.monotonic()
+    console, begun = plain_console(stderr=True, soft_wrap=False), time.monotonic()
     bar = bars.Progress(
-        bars.TextColumn("runs"),
-        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.TaskProgressColumn(),
         bars.BarColumn(),
         bars.TimeRemainingColumn(),
         console=console,
@@ -110,13 +158,18 @@ def _bar(total: int) -> Iterator[Progress]:
     )
     task = bar.add_task("", total=total)
 
-    def advance(count: int) -> None:
-        bar.advance(task, count)
-        if not bar.live.is_started and time.monotonic() - begun > _PATIENCE:
-            bar.start()
+    def begin(case: Case) -> Progress:
+        bar.update(task, description=f"{case.name}, {case.kind}")
+
+        def advance(count: int) -> None:
+            bar.advance(task, count * case.seconds)
+            if not bar.live.is_started and time.monotonic() - begun > _PATIENCE:
+                bar.start()
+
+        return advance
 
     try:
-        yield advance
+        yield begin
     finally:
         bar.stop()
 
@@ -125,7 +178,7 @@ def _show(console: Console, findings: list[Finding]) -> None:
     table = Table(
         title="Epsilon of two rounds, bounded from below", title_justify="left", box=box.SIMPLE_HEAD
     )
-    table.add_column("claim")
+    table.add_column("claim", min_width=20)
     table.add_column("noise")
     for name in ("runs", "epsilon\nclaimed", "at\nleast", "twin\nat least"):
         table.add_column(name, justify="right")
@@ -138,8 +191,9 @@ def _show(console: Console, findings: list[Finding]) -> None:
             f"{f.bound.trials:,}",
             f"{f.case.claim:g}" + (f" ({f.case.delta:g})" if f.case.delta else ""),
             f"{f.bound.epsilon:.3f}",
-            "" if f.twin is None else f"{f.twin.epsilon:.3f} {'caught' if f.caught else 'MISSED'}",
-            f"[{colour}]{f.verdict}[/]",
+            "" if f.twin is None else f"{f.twin.epsilon:.3f}",
+            f"[{colour}]{f.verdict}[/]"
+            + ("" if f.twin is None else f", twin {'caught' if f.caught else 'MISSED'}"),
         )
     console.print(table)
     console.print(
@@ -148,14 +202,29 @@ def _show(console: Console, findings: list[Finding]) -> None:
     console.print("The twin is the same code with its noise cut by a third: it must be caught.")
 
 
+def _show_means(console: Console, means: list[MeanFinding]) -> None:
+    for m in means:
+        twin = (
+            ""
+            if m.twin is None
+            else f"; twin in which both partners add: at least {m.twin:.3g}, {'caught' if m.caught else 'MISSED'}"
+        )
+        colour, verdict = ("green", "cancels") if m.as_expected else ("red", "FAILS")
+        console.print(
+            f"Pairs, {m.noise} noise: variance of the mean over the promised one {m.low:.3f} to {m.high:.3f} ({m.trials:,} means){twin}: "
+            f"[{colour}]{verdict}[/]"
+        )
+
+
 def _about(config: AuditConfig) -> str | None:
     """What the audit says about the epsilon of a real run."""
     if config.epsilon is None:
         return None
-    most = certifiable(config.samples)
+    samples = _samples(config)
+    most = certifiable(samples)
     tested = f"the same code was tested at epsilon {CLAIM:g}"
     if config.epsilon > most:
-        return f"{label(config.epsilon)}: beyond testing ({config.samples:,} runs can show at most {most:.1f}); {tested}"
+        return f"{label(config.epsilon)}: beyond testing ({samples:,} runs can show at most {most:.1f}); {tested}"
     return f"{label(config.epsilon)}: not tested by itself; {tested}, where an error shows best"
 
 
@@ -179,7 +248,7 @@ def _plain(f: Finding) -> dict[str, Any]:
 
 
 def _illustrate(config: AuditConfig, console: Console) -> int:
-    from dpps.privacy.inversion import invert, picture
+    from dpps.audit.inversion import invert, picture
 
     images, probes = invert(seed=config.seed)
     if config.plot:

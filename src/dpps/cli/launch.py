@@ -2,17 +2,22 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from dpps.cli import DONE, FAILED, STOPPED, WRONG
-from dpps.cli.train import read_config
+from dpps.cli.console import plain_console
+from dpps.cli.outcome import put_together, say_outcome
+from dpps.cli.train import LAUNCHED, read_config, refuse_together
 from dpps.errors import UsageError
+from dpps.runs.config import TrainConfig
+from dpps.transport.rendezvous import free_port
+from dpps.transport.secret import SECRET, make_secret
 
 _USAGE = "dpps launch --nproc 4 [options of dpps train]"
 
@@ -23,15 +28,28 @@ def main(arguments: list[str]) -> int:
         print(f"usage: {_USAGE}\n\n{__doc__}\nEvery process holds some of the nodes. {read_config.__doc__}")
         return DONE
     count, options = _take_count(arguments)
-    config = read_config(options)  # a wrong option is reported once, not by every process
+    config = read_config(options)
+    config.check()  # a wrong option is reported once, not by every process
+    refuse_together(config)
     if count > config.nodes:
         raise UsageError(f"--nproc is {count}: with --nodes {config.nodes} it must be {config.nodes} or less")
     if config.out is None:
         raise UsageError("a distributed run needs --out DIR: every process writes to DIR/rank-K")
     launched = _Launched()
     with launched.handing_on():
-        launched.start(count, options)
-        return _outcome(launched.wait(config.timeout), launched.asked)
+        launched.start(count, options, together=config.node_data is None)
+        outcome = _outcome(launched.wait(config.timeout), launched.asked)
+    if outcome == DONE and config.node_data is None:
+        _tell(config, config.out, count)
+    return outcome
+
+
+def _tell(config: TrainConfig, out: Path, count: int) -> None:
+    """What came out of all processes, as `dpps train` tells it: on a named data set every node is tested on the same public data."""
+    told = put_together(out, count)
+    if told is not None:
+        console = plain_console()
+        say_outcome(console, told, out, private_noise=not config.seeded_noise)
 
 
 def _take_count(arguments: list[str]) -> tuple[int, list[str]]:
@@ -55,15 +73,30 @@ class _Launched:
         self.all: list[subprocess.Popen[bytes]] = []
         self.asked = False
 
-    def start(self, count: int, options: Sequence[str]) -> None:
-        """`dpps train` in so many processes."""
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # they share the cores
+    def start(self, count: int, options: Sequence[str], *, together: bool) -> None:
+        """`dpps train` in so many processes; where what came out is told together, each of them says nothing of it."""
+        common = {
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
+        # the port is open to all who are on this machine
+        secret = {SECRET: os.environ.get(SECRET) or make_secret()}
+        # they share the cores: with one each there is nothing to choose
+        threads = {} if (os.cpu_count() or 1) >= 2 * count else {"OMP_NUM_THREADS": "1"}
+        silent = {LAUNCHED: "1"} if together else {}
         command = [sys.executable, "-m", "dpps", "train", *options]
         for rank in range(count):
-            environment = {**os.environ, **threads, **common, "RANK": str(rank)}
+            environment = {
+                **threads,
+                **os.environ,
+                **secret,
+                **common,
+                **silent,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+            }
             self.all.append(subprocess.Popen(command, env=environment, start_new_session=True))
         if self.asked:  # in the meantime: the last ones were not there yet
             self._terminate()

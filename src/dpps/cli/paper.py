@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
 from dpps.cli import DONE, STOPPED
-from dpps.errors import UsageError, unknown
+from dpps.cli.arguments import parse_options
+from dpps.cli.console import plain_console
+from dpps.errors import UsageError, needs_extra, unknown
 from dpps.paper.pages import Page
 from dpps.paper.scheduler import Scheduler, Store, cores
 from dpps.paper.scope import MODELS, SEEDS, Scope
@@ -82,13 +83,19 @@ class PaperConfig:
 
 def main(arguments: list[str]) -> int:
     """Run one, or list them."""
-    config = tyro.cli(PaperConfig, args=arguments, prog="dpps paper")
-    console = Console(highlight=False, soft_wrap=True)
+    config = parse_options(PaperConfig, arguments, "dpps paper")
+    console = plain_console()
     if not config.name:
         _list(console)
         return DONE
     if config.name not in NAMES:
         raise unknown("table or figure", config.name, NAMES)
+    with needs_extra("plots"):  # now, not after hours
+        import matplotlib as _  # noqa: F401
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {config.out} cannot be made ({error.strerror}): name a folder") from error
     if config.name == "convergence":
         return _convergence(config, console)
     return _run(config, console)
@@ -110,7 +117,7 @@ def _convergence(config: PaperConfig, console: Console) -> int:
     module = importlib.import_module("dpps.paper.convergence")
     folder = config.out / config.name
     module.run(folder, config.quick)
-    console.print(f"written to {folder}")
+    console.print(f"written to {folder}", markup=False)
     return DONE
 
 

@@ -2,138 +2,110 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 
-import tyro
-from rich.console import Console
 from rich.table import Table
-from tyro.conf import arg
 
 from dpps.cli import DONE
+from dpps.cli.arguments import parse_options
+from dpps.cli.console import plain_console
 from dpps.cli.progress import working
-from dpps.config import TrainConfig
+from dpps.cli.train import take_config
 from dpps.errors import UsageError
-from dpps.privacy.accountant import label
-from dpps.privacy.plan import Outlook, outlook
-from dpps.privacy.units import Contribution, NodeSwap, Plan, Record, Unit
-from dpps.sensitivity import Certified, Paper
-from dpps.topology import parse
+from dpps.learning.suggestion import Suggestion
+from dpps.privacy.accountant import SUM_OF_ROUNDS, label
+from dpps.privacy.foresight import check_delta
+from dpps.privacy.limiting import Limits
+from dpps.privacy.plan import Coalition, Outlook, outlook
+from dpps.privacy.units import UNITS
+from dpps.runs.config import TrainConfig
+from dpps.runs.defaults import planned, suggestion
+from dpps.runs.expected import Expected, expected
+from dpps.runs.options import refuse_idle
+from dpps.sensitivity import Paper
 
 
 @dataclass(frozen=True)
-class PlanConfig:
-    """What noise for this epsilon, what epsilon for this noise, and will the sensitivity diverge?
+class PlanConfig(TrainConfig):
+    """What noise for this epsilon, what epsilon for this noise, which rates, and will the sensitivity diverge?
+
+    Takes what dpps train takes, a --config FILE too, and answers for that run.
 
     Examples:
       dpps plan --epsilon 3                        noise for epsilon 3 in total, every example protected
       dpps plan --noise-multiplier 1.0             and the other way round
       dpps plan --unit contribution --epsilon 8    everything a node contributes
+      dpps plan --epsilon 1 --trust pairs          noise that cancels between nodes, and what colluders would learn
       dpps plan --unit node-swap --budget 5        what the paper's setting costs, and whether its estimate diverges
     """
 
-    unit: Literal["record", "contribution", "node-swap"] = "record"
-    """Who is protected."""
-    epsilon: float | None = None
-    """Wanted total (default 3 if no noise is given)."""
-    delta: float = 1e-5
-    """Failure probability."""
-    rounds: int = 720
-    """Planned rounds (12 epochs of MNIST over ten nodes)."""
-    parameters: int = 7850
-    """Shared parameters d_s (one layer of the paper's MLP)."""
-    examples: int = 6000
-    """Training examples of the smallest node."""
-    batch_size: int = 100
-    """Expected batch of a node."""
-    lr_shared: float | None = None
-    """Learning rate of the shared parameters (default as in train: 1 for record, otherwise 0.1)."""
-    clip: float | None = None
-    """Gradient clip (default as in train: 1; 30 for contribution with Laplace noise)."""
-    records_per_user: int = 1
-    """Records one person may own (record)."""
-    mechanism: Literal["laplace", "gaussian"] = "laplace"
-    """Noise in the unit contribution."""
-    noise_multiplier: float | None = None
-    """Gaussian noise: deviation over sensitivity."""
-    budget: float | None = None
-    """b of the paper; epsilon of a round is budget / noise rate."""
-    noise_rate: float = 1e-3
-    """gamma_n of the paper."""
-    c_prime: float = 0.78
-    """C' of the paper's estimate."""
-    decay: float = 0.55
-    """lambda of the paper's estimate."""
-    topology: Annotated[str, arg(metavar="{exp,K-out,ring,complete,base-K,random}")] = "exp"
-    """Who sends to whom."""
-    nodes: int = 10
-    """How many nodes."""
-    sync_every: int = 0
-    """Synchronisation period (0 = never)."""
+    rounds: int | None = None
+    """Planned rounds, instead of those that epochs, batch and data set give."""
+    parameters: int | None = None
+    """Shared parameters d_s, instead of those of the model."""
+    examples: int | None = None
+    """Training examples of every node, instead of those of the data set."""
     json: bool = False
     """For programs."""
 
 
 def main(arguments: list[str]) -> int:
     """Answer and warn."""
-    config = tyro.cli(PlanConfig, args=arguments, prog="dpps plan")
-    with working(Console(stderr=True), "solving for the noise"):
-        result = answer(config)
+    arguments, default = take_config(arguments)
+    start = PlanConfig(**vars(default)) if default else PlanConfig()
+    config = parse_options(PlanConfig, arguments, "dpps plan", default=start)
+    refuse_idle(arguments, config.unit, config.mechanism)
+    with working(plain_console(stderr=True, soft_wrap=False), "solving for the noise"):
+        result, suggested = answer(config)
+    likely = expected(config, result.epsilon) if _plain(config) else None
     if config.json:
-        print(json.dumps(result.to_json()))
+        found = {"suggested": suggested, "expected_accuracy": likely}
+        print(json.dumps(result.to_json() | {k: asdict(v) if v else None for k, v in found.items()}))
     else:
-        show(result, config)
+        show(result, config, suggested, likely)
     return DONE
 
 
-def answer(config: PlanConfig) -> Outlook:
-    """The outlook for a configuration; what is left out is as in `dpps train`."""
-    config = _filled(config)
-    assert config.lr_shared is not None
-    for name in ("rounds", "parameters", "examples", "batch_size"):
-        if getattr(config, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} is {getattr(config, name)}: it must be 1 or more")
-    q = min(1.0, config.batch_size / config.examples)
-    plan = Plan(((1.0, config.rounds),), config.lr_shared, config.batch_size, (q,))
-    topology = parse(config.topology, config.nodes)
-    return outlook(
-        _unit(config),
-        plan,
-        config.parameters,
-        topology,
-        config.sync_every,
-        Paper(config.c_prime, config.decay),
-    )
+def answer(config: PlanConfig) -> tuple[Outlook, Suggestion | None]:
+    """The outlook for a run with these options, and what the rule suggests for those left open."""
+    for name in ("rounds", "parameters", "examples"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}: it must be 1 or more")
+    if config.examples is not None:
+        if config.declared_sizes is not None:
+            raise UsageError("--examples and --declared-sizes say the same thing: choose one")
+        config = replace(config, declared_sizes=str(config.examples))
+    full = config.resolved()
+    unit = full.privacy()
+    if unit is None:
+        raise UsageError(
+            "--unit none: without noise there is nothing to plan; choose record, contribution or node-swap"
+        )
+    plan, parameters = planned(full)
+    least = min(plan.declared_sizes)
+    if not plan.batches and least < plan.batch_size:
+        raise UsageError(
+            f"--batch-size is {full.batch_size} and a node has {least} examples: use a batch of at most {least}"
+        )
+    check_delta(unit, plan.declared_sizes)
+    if config.parameters is not None:
+        parameters = config.parameters
+    if config.rounds is not None:
+        plan = replace(plan, rounds=((1.0, config.rounds),))
+    found = outlook(unit, plan, parameters, full.network(), full.sync_every, Paper(full.c_prime, full.decay))
+    return found, suggestion(replace(config, epsilon=full.epsilon))
 
 
-def _filled(config: PlanConfig) -> PlanConfig:
-    names = (
-        "unit",
-        "epsilon",
-        "delta",
-        "clip",
-        "lr_shared",
-        "mechanism",
-        "noise_multiplier",
-        "budget",
-        "noise_rate",
-    )
-    full = TrainConfig(**{name: getattr(config, name) for name in names}).resolved()
-    return replace(config, **{name: getattr(full, name) for name in names})
+def _plain(config: PlanConfig) -> bool:
+    """Whether nothing is planned with other sizes than those of the data set."""
+    return (config.rounds, config.parameters, config.examples) == (None, None, None)
 
 
-def _unit(config: PlanConfig) -> Unit:
-    epsilon = config.epsilon
-    clip = 1.0 if config.clip is None else config.clip  # node-swap does without
-    if config.unit == "record":
-        return Record(epsilon, config.delta, clip, config.noise_multiplier, config.records_per_user)
-    if config.unit == "node-swap":
-        return NodeSwap(config.budget, config.noise_rate, Certified(config.delta), None, epsilon)
-    round_epsilon = None if config.budget is None else config.budget / config.noise_rate
-    return Contribution(clip, epsilon, config.delta, config.mechanism, round_epsilon, config.noise_multiplier)
-
-
-def show(result: Outlook, config: PlanConfig) -> None:
+def show(
+    result: Outlook, config: PlanConfig, suggested: Suggestion | None, likely: Expected | None = None
+) -> None:
     """A table for people."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -143,11 +115,10 @@ def show(result: Outlook, config: PlanConfig) -> None:
         if value is not None:
             table.add_row(name, f"{value}  [dim]{note}[/]" if note else value)
 
-    scaled = (
-        "x S, the sensitivity of the round" if result.unit == "node-swap" else "in units of the parameters"
-    )
+    unit = UNITS[result.unit]
+    scaled = "in units of the parameters" if unit.has_total else "x S, the sensitivity of the round"
     line(
-        "total",
+        "total" if unit.has_total else SUM_OF_ROUNDS,
         f"{label(result.epsilon)}, delta {result.delta:g}",
         f"{result.rounds} rounds, by {result.accountant}",
     )
@@ -164,16 +135,69 @@ def show(result: Outlook, config: PlanConfig) -> None:
         "largest update of a node / expected noise of its message",
     )
     line("  averaged", _number(result.signal_to_noise_averaged), f"over {config.nodes} nodes")
+    line("  of the run", _number(result.signal_to_noise_of_run), "averaged, over all rounds")
+    if likely is not None:
+        line("accuracy", f"{likely.low:.1f} to {likely.high:.1f} %", f"to be expected: {likely.why}")
     line(
         "paper's growth",
         _number(result.paper_growth),
         "decay (1 + 2 c_prime noise_rate d / budget) a round; above 1 it diverges",
     )
     line("certified gain", _number(result.certified_gain), "below 1: bounded without synchronisation")
-    console = Console(highlight=False)
+    if result.coalition is not None:
+        _show_coalition(result.coalition, line)
+    if result.limits is not None:
+        _show_limits(result.limits, line)
+    console = plain_console(soft_wrap=False)
     console.print(table)
+    for reason in suggested.reasons if suggested else ():
+        console.print(f"[bold]suggested[/] {reason}")
     for warning in result.warnings:
         console.print(f"[yellow]note:[/] {warning}")
+
+
+def _show_limits(found: Limits, line: Callable[[str, str | None, str], None]) -> None:
+    """Who sets the noise of all, and what every node spends at its own rate."""
+    line(
+        "limited by",
+        f"node {found.node}, {found.size} examples",
+        f"it draws most often, which asks for the noise multiplier {found.noise_multiplier:.4g}; with --batch-size {found.part:.3g} (a part "
+        f"of every node's examples, as many in all) {found.noise_multiplier_at_part:.4g} would do",
+    )
+    for node, size, batch, rate, epsilon in found.epsilons:
+        line(f"  node {node}", label(epsilon), f"{size} examples, batch {batch:.4g}, rate {rate:.3g}")
+
+
+def _show_coalition(found: Coalition, line: Callable[[str, str | None, str], None]) -> None:
+    """What partners make of the noise, and what more colluders would cost."""
+    line("partners", f"{found.degree} of every node", f"strength lambda_2 - C = {found.strength:.4g}")
+    line(
+        "  sigma, tau",
+        f"{found.sigma:.4g}, {found.tau:.4g}",
+        "independent and shared noise, over a message's without partners",
+    )
+    line("  message noise", f"x {found.message_noise:.4g}", "deviation, over that without partners")
+    line(
+        "  mean noise",
+        f"x {found.mean_noise:.4g}",
+        f"deviation, over that without partners; variance {found.mean_over_server:.4g} times a trusted server's",
+    )
+    line(
+        "  absences",
+        str(found.absences),
+        "nodes away unannounced before the mean is noisier than without partners",
+    )
+    for other in found.trade:
+        line(
+            f"  --mean-variance {other.mean_variance:g}",
+            f"messages x {other.message_noise:.4g}, mean {other.mean_over_server:.4g} of a server's variance",
+            f"{other.absences} absences",
+        )
+    for colluders, epsilon in found.epsilons:
+        note = "promised" if colluders == found.colluders else ""
+        if colluders == found.epsilons[-1][0]:
+            note = "all others: only the independent noise protects"
+        line(f"  {colluders} colluders", label(epsilon), note)
 
 
 def _number(value: float | None) -> str | None:

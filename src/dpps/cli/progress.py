@@ -4,15 +4,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any
 
-import torch
 from rich import progress as bars
 from rich.console import Console
 
-from dpps.config import TrainConfig
-from dpps.learning import RoundLog, Stopped, Training
 from dpps.privacy.accountant import NO_PROTECTION
+from dpps.runs.config import TrainConfig
+from dpps.runs.log import RoundLog
+from dpps.runs.run import Run
 
 
 class Progress:
@@ -41,21 +40,21 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, job: Any) -> None:
+    def begin(self, run: Run) -> None:
         """The run is prepared: show where it stands."""
-        training: Training = job.training
         assert self._task is not None
-        done, planned = training.learner.state.round, training.total_rounds
+        done, planned = run.state.round, run.plan.count
         self._bar.reset(self._task, total=planned, completed=done, facts="")
 
-    def after_round(self, training: Training, log: RoundLog) -> None:
+    def after_round(self, run: Run, log: RoundLog) -> None:
         """Move on. The epsilon is recomputed now and then only: accountants take a while."""
         if not self._shown or self._task is None:
             return
-        if training.learner.config.privacy and (log.round + 1) % max(10, training.total_rounds // 10) == 0:
-            epsilon = training.privacy().epsilon
+        if run.unit and (log.round + 1) % max(10, run.plan.count // 10) == 0:
+            epsilon = run.privacy.epsilon
             useless = " (no protection)" if epsilon is None or epsilon > NO_PROTECTION else ""
-            self._epsilon = f"  epsilon {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}"
+            what = "epsilon" if run.unit.has_total else "sum of rounds"
+            self._epsilon = f"  {what} {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}"
         used = "" if log.used is None else f"  S {log.used:.3g}"
         self._bar.update(
             self._task, completed=log.round + 1, facts=f"loss {log.loss:.3f}{used}{self._epsilon}"
@@ -67,28 +66,16 @@ def working(console: Console, what: str) -> AbstractContextManager[object]:
     return console.status(what) if console.is_terminal else nullcontext()
 
 
-class StopRequested:
-    """Turns SIGTERM and Ctrl-C into a stop after the current round."""
+@contextmanager
+def stopped_by_signals(run: Run) -> Iterator[None]:
+    """While inside, SIGTERM and Ctrl-C stop the run after the current round, at all processes."""
 
-    def __init__(self) -> None:
-        self._asked = False
+    def ask(number: int, frame: FrameType | None) -> None:
+        run.stop()
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """While inside, signals only set a flag."""
-        before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-
-    def after_round(self, training: Training, log: RoundLog) -> None:
-        """Stop here if somebody asked, at any node: then all stop after the same round."""
-        fabric = training.learner.protocol.fabric
-        asked = torch.full((len(fabric.rows),), int(self._asked), dtype=torch.uint8)
-        if bool(fabric.gather(asked).any()):
-            raise Stopped
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
 
 from dpps.cli import DONE
-from dpps.topology import parse
+from dpps.cli.arguments import parse_options
+from dpps.cli.console import plain_console
+from dpps.topology import TOPOLOGIES, parse
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class TopologyConfig:
     Example: dpps topology exp --nodes 10 --plot exp.svg
     """
 
-    name: Positional[Annotated[str, arg(metavar="{exp,K-out,ring,complete,base-K,random}")]]
+    name: Positional[Annotated[str, arg(metavar="{" + ",".join(TOPOLOGIES.names()) + "}")]]
     """The graph."""
     nodes: int = 10
     """How many nodes."""
@@ -33,11 +33,11 @@ class TopologyConfig:
 
 def main(arguments: list[str]) -> int:
     """Report and draw."""
-    config = tyro.cli(TopologyConfig, args=arguments, prog="dpps topology")
+    config = parse_options(TopologyConfig, arguments, "dpps topology")
     topology = parse(config.name, config.nodes)
     report = topology.validate()
     if config.plot:
-        from dpps.drawing import draw
+        from dpps.topology.drawing import draw
 
         draw(topology, config.plot)
     if config.json:
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
         ("exact average", exact),
     ):
         table.add_row(name, value)
-    console = Console(highlight=False)
+    console = plain_console(soft_wrap=False)
     console.print(table)
     if config.plot:
         console.print(f"drawn to {config.plot}")

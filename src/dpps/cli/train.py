@@ -1,73 +1,132 @@
 """`dpps train`."""
 
-import atexit
 import dataclasses
+import logging
 import os
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
-from dpps.cli import DONE, FAILED, STOPPED, WRONG
-from dpps.cli.progress import Progress, StopRequested
-from dpps.cluster import SECRET, Cluster, Place, started_distributed
-from dpps.config import TrainConfig, from_toml, parse_arguments
+from dpps.cli import DONE, STOPPED
+from dpps.cli.arguments import parse_options
+from dpps.cli.console import plain_console
+from dpps.cli.outcome import say_outcome
+from dpps.cli.progress import Progress, stopped_by_signals
 from dpps.errors import DppsError, UsageError
-from dpps.learning import Stopped
-from dpps.privacy.accountant import label
-from dpps.simulation import Job, prepare
-from dpps.site import Process, Site
+from dpps.logs import only_from
+from dpps.runs.baselines import ALONE, NO_PRIVACY, Baseline
+from dpps.runs.config import TrainConfig
+from dpps.runs.config_files import from_toml
+from dpps.runs.configured import make_run
+from dpps.runs.deployment import Deployment, Here
+from dpps.runs.options import refuse_idle_training
+from dpps.runs.run import Run
+from dpps.runs.threads import set_threads
+from dpps.runs.torch_distributed import TorchDistributed
+from dpps.transport.rendezvous import Rendezvous, started_distributed
+
+LAUNCHED = "DPPS_LAUNCHED"
+"""Set by `dpps launch` where it tells itself what came out of all processes."""
 
 
 def main(arguments: list[str]) -> int:
     """Train as told; results go to a folder."""
-    arguments, default = _take_config(arguments)
+    arguments, default = take_config(arguments)
     if "--print-config" in arguments:
         arguments.remove("--print-config")
-        print(parse_arguments(arguments, "dpps train", default).to_toml(), end="")
+        print(parse_options(TrainConfig, arguments, "dpps train", default).to_toml(), end="")
         return DONE
-    config = parse_arguments(arguments, "dpps train", default)
-    return _train(config, Site()) if not started_distributed() else _train_together(config)
+    config = parse_options(TrainConfig, arguments, "dpps train", default)
+    refuse_idle_training(arguments, config)
+    return _train(config, Here()) if not started_distributed() else _train_together(config)
 
 
 def _train_together(config: TrainConfig) -> int:
-    """As one of many processes: only rank 0 speaks, unless something fails."""
-    secret = os.environ.get(SECRET, "").encode()
-    cluster = Cluster(Place.from_environment(), config.timeout, secret)
-    if cluster.rank != 0:
+    """As one of many processes. Each tells of its own nodes; of several on one machine only the first shows how far it is."""
+    refuse_together(config)
+    if os.environ.get("LOCAL_RANK", "0") != "0":
         config = dataclasses.replace(config, quiet=True)
+        if LAUNCHED in os.environ:  # the first process has the same to say
+            logging.getLogger().setLevel(logging.ERROR)
+    options = {
+        name: getattr(config, name) for name in ("timeout", "join_timeout", "seeded_noise", "share_metrics")
+    }
     try:
-        return _train(config, Process(cluster.join()))
+        with TorchDistributed.from_environment(**options) as where:
+            return _train(config, where)
     except DppsError as error:
-        cluster.give_up(error)
-        cluster.leave()
-        if cluster.stuck:
-            atexit.register(os._exit, WRONG if isinstance(error, UsageError) else FAILED)
-        raise type(error)(f"rank {cluster.rank}: {error}") from error
+        raise type(error)(f"rank {Rendezvous.from_environment().rank}: {error}") from error
 
 
-def _train(config: TrainConfig, site: Site) -> int:
-    console = Console(highlight=False, soft_wrap=True, quiet=not site.speaks)
-    stop = StopRequested()
-    with Progress(config, console) as progress, stop.listening():
-        job = prepare(config, (progress.after_round, stop.after_round), site)
-        progress.begin(job)
-        try:
-            summary = job.run()
-        except Stopped:
-            _say_stopped(console, job)
+def _train(config: TrainConfig, where: Deployment) -> int:
+    console = plain_console()
+    with Progress(config, console) as progress:
+        config = config.resolved()
+        run = make_run(config, (progress.after_round,), where)
+        with stopped_by_signals(run):
+            run.start(config.epochs)
+            set_threads(run, config.threads)
+            progress.begin(run)
+            run.fit(config.epochs)
+        if run.stopped:
+            _say_stopped(console, run)
             return STOPPED
-    _say_done(console, job, summary)
-    return DONE
+        _write_card(run)
+        # the run itself has warned of what there is to warn of; its baselines need not say it again
+        with only_from(logging.ERROR, logging.getLogger("dpps")):
+            done = not config.baselines or _compare(run, progress)
+    if LAUNCHED not in os.environ:
+        told = {**run.told, "metrics_by_node": run.told["metrics_by_node"] or run.metrics_by_node}
+        private = run.protocol.noise.private
+        say_outcome(console, told, run.out, private_noise=private, voice=run.where.voice)
+    if not done:
+        console.print("stopped before the baselines were done; the run itself is complete")
+    return DONE if done else STOPPED
+
+
+def _write_card(run: Run) -> None:
+    """What a reader must know before using or passing on the models."""
+    from dpps.report import write_card
+
+    assert run.folder is not None
+    write_card(run.folder.path, run.folder.card)
+
+
+def _compare(run: Run, progress: Progress) -> bool:
+    """The baselines go into the summary; false when somebody asked to stop before they were done."""
+    found = {}
+    for name in (NO_PRIVACY, ALONE):
+        baseline = Baseline(run, alone=name == ALONE, callbacks=(progress.after_round,))
+        with stopped_by_signals(baseline):
+            baseline.start(run.epochs)
+            progress.begin(baseline)
+            baseline.fit(run.epochs)
+        if baseline.stopped:
+            return False
+        found[name] = baseline.accuracies()
+    assert run.folder is not None
+    run.told = {**run.told, "baselines": found}
+    run.folder.write_summary(run.told)
+    return True
+
+
+def refuse_together(config: TrainConfig) -> None:
+    """Refuse what several processes cannot do, before any of them is waited for."""
+    if config.baselines:
+        raise UsageError(
+            "--baselines in a run of several processes: they would be messages without noise; use them in a simulation "
+            "(dpps train by itself)"
+        )
 
 
 def read_config(arguments: list[str]) -> TrainConfig:
     """The options are those of dpps train: see dpps train --help."""
-    arguments, default = _take_config(arguments)
-    return parse_arguments(arguments, "dpps train", default)
+    arguments, default = take_config(arguments)
+    return parse_options(TrainConfig, arguments, "dpps train", default)
 
 
-def _take_config(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
+def take_config(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
     """--config FILE gives the defaults; options on the command line win."""
     for k, word in enumerate(arguments):
         if word == "--config":
@@ -79,13 +138,14 @@ def _take_config(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
     return list(arguments), None
 
 
-def _say_stopped(console: Console, job: Job) -> None:
-    done, planned = job.training.learner.state.round, job.training.total_rounds
-    console.print(f"stopped after round {done} of {planned}; everything is in {job.folder}")
-    again = f"dpps train {_again(job.folder)} --resume"
+def _say_stopped(console: Console, run: Run) -> None:
+    assert run.out is not None
+    done, planned, voice = run.state.round, run.plan.count, run.where.voice
+    console.print(f"{voice}stopped after round {done} of {planned}; everything is in {run.out}", markup=False)
+    again = f"dpps train {_again(run.out)} --resume"
     if started_distributed():
         again = "the same command and --resume, for all processes"
-    console.print(f"go on with: {again}", markup=False)
+    console.print(f"{voice}go on with: {again}", markup=False)
 
 
 def _again(folder: Path) -> str:
@@ -93,26 +153,3 @@ def _again(folder: Path) -> str:
 
     words = [w for w in sys.argv[2:] if w not in ("--resume", "--overwrite")]
     return shlex.join(words if "--out" in words else [*words, "--out", str(folder)])
-
-
-def _say_done(console: Console, job: Job, summary: dict[str, object]) -> None:
-    privacy = job.privacy
-    accuracy, own = summary["test_accuracy"], summary["own_accuracy"]
-    if accuracy is not None:
-        console.print(
-            f"accuracy  [bold]{accuracy:.2f} %[/] on the test set, mean over {job.config.nodes} nodes"
-        )
-    if own is not None:
-        console.print(f"          [bold]{own:.2f} %[/] on data of each node's own kind")
-    if privacy.unit == "none":
-        console.print("privacy   [bold red]none[/]: messages were sent without noise")
-    else:
-        epsilon = label(float("inf") if privacy.epsilon is None else privacy.epsilon)
-        console.print(
-            f"privacy   [bold]{epsilon}[/], delta {privacy.delta:g}, unit {privacy.unit}, {summary['rounds']} rounds"
-        )
-        if not job.training.learner.protocol.noise.private:
-            console.print(
-                "          (seeded noise: what a run with --secure-noise would cost; these messages are not private)"
-            )
-    console.print(f"files     {job.folder}")

@@ -13,8 +13,9 @@ import urllib3
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dpps.data.catalog import Source
+from dpps.data.recipe import Source
 from dpps.errors import RunError
+from dpps.logs import only_from
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def fetch(source: Source, folder: Path, progress: bool = True) -> Path:
     failures = []
     for address in source.addresses:
         try:
-            with _quiet_pooch():
+            with only_from(logging.WARNING, pooch.get_logger()):  # the bar and the errors say the same
                 pooch.retrieve(address, source.hash, source.file, folder, downloader=downloader)
         except (requests.RequestException, ValueError) as error:  # ValueError: pooch refused the hash
             log.warning("%s: %s", address, error)
@@ -83,18 +84,6 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-@contextlib.contextmanager
-def _quiet_pooch() -> Iterator[None]:
-    """Silence pooch's own lines; the bar and the errors here say the same once."""
-    logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,6 @@ CIFAR_RECORD = 1 + 3 * 32 * 32
 """A CIFAR-10 record: one label byte, then the red, green and blue planes, each row by row."""
 
 
-def read_bytes(path: Traversable) -> bytes:
-    """The content of a file, decompressed when its name ends in `.gz` or `.xz`."""
-    return unpack(read_raw(path), path)
-
-
 def read_raw(path: Traversable) -> bytes:
     """The file as it is."""
     try:
@@ -52,11 +47,6 @@ def unpack(content: bytes, path: Traversable) -> bytes:
     return content
 
 
-def read_idx(path: Traversable, dimensions: int) -> Bytes:
-    """The values of an IDX file of unsigned bytes."""
-    return parse_idx(read_bytes(path), path, dimensions)
-
-
 def parse_idx(content: bytes, path: Traversable, dimensions: int) -> Bytes:
     """What was read from `path`: magic bytes 0, 0, type, dimensions; big-endian sizes; the values."""
     magic = bytes([0, 0, UBYTE, dimensions])
@@ -77,11 +67,6 @@ def parse_idx(content: bytes, path: Traversable, dimensions: int) -> Bytes:
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def read_cifar(path: Traversable) -> tuple[Bytes, Bytes]:
-    """The images (n, 3, 32, 32) and labels (n,) of a CIFAR-10 binary file."""
-    return parse_cifar(read_bytes(path), path)
-
-
 def parse_cifar(content: bytes, path: Traversable) -> tuple[Bytes, Bytes]:
     """The records in `content`, which was read from `path`."""
     if not content or len(content) % CIFAR_RECORD:
@@ -91,8 +76,3 @@ def parse_cifar(content: bytes, path: Traversable) -> tuple[Bytes, Bytes]:
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
     return records[:, 1:].reshape(-1, *CIFAR_SHAPE), records[:, 0]
-
-
-def write_idx(values: Bytes) -> bytes:
-    """The IDX file of an array of unsigned bytes."""
-    return bytes([0, 0, UBYTE, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.tobytes()

@@ -1,5 +1,11 @@
-"""Each node's own examples from its own folder: `train` and, if wanted, `test`, as .npz or .csv, easily written by hand."""
+"""Each node's own examples from its own folder: `train` and, if wanted, `test`.
 
+With a schema they are tables as people have them; without one, numbers that are ready for a model.
+"""
+
+import hashlib
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpps.data.encoding import encode, encode_inputs, encode_labels
+from dpps.data.images import ImageSchema, labelled_images, unlabelled_images
+from dpps.data.schema import Schema
+from dpps.data.table import ENDINGS, TEXT, Table, as_number, read_table
 from dpps.errors import UsageError
-
-ENDINGS = (".npz", ".csv")
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +26,24 @@ class NodeFiles:
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor] | None
+    columns: tuple[str, ...] | None = None
+    """The names in the first line of a CSV file, where columns are told apart by their place; with a schema by their names."""
+
+
+def check_headers(found: Mapping[Path, tuple[str, ...] | None]) -> None:
+    """Columns are told apart by their place, so all nodes' files must name the same columns in the same order."""
+    named = {folder: names for folder, names in found.items() if names is not None}
+    if not named:
+        return
+    first, expected = next(iter(named.items()))
+    for folder, names in named.items():
+        for place, (own, other) in enumerate(zip(names, expected, strict=True), start=1):
+            if own != other:
+                raise UsageError(
+                    f"--node-data: column {place} is {own!r} in {folder} and {other!r} in {first}: bring the "
+                    "columns of all nodes' "
+                    "files into the same order, under the same names"
+                )
 
 
 def node_folder(template: Path, node: int, alone: bool) -> Path:
@@ -34,15 +60,42 @@ def node_folder(template: Path, node: int, alone: bool) -> Path:
     return Path(str(template).replace("{rank}", str(node)))
 
 
-def read_node(folder: Path, classes: int) -> NodeFiles:
-    """Read a node's folder; every label must lie in 0..classes-1."""
+def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = None) -> NodeFiles:
+    """Read a node's folder.
+
+    Args:
+        folder: where `train` and perhaps `test` are: tables, or folders of images with a sub-folder for every class.
+        classes: every label must lie in 0..classes-1; a schema names its classes itself.
+        schema: how the tables there become numbers.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"--node-data: there is no folder {folder}: make it, or give with --nodes as many as there are folders, "
+            "which are numbered from 0"
+        )
+    if isinstance(schema, ImageSchema):
+        seen_images = labelled_images(folder / "test", schema) if (folder / "test").exists() else None
+        return NodeFiles(labelled_images(folder / "train", schema), seen_images)
     train = _find(folder, "train")
     if train is None:
+        endings = ", ".join(f"train{ending}" for ending in ENDINGS)
+        unread = ", ".join(sorted(path.name for path in folder.glob("[tT]rain*")))
+        hint = f" ({unread} cannot be read: save as CSV UTF-8)" if unread else ""
         raise UsageError(
-            f"--node-data: {folder} holds neither train.npz (arrays x and y) nor train.csv (numbers, the label last)"
+            f"--node-data: {folder} holds none of {endings}: put the node's examples there{hint}"
         )
     test = _find(folder, "test")
-    return NodeFiles(_read(train, classes), None if test is None else _read(test, classes))
+    if schema is not None:
+        return NodeFiles(_encoded(train, schema), None if test is None else _encoded(test, schema))
+    (own, columns), seen = _read(train, classes), None
+    if test is not None:
+        seen, others = _read(test, classes)
+        check_headers({train: columns, test: others})
+    return NodeFiles(own, seen, columns)
+
+
+def _encoded(path: Path, schema: Schema) -> tuple[Tensor, Tensor]:
+    return encode(read_table(path), schema)
 
 
 def _find(folder: Path, part: str) -> Path | None:
@@ -52,11 +105,101 @@ def _find(folder: Path, part: str) -> Path | None:
     return found[0] if found else None
 
 
-def _read(path: Path, classes: int) -> tuple[Tensor, Tensor]:
-    x, y = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
+def _read(path: Path, classes: int) -> tuple[tuple[Tensor, Tensor], tuple[str, ...] | None]:
+    """Inputs and labels as they stand there, and the names of the columns."""
+    if path.suffix == ".npz":
+        (x, found), columns = _read_npz(path), None
+        assert found is not None
+        y = found
+    else:
+        x, y, columns = _numbers(read_table(path, headed=None if path.suffix in TEXT else True))
     if len(x) != len(y) or not len(y):
         raise UsageError(
             f"{path} has {len(x)} examples and {len(y)} labels: give one label each, and one or more"
+        )
+    inputs = _as_inputs(path, x)
+    labels = torch.from_numpy(np.asarray(y, dtype=np.int64))
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise UsageError(
+            f"{path}: labels run from {int(labels.min())} to {int(labels.max())}, with --classes {classes} "
+            f"they must lie in 0 to {classes - 1}"
+        )
+    return (inputs, labels), columns
+
+
+def read_examples(
+    path: Path,
+    width: int,
+    *,
+    labelled: bool,
+    columns: Sequence[str] | None = None,
+    schema: Schema | ImageSchema | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The examples in one file, for a model that is trained, and their labels (None unless `labelled`).
+
+    Args:
+        path: as `train` and `test` in a node's folder; without a schema the label may be left out where it is not asked for.
+        width: how many numbers the model reads of one example of a table without a schema.
+        labelled: whether labels are asked for; otherwise they are not looked at.
+        columns: what the columns were called in training, the label last, where they are told apart by their place.
+        schema: how tables became numbers in training.
+    """
+    if isinstance(schema, ImageSchema):
+        return labelled_images(path, schema) if labelled else (unlabelled_images(path, schema), None)
+    if schema is not None:
+        table = read_table(path)
+        return encode_inputs(table, schema), encode_labels(table, schema) if labelled else None
+    if path.suffix == ".npz":
+        x, y = _read_npz(path, ("x", "y") if labelled else ("x",))
+    else:
+        x, y = _read_places(path, width, labelled, columns)
+    inputs = _as_inputs(path, x)
+    if y is not None and len(y) != len(x):
+        raise UsageError(f"{path} has {len(x)} examples and {len(y)} labels: give one label each")
+    return inputs, None if y is None else torch.from_numpy(y)
+
+
+def _read_places(
+    path: Path, width: int, labelled: bool, columns: Sequence[str] | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """A table whose columns are told apart by their place: where it names them, the names must be those of training."""
+    table = read_table(path, headed=None if path.suffix in TEXT else True)
+    if len(table.names) != width + 1 and (labelled or len(table.names) != width):
+        label = "and the label behind them" if labelled else "with or without the label behind them"
+        raise UsageError(f"{path} has {len(table.names)} columns: the model reads {width}, {label}")
+    for place, own in enumerate(table.names if table.headed and columns else (), start=1):
+        if own != (known := columns[place - 1] if columns else own):
+            raise UsageError(
+                f"{path}: column {place} is {own!r} and was {known!r} in training: bring the columns into that order"
+            )
+    values = _values(table, len(table.names) if labelled else width)
+    return values[:, :width], _whole(path, values[:, -1]) if labelled else None
+
+
+def hold_out_own(
+    x: Tensor, labels: Tensor, part: float, seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """About this part of a node's own examples is kept back for testing: (for training), (kept back).
+
+    Where an example goes depends on its own content and the public seed alone, so one example more or less moves no other one:
+    otherwise what is promised for one example would not hold.
+    """
+    kept = torch.tensor(
+        [_chance(seed, example, label) < part for example, label in zip(x, labels, strict=True)]
+    )
+    return (x[~kept], labels[~kept]), (x[kept], labels[kept])
+
+
+def _chance(seed: int, example: Tensor, label: Tensor) -> float:
+    """Between 0 and 1, the same for equal examples."""
+    content = b"|".join((str(seed).encode(), example.numpy().tobytes(), str(int(label)).encode()))
+    return int.from_bytes(hashlib.sha256(content).digest()[:8]) / 2**64
+
+
+def _as_inputs(path: Path, x: np.ndarray) -> Tensor:
+    if x.dtype.kind not in "biuf" or x.ndim < 2 or not x.size:
+        raise UsageError(
+            f"{path}: the inputs are {x.dtype} of shape {x.shape}: numbers are needed, one example or more, examples first"
         )
     inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     if x.dtype == np.uint8:  # images as bytes
@@ -64,48 +207,43 @@ def _read(path: Path, classes: int) -> tuple[Tensor, Tensor]:
     bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1)) if x.dtype.kind == "f" else np.empty(0)
     if bad.size:
         raise UsageError(f"{path}: example {int(bad[0])} holds NaN or infinity: repair or leave it out")
-    labels = torch.from_numpy(np.asarray(y, dtype=np.int64))
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
-        raise UsageError(
-            f"{path}: labels run from {int(labels.min())} to {int(labels.max())}, with --classes {classes} they must lie in 0 to {classes - 1}"
-        )
-    return inputs, labels
+    return inputs
 
 
-def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_npz(path: Path, names: Sequence[str] = ("x", "y")) -> tuple[np.ndarray, np.ndarray | None]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            missing = [name for name in ("x", "y") if name not in arrays]
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            missing = [name for name in names if name not in arrays]
             if missing:
                 raise UsageError(
                     f"{path} has no array {missing[0]!r}: save with numpy.savez(path, x=inputs, y=labels)"
                 )
-            return arrays["x"], _whole(path, arrays["y"])
-    except (OSError, ValueError, KeyError) as error:
+            return arrays["x"], _whole(path, arrays["y"]) if "y" in names else None
+    except (OSError, TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} is no .npz file of numbers: {error}") from error
 
 
-def _read_csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers separated by commas, one example a line, the label last; a first line of names is passed over."""
-    try:
-        lines = path.read_text().splitlines()
-        names = bool(lines) and not _numeric(lines[0])
-        table = np.loadtxt(lines[names:], delimiter=",", dtype=np.float64, ndmin=2)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is no table of numbers: {error}") from error
-    if table.shape[1] < 2:
-        raise UsageError(f"{path} has {table.shape[1]} column: at least one input and the label are needed")
-    return table[:, :-1], _whole(path, table[:, -1])
+def _numbers(table: Table) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
+    """A table of numbers alone, the label last."""
+    values = _values(table, len(table.names))
+    return values[:, :-1], _whole(table.path, values[:, -1]), table.names if table.headed else None
 
 
-def _numeric(line: str) -> bool:
-    try:
-        [float(cell) for cell in line.split(",")]
-    except ValueError:
-        return False
-    return True
+def _values(table: Table, width: int) -> np.ndarray:
+    """The numbers in the first `width` columns."""
+    values = np.empty((len(table.rows), width))
+    for k, row in enumerate(table.rows):
+        for place, cell in enumerate(row[:width]):
+            number = as_number(cell, table.separator)
+            if number is None:
+                raise UsageError(
+                    f"{table.place(k, place)} is {cell!r}, no number: for texts, categories and missing values write a schema "
+                    f"(dpps data describe {table.path} --label COLUMN --out schema.toml) and give --schema instead of --classes"
+                )
+            values[k, place] = number
+    return values
 
 
 def _whole(path: Path, y: np.ndarray) -> np.ndarray:

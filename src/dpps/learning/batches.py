@@ -1,27 +1,38 @@
 """Each node's own examples, and which of them a round uses."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from dpps.data import Images
 from dpps.errors import UsageError
-from dpps.keystream import Keystream
-from dpps.streams import SAMPLING, Streams
+from dpps.frozen import Frozen
+from dpps.learning.engines.calling import move, tensors_in
+from dpps.noise.keystream import Keystream
+from dpps.noise.streams import SAMPLING, Streams
+
+log = logging.getLogger(__name__)
 
 
 class NodeData:
     """The examples of the nodes held here, one data set per node.
 
     `TensorDataset`s, and `Images` (as bytes, until a batch is read), are kept as one tensor, so a batch of all nodes is one
-    read; any other map-style data set is asked item by item.
+    read (half precision becomes float32 then); any other map-style data set is asked item by item; its inputs
+    may be tensors in a tuple or a dictionary.
     """
+
+    hides_failures = False
+    """Whether an example that cannot be read is left out: stopping because of one would tell of it."""
 
     def __init__(self, datasets: Sequence[Dataset[Any]], device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -31,6 +42,7 @@ class NodeData:
         self._tensors: tuple[Tensor, Tensor] | None = None
         self._images: Images | None = None
         self._memory = torch.empty(0)
+        self._first: dict[int, Any] = {}
         images = [d for d in self.datasets if isinstance(d, Images)]
         plain = [d.tensors for d in self.datasets if isinstance(d, TensorDataset) and len(d.tensors) == 2]
         if (
@@ -46,16 +58,20 @@ class NodeData:
         self._tensors = _join(inputs).to(self.device), _join(targets).to(self.device)
 
     def _read(self, x: Tensor) -> Tensor:
-        """What a model reads. Images are prepared in memory that the next batch uses again: fresh pages cost more than the work."""
-        if self._images is None:
+        """What a model reads. Images are prepared in memory that the next batch uses again:
+        fresh pages cost more than the work."""
+        if self._images is None and x.dtype != torch.float16:
             return x
-        size = prod(x.shape[:-3]) * prod(self._images.shape)
+        size = x.numel() if self._images is None else prod(x.shape[:-3]) * prod(self._images.shape)
         if self._memory.numel() < size:
             self._memory = torch.empty(size, device=x.device)
+        if self._images is None:  # features are kept in half precision
+            return self._memory[:size].view(x.shape).copy_(x)
         return self._images.prepared(x, self._memory)
 
     def slice(self, first: int, count: int) -> tuple[Any, Any]:
-        """Examples first..first+count-1 of every node, without a copy where all nodes hold equally many. Valid until the next batch."""
+        """Examples first..first+count-1 of every node, without a copy where all nodes hold equally many.
+        Valid until the next batch."""
         if self._tensors is not None and len(set(self.sizes)) == 1:
             x, t = (part.view(len(self.sizes), self.sizes[0], *part.shape[1:]) for part in self._tensors)
             return self._read(x[:, first : first + count]), t[:, first : first + count]
@@ -63,18 +79,63 @@ class NodeData:
 
     def take(self, index: np.ndarray) -> tuple[Any, Any]:
         """Examples index[k] of the k-th node; index is (nodes, batch). Valid until the next batch."""
+        return self.read(index)[:2]
+
+    def read(self, index: np.ndarray) -> tuple[Any, Any, np.ndarray | None]:
+        """The same, and which of them could be read where some could not: their node's first example stands for those."""
         if self._tensors is not None:
             flat = torch.from_numpy(index + self._starts[:, None]).to(self.device)
             x, t = (torch.index_select(part, 0, flat.flatten()) for part in self._tensors)
-            return self._read(x.view(*index.shape, *x.shape[1:])), t.view(*index.shape, *t.shape[1:])
-        items = [
-            default_collate([d[int(i)] for i in row]) for d, row in zip(self.datasets, index, strict=True)
-        ]
-        return tuple(torch.stack([item[part] for item in items]).to(self.device) for part in (0, 1))  # type: ignore[return-value]
+            return self._read(x.view(*index.shape, *x.shape[1:])), t.view(*index.shape, *t.shape[1:]), None
+        batches = [self._batch(k, chosen) for k, chosen in enumerate(index)]
+        x, t = (
+            tree_map(lambda *of_nodes: torch.stack(of_nodes), *(batch[part] for batch, _ in batches))
+            for part in (0, 1)
+        )
+        readable = np.stack([good for _, good in batches])
+        return move(x, self.device), move(t, self.device), None if readable.all() else readable
+
+    def _batch(self, k: int, chosen: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Examples of the k-th node, and which of them could be read."""
+        dataset, all_of_them = self.datasets[k], np.ones(len(chosen), dtype=np.bool_)
+        if not self.hides_failures:
+            return default_collate([dataset[int(i)] for i in chosen]), all_of_them
+        first = self._first[k] = self._first.get(k) or default_collate([dataset[0]])
+        with suppress(Exception):  # somebody's own data set may raise anything: one by one then
+            batch = default_collate([dataset[int(i)] for i in chosen])
+            if _kind(batch) == _kind(first):
+                return batch, all_of_them
+        found = [self._alone(k, int(i)) for i in chosen]
+        batch = tree_map(lambda *parts: torch.cat(parts), *(first if one is None else one for one in found))
+        return batch, np.array([one is not None for one in found])
+
+    def _alone(self, k: int, i: int) -> Any:
+        """One example as a batch; None if it cannot be read, or is not of the kind of the others."""
+        try:
+            one = default_collate([self.datasets[k][i]])
+            if _kind(one) == _kind(self._first[k]):
+                return one
+            error: object = "it has another shape or type than the others"
+        except Exception as reason:  # noqa: BLE001 - as above
+            error = reason
+        log.warning("example %d of data set %d of those held here teaches nothing: %s", i, k, error)
+        return None
+
+
+def _kind(batch: Any) -> list[tuple[Any, torch.dtype]]:
+    """Shapes and types of one example."""
+    return [(part.shape[1:], part.dtype) for part in tensors_in(batch)]
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     """The parts behind each other; no copy when they already lie so in one tensor."""
+    shapes = {tuple(part.shape[1:]): k for k, part in reversed(list(enumerate(parts)))}
+    if len(shapes) > 1:
+        (one, first), (other, second) = sorted(shapes.items(), key=lambda found: found[1])[:2]
+        raise UsageError(
+            f"data set {second} of those held here has examples (or targets) of shape {other} and data set {first} of shape {one}: "
+            "all nodes need the same number of features"
+        )
     whole = parts[0]._base
     if (
         whole is not None
@@ -88,8 +149,10 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-class Sampler(ABC):
+class Sampler(Frozen, ABC):
     """Which examples a round uses."""
+
+    fixed = frozenset({"data", "batch_size", "rows", "rates", "_source"})
 
     @abstractmethod
     def batch(self, round_: int) -> tuple[Any, Any, Tensor | None]:
@@ -120,15 +183,18 @@ class Cyclic(Sampler):
 
 
 class Poisson(Sampler):
-    """Every example joins a round independently with probability batch_size / n_i: what amplification by sampling needs.
+    """Every example joins a round independently with its node's rate: what amplification by sampling needs.
 
     Args:
+        rates: one per node held here. They follow from the *declared* sizes: with batch_size / (actual size), one example
+            more would change how often all the others are drawn.
         source: a seed (simulation and tests), or a keystream: who can foretell the batches gains more than was accounted for.
     """
 
-    def __init__(self, data: NodeData, rows: Sequence[int], batch_size: int, source: int | Keystream) -> None:
-        self.data, self.rows = data, rows
-        self.rates = [min(1.0, batch_size / n) for n in data.sizes]
+    def __init__(
+        self, data: NodeData, rows: Sequence[int], rates: Sequence[float], source: int | Keystream
+    ) -> None:
+        self.data, self.rows, self.rates = data, rows, tuple(rates)
         self._source = Streams(source, SAMPLING) if isinstance(source, int) else source
 
     def _joins(self, row: int, round_: int, n: int, q: float) -> np.ndarray:
@@ -146,4 +212,7 @@ class Poisson(Sampler):
         for k, c in enumerate(chosen):
             index[k, : len(c)] = c
             mask[k, : len(c)] = True
-        return *self.data.take(index), mask.to(self.data.device)
+        x, target, readable = self.data.read(index)
+        if readable is not None:
+            mask &= torch.from_numpy(readable)
+        return x, target, mask.to(self.data.device)

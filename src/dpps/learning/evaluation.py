@@ -1,34 +1,147 @@
 """How good the models are: the paper's way, and each node on its own kind of data."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from dpps.learning.gradients import Engine
+from dpps.errors import UsageError
+from dpps.learning.engines.calling import FAILURES, pick
+from dpps.learning.engines.gradients import Engine
+from dpps.learning.metrics import ClassRow, Metric, per_class
+
+log = logging.getLogger(__name__)
+
+Inputs = Any
+"""Of a batch: a tensor, or tensors in a tuple or a dictionary, the examples first."""
+
+_Found = TypeVar("_Found")
+
+EVALUATED = 64
+"""Nodes whose models are evaluated at once, and of a larger network those after every epoch that is not the last."""
 
 
-def accuracies(engine: Engine, s: Tensor, l: Tensor, x: Tensor, labels: Tensor) -> list[float]:
+def unless_it_fails(measure: Callable[[], _Found], otherwise: _Found, *, hidden: bool) -> _Found:
+    """What is measured on a node's own examples.
+
+    Args:
+        measure: measures it.
+        otherwise: what is said where the model fails on one of the examples and that is hidden.
+        hidden: whether nobody is to hear of a node's data, so that a run must not stop because of it.
+    """
+    try:
+        return measure()
+    except FAILURES as error:
+        if not hidden or isinstance(error, UsageError):
+            raise
+        log.warning("not measured: the model failed on an example (%s: %s)", type(error).__name__, error)
+        return otherwise
+
+
+def accuracies(engine: Engine, s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> list[float]:
     """The paper's evaluation: the averaged s with each node's own l on the whole test set; percent, one per node."""
+    if not l.shape[1] and not engine.state():  # all nodes have the same model
+        return [accuracy_of(engine, 0, s, l[0], x, labels)] * len(l)
+    if len(l) > EVALUATED and not engine.state():  # many nodes at once would leave room for few examples
+        parts = (l[first : first + EVALUATED] for first in range(0, len(l), EVALUATED))
+        return [found for part in parts for found in accuracies(engine, s, part, x, labels)]
     right = torch.zeros(len(l), device=labels.device)
-    for first in range(0, len(x), engine.at_once):
+    for first in range(0, len(labels), engine.at_once):
         part = slice(first, first + engine.at_once)
-        right += (engine.outputs(s, l, x[part]).argmax(-1) == labels[part]).sum(1)
+        right += (engine.outputs(s, l, pick(x, part)).argmax(-1) == labels[part]).sum(1)
     return (100 * right / len(labels)).tolist()
+
+
+def spread_evenly(count: int) -> list[int]:
+    """Which of so many nodes are evaluated while a run goes on: all of a small network, `EVALUATED` of a large one, by their
+    places alone."""
+    if count <= EVALUATED:
+        return list(range(count))
+    return [k * count // EVALUATED for k in range(EVALUATED)]
+
+
+def accuracies_of_some(engine: Engine, s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> list[float]:
+    """The same of the nodes that `spread_evenly` chooses: a thousand local parts on a whole test set take
+    longer than an epoch."""
+    chosen = spread_evenly(len(l))
+    if not engine.state():
+        return accuracies(engine, s, l[chosen], x, labels)
+    return [accuracy_of(engine, k, s, l[k], x, labels) for k in chosen]
 
 
 def own_accuracies(
     engine: Engine,
     s: Tensor,
     l: Tensor,
-    held_out: Sequence[tuple[Tensor, Tensor]],
+    held_out: Sequence[tuple[Inputs, Tensor]],
 ) -> list[float]:
     """Every node on examples held out of its own data (`held_out[k]` belongs to the k-th row): what local heads are for."""
-    result = []
-    for k, (x, labels) in enumerate(held_out):
-        right = 0
-        for first in range(0, len(x), engine.at_once):
-            part = slice(first, first + engine.at_once)
-            right += int((engine.outputs_of(k, s, l[k], x[part]).argmax(-1) == labels[part]).sum())
-        result.append(100 * right / len(labels))
-    return result
+    return [accuracy_of(engine, k, s, l[k], *examples) for k, examples in enumerate(held_out)]
+
+
+def accuracy_of(engine: Engine, k: int, s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> float:
+    """Percent right of the k-th node held here, with this s and this l."""
+    right = 0
+    for first in range(0, len(labels), engine.at_once):
+        part = slice(first, first + engine.at_once)
+        right += int((engine.outputs_of(k, s, l, pick(x, part)).argmax(-1) == labels[part]).sum())
+    return 100 * right / len(labels)
+
+
+def are_classes(targets: Any) -> bool:
+    """Whether targets are class numbers, one for each example, so that there is an accuracy."""
+    return isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point()
+
+
+def outputs_of(engine: Engine, k: int, s: Tensor, l: Tensor, x: Inputs, count: int) -> Tensor:
+    """What the k-th node held here answers to all `count` examples."""
+    starts = range(0, count, engine.at_once)
+    parts = [engine.outputs_of(k, s, l, pick(x, slice(a, a + engine.at_once))) for a in starts]
+    return torch.cat(parts)
+
+
+def by_class(
+    engine: Engine, s: Tensor, l: Tensor, sets: Sequence[tuple[Inputs, Tensor]]
+) -> list[ClassRow] | None:
+    """A row for every class, all nodes' answers to `sets[k]` counted together; None where outputs are no classes."""
+    tables = []
+    for k, (x, targets) in enumerate(sets):
+        outputs = outputs_of(engine, k, s, l[k], x, len(targets))
+        if outputs.ndim != 2:
+            return None
+        tables.append(per_class(outputs, targets))
+    return [ClassRow.together(rows) for rows in zip(*tables, strict=True)]
+
+
+def measured(
+    engine: Engine,
+    s: Tensor,
+    l: Tensor,
+    metrics: Mapping[str, Metric],
+    told: set[tuple[str, int]],
+    sets: Sequence[tuple[Inputs, Tensor]],
+) -> dict[str, list[float | None]]:
+    """Every metric of each node's model (the averaged s with its own l) on `sets[k]`; None where it is not defined or fails.
+
+    Args:
+        engine: computes outputs.
+        s: the averaged shared parameters.
+        l: a row of local parameters for every node held here.
+        metrics: by their names.
+        told: the metrics and nodes for which a failure was logged; more are added.
+        sets: (inputs, targets) of every node held here.
+    """
+    found: dict[str, list[float | None]] = {name: [] for name in metrics}
+    for k, (x, targets) in enumerate(sets):
+        outputs = outputs_of(engine, k, s, l[k], x, len(targets))
+        for name, metric in metrics.items():
+            try:
+                found[name].append(float(metric(outputs, targets)))
+            except Exception as error:  # noqa: BLE001 - nor is a run lost for a metric, nor may it end by what a node holds
+                if (name, k) not in told:
+                    log.warning("metric %s of node %d of those held here: %s", name, k, error)
+                told.add((name, k))
+                found[name].append(None)
+    return found

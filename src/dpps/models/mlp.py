@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dpps.errors import UsageError
+from dpps.models.named import MODELS, Fitting, NamedModel
 from dpps.models.stages import Staged
 
 
@@ -80,3 +81,31 @@ class MLPResidual(Staged):
             x, h = x
             return x + torch.tanh(self.layer2(h))
         return torch.tanh(self.layer3(x))
+
+
+_LAYERS = {"1": ("layer1",), "2": ("layer1", "layer2"), "all": ("layer1", "layer2", "layer3")}
+HIDDEN = 10  # the width of the first layer
+
+
+@MODELS.register("mlp")
+class NamedMLP(NamedModel):
+    """Takes the flattened example of n values: (n, 10, n, classes)."""
+
+    shared = _LAYERS
+
+    @classmethod
+    def fit(cls, to: Fitting) -> nn.Module:
+        return MLP((to.values, HIDDEN, to.values, to.classes))
+
+
+@MODELS.register("mlp-residual")
+class NamedMLPResidual(NamedModel):
+    """(n, classes, n, classes), because its sum needs equal widths. The residual connection is where the authors had it: beside
+    layers 2 and 3 if layer1 alone is shared, else beside layers 1 and 2, so also for "all"."""
+
+    shared = _LAYERS
+
+    @classmethod
+    def fit(cls, to: Fitting) -> nn.Module:
+        only_first = all(prefix.split(".")[0] == "layer1" for prefix in to.prefixes)
+        return MLPResidual(1 if only_first else 2, to.values, to.classes)

@@ -1,12 +1,13 @@
 """ResNet-18 (He et al. 2016) with torchvision's layout and parameter names, so that its weight files load."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dpps.errors import unknown
+from dpps.models.named import MODELS, Fitting, NamedModel, Shared
 from dpps.models.stages import Staged
 
 GROUPS = 32  # the number of groups Wu and He (2018) propose for GroupNorm; divides every width of ResNet-18
@@ -117,3 +118,20 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> Conv:
 
 def _norm(width: int, norm: str) -> nn.Module:
     return nn.BatchNorm2d(width) if norm == "batch" else nn.GroupNorm(GROUPS, width)
+
+
+@MODELS.register("resnet18")
+class NamedResNet18(NamedModel):
+    """For images of any size; the norm can be chosen."""
+
+    has_norm = True
+    shared: ClassVar[Shared] = {
+        "1": ("conv1", "bn1", "layer1"),
+        "2": ("conv1", "bn1", "layer1", "layer2"),
+        "all": ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"),
+    }
+
+    @classmethod
+    def fit(cls, to: Fitting) -> nn.Module:
+        channels, _, _ = to.image("resnet18")
+        return ResNet18(to.classes, channels, to.norm)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dpps.errors import UsageError
+from dpps.models.swapping import swapped
 
 ELEMENTWISE = (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LeakyReLU, nn.ELU)
 """Activations that look at one number at a time, draw nothing and keep nothing."""
@@ -74,23 +74,12 @@ def run_stages(model: nn.Module, x: Any, first: int = 0, last: int | None = None
 def call_stages(
     model: nn.Module, tensors: Mapping[str, Tensor], x: Any, first: int = 0, last: int | None = None
 ) -> Any:
-    """`run_stages` with the given parameters and buffers in place of the model's own, as `functional_call`.
+    """`run_stages` with the given parameters and buffers in place of the model's own.
 
     Names left out keep the model's values, so a caller may pass only those of the stages it runs.
     """
-    renamed = {f"model.{name}": tensor for name, tensor in tensors.items()}
-    return functional_call(_Runner(model), renamed, (x, first, last))
-
-
-class _Runner(nn.Module):
-    """Makes `run_stages` the forward pass, the only method `functional_call` can call."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Any, first: int, last: int | None) -> Any:
-        return run_stages(self.model, x, first, last)
+    with swapped(model, tensors):
+        return run_stages(model, x, first, last)
 
 
 def _stage_names(model: nn.Module) -> tuple[tuple[str, ...], ...] | None:

@@ -1,13 +1,14 @@
 """Vision transformer (Dosovitskiy et al. 2021), with torchvision's parameter names and initialisation."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dpps.errors import UsageError
+from dpps.models.named import MODELS, Fitting, NamedModel, Shared
 from dpps.models.stages import Staged
 
 
@@ -142,3 +143,27 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(linear.weight)
     nn.init.normal_(linear.bias, std=1e-6)
     return linear
+
+
+PATCH = 4
+"""Pixels of a patch's side."""
+
+
+@MODELS.register("vit")
+class NamedViT(NamedModel):
+    """For square images that patches cover."""
+
+    shared: ClassVar[Shared] = {
+        "1": ("class_token", "conv_proj"),
+        "2": ("class_token", "conv_proj", "encoder"),
+        "all": ("class_token", "conv_proj", "encoder", "heads"),
+    }
+
+    @classmethod
+    def fit(cls, to: Fitting) -> nn.Module:
+        channels, height, width = to.image("vit")
+        if height != width or height % PATCH:
+            raise UsageError(
+                f"vit needs square images whose side is a multiple of {PATCH}, not {height}x{width}: use resnet18"
+            )
+        return ViT(image=height, patch=PATCH, classes=to.classes, channels=channels, dropout=to.dropout)

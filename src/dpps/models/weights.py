@@ -1,6 +1,6 @@
 """Start a model from a weight file: a state dict saved by torch, or a safetensors file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -10,24 +10,24 @@ from torch import Tensor, nn
 from dpps.errors import UsageError
 
 LISTED = 8  # misfits named in an error before "and N more"
+HEADS = ("fc", "heads.head")
+"""Classification heads. One with other shapes in the file, such as ImageNet's 1000 classes, is left as it is."""
 
 
-def load_weights(model: nn.Module, file: str | Path, skip: Sequence[str] = ("fc", "heads.head")) -> list[str]:
+def load_weights(model: nn.Module, file: str | Path) -> list[str]:
     """Copy the tensors of a weight file into the model, in place, after comparing every name and shape.
 
     Nothing is copied unless everything fits. BatchNorm's batch counter may be missing, as old files lack it.
 
     Args:
-        model: the model; its own values remain where the file is skipped.
+        model: the model; of `HEADS` its own values may remain.
         file: read with safetensors if named `*.safetensors`, else as a torch file (tensors only, no code).
-        skip: the classification heads. One with other shapes in the file, such as ImageNet's 1000 classes, is
-            left as it is.
 
     Returns:
         The names left as they are because the file's head has other shapes.
     """
     tensors, state = _read(Path(file)), model.state_dict()
-    skipped = _other_heads(tensors, state, skip)
+    skipped = _other_heads(tensors, state)
     misfits = _misfits(tensors, state, set(skipped))
     if misfits:
         listed = [
@@ -77,11 +77,9 @@ def _unreadable(file: Path, error: Exception) -> UsageError:
     )
 
 
-def _other_heads(
-    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], skip: Sequence[str]
-) -> list[str]:
+def _other_heads(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
     """The names of heads with another shape in the file; a head is skipped whole, never half."""
-    heads = [[name for name in state if name.startswith(f"{head}.") and name in tensors] for head in skip]
+    heads = [[name for name in state if name.startswith(f"{head}.") and name in tensors] for head in HEADS]
     return [name for head in heads if any(tensors[n].shape != state[n].shape for n in head) for name in head]
 
 

@@ -1,8 +1,8 @@
 """Section V-D, table "The Final Test Accuracy (%)": four algorithms, b = 1, 2, 3 and none, four graphs, three model/data pairs.
 
-The noise is calibrated to the real sensitivity, as in the paper. The synchronisation period is not in the paper; `periods` compares
-several for the MLP. ResNet-18 and ViT start from random weights here (the authors' from pretrained ones) and run for two epochs, the
-ViT on a part of the data. PEDFL is our reading of it: no code was published.
+The noise is calibrated to the real sensitivity, as in the paper. The synchronisation period is not in the
+paper; `periods` compares several for the MLP. ResNet-18 and ViT start from random weights here (the authors'
+from pretrained ones) and run for two epochs, the ViT on a part of the data. PEDFL is our reading of it: no code was published.
 """
 
 from collections.abc import Iterator, Mapping
@@ -284,11 +284,11 @@ def improvement(grid: Grid, first: str, second: str) -> float | None:
     return 100 * (sum(a) / sum(b) - 1) if a and len(a) == len(b) else None
 
 
-def wins(grid: Grid, algorithm: str = "PartPSP-1") -> str:
-    """In how many (b, model, topology) it is ahead of all others."""
+def wins(grid: Grid) -> str:
+    """In how many (b, model, topology) PartPSP-1 is ahead of all others."""
     places = {key[1:] for key in grid}
     best = [max((v, key[0]) for key, v in grid.items() if key[1:] == place)[1] for place in places]
-    return f"{best.count(algorithm)} of {len(places)}"
+    return f"{best.count('PartPSP-1')} of {len(places)}"
 
 
 def _draw(ours: Mapping[Entry, float], results: Mapping[Cell, Result], scope: Scope) -> Any:

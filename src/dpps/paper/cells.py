@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from dpps import data, models
-from dpps.config import TrainConfig
 from dpps.errors import RunError
+from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.evaluation import accuracies
-from dpps.learning.training import Run
 from dpps.privacy.statement import finite_or_none
+from dpps.runs.config import TrainConfig
+from dpps.runs.configured import deal
+from dpps.runs.run import Run
 from dpps.sensitivity import Certified
-from dpps.simulation import deal
 from dpps.version import versions
 
 #: Seconds of one node and round on one core, roughly: what the order of cost between models is.
@@ -82,7 +83,7 @@ class Cell:
         """The same as options of `dpps train`."""
         known = {f.name for f in dataclasses.fields(TrainConfig)}
         settings = {k: v for k, v in dataclasses.asdict(self).items() if k in known}
-        known_anyway = self.sensitivity == "oracle" or self.algorithm == "pedfl"
+        known_anyway = self.sensitivity == "oracle" or bool(ALGORITHMS[self.algorithm].own_sensitivity)
         track = self.track and self.unit == "node-swap" and not known_anyway
         return TrainConfig(**settings, track_real=track, quiet=True).resolved()
 
@@ -108,27 +109,36 @@ def _train(cell: Cell, data_dir: Path | None) -> tuple[Run, float | None]:
     config, dataset = cell.config(), _part(_load(cell.data, data_dir), cell.examples)
     node_sets, _, _ = deal(dataset, config)
     torch.manual_seed(cell.seed)
-    model, prefixes = models.build(cell.model, config.shared_names(), dataset.train.shape, dataset.classes)
-    algorithm = config.algorithm_object(model, prefixes, None)
-    if cell.certified:
-        algorithm.watch = {"certified": Certified()}
+    algorithm = ALGORITHMS[cell.algorithm]
+    layers = algorithm.shares(cell.shared)
+    model, prefixes = models.build(cell.model, layers, dataset.train.shape, dataset.classes)
+    run = Run(
+        algorithm(model, prefixes, **config.rates()),
+        node_sets,
+        topology=config.network(),
+        privacy=config.privacy(),
+        sync_every=config.sync_every,
+        seed=config.seed,
+        watch={"certified": Certified()} if cell.certified else None,
+        track_real=config.track_real,
+    )
     begun = time.process_time()
-    finished = algorithm.fit(node_sets, epochs=cell.epochs)
+    finished = run.fit(epochs=cell.epochs)
     finished.seconds["processor"] = time.process_time() - begun  # other programs on the machine do not count
     return finished, _accuracy(finished, dataset.test, cell.tests)
 
 
-def _accuracy(finished: Run, test: data.Images, count: int | None) -> float | None:
+def _accuracy(finished: Run, test: data.Images | data.FeatureSet, count: int | None) -> float | None:
     """Percent: the averaged s with each node's own l, mean over nodes, once at the end."""
     if count == 0:
         return None
     few = slice(0, count)
     x, labels = test.inputs(few), test.labels[few]
-    return fmean(accuracies(finished.learner.engine, finished.shared, finished.local, x, labels))
+    return fmean(accuracies(finished.nodes.engine, finished.shared, finished.local, x, labels))
 
 
 def _summary(cell: Cell, finished: Run, accuracy: float | None) -> dict[str, Any]:
-    logs, learner = finished.rounds, finished.learner
+    logs, partition = finished.log, finished.algorithm.partition
     privacy = finished.privacy
     # With the real sensitivity in use, what was used is what was real.
     real = [log.real if log.real is not None else log.estimated for log in logs]
@@ -136,8 +146,8 @@ def _summary(cell: Cell, finished: Run, accuracy: float | None) -> dict[str, Any
     return {
         "accuracy": accuracy,
         "rounds": len(logs),
-        "shared_parameters": learner.partition.shared_size,
-        "parameters": learner.partition.shared_size + learner.partition.local_size,
+        "shared_parameters": partition.shared_size,
+        "parameters": partition.shared_size + partition.local_size,
         "real": [_short(v) for v in real] if known else [],
         "estimated": [_short(log.estimated) for log in logs] if known else [],
         "certified": [_short(log.watched.get("certified")) for log in logs] if cell.certified else [],
@@ -162,7 +172,8 @@ def _load(name: str, data_dir: Path | None) -> data.DataSet:
     return dataclasses.replace(dataset, train=_repeated(dataset.train), test=_repeated(dataset.test))
 
 
-def _repeated(images: data.Images) -> data.Images:
+def _repeated(images: data.Images | data.FeatureSet) -> data.Images:
+    assert isinstance(images, data.Images)
     channels = images.shape[0]
     return dataclasses.replace(images, pixels=images.pixels.expand(-1, channels, -1, -1).contiguous())
 
@@ -170,6 +181,7 @@ def _repeated(images: data.Images) -> data.Images:
 def _part(dataset: data.DataSet, examples: int | None) -> data.DataSet:
     if examples is None:
         return dataset
+    assert isinstance(dataset.train, data.Images)
     train = dataclasses.replace(
         dataset.train, pixels=dataset.train.pixels[:examples], labels=dataset.train.labels[:examples]
     )

@@ -10,6 +10,17 @@ from dpps.paper.scope import Scope
 
 TITLE = "Mean real sensitivity against shared layers and connectivity (Section V-C)"
 LAYERS = {"1": 1, "2": 2, "all": 3}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp-residual",
+    "sensitivity": "paper",
+    "c_prime": 0.95,
+    "decay": 0.55,
+    "clip": 200.0,
+    "sync_every": 4,
+    "lr_step": 0,
+    "tests": 0,
+}
+"""Of every run of this figure and of the next one."""
 
 
 def _degrees(scope: Scope) -> tuple[int, ...]:
@@ -17,20 +28,7 @@ def _degrees(scope: Scope) -> tuple[int, ...]:
 
 
 def _cell(shared: str, d: int, seed: int, scope: Scope) -> Cell:
-    cell = Cell(
-        model="mlp-residual",
-        shared=shared,
-        topology=f"{d}-out",
-        sensitivity="paper",
-        c_prime=0.95,
-        decay=0.55,
-        clip=200.0,
-        sync_every=4,
-        epochs=2,
-        lr_step=0,
-        tests=0,
-        seed=seed,
-    )
+    cell = Cell(shared=shared, topology=f"{d}-out", epochs=2, seed=seed, **SETTINGS)
     return scope.fit([cell])[0]
 
 

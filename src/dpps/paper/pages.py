@@ -1,15 +1,17 @@
 """What an experiment leaves behind: CSV files, figures as SVG and PNG, and one HTML page that holds all of it."""
 
 import csv
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+from dpps.errors import needs_extra
+from dpps.report.html import render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,6 @@ class Table:
             for row in self.rows:
                 writer.writerow([v for k, value in enumerate(row) for v in _cells(value, wide[k])])
 
-    def html(self) -> str:
-        """For the page."""
-        head = "".join(f"<th>{html.escape(c)}</th>" for c in self.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(text(v))}</td>" for v in row) + "</tr>\n" for row in self.rows
-        )
-        return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n"
-
 
 def _cells(value: object, wide: bool) -> list[object]:
     if isinstance(value, Spread):
@@ -83,8 +77,11 @@ def text(value: object) -> str:
     return str(value)
 
 
-def figure(panels: int, columns: int) -> tuple[Figure, list[Any]]:
+def figure(panels: int, columns: int) -> tuple["Figure", list[Any]]:
     """A figure with so many axes, in rows."""
+    with needs_extra("plots"):
+        from matplotlib.figure import Figure
+
     rows = -(-panels // columns)
     fig = Figure(figsize=(3.1 * min(columns, panels) + 0.6, 2.5 * rows + 0.3), layout="constrained")
     axes = [fig.add_subplot(rows, min(columns, panels), k + 1) for k in range(panels)]
@@ -95,43 +92,47 @@ def figure(panels: int, columns: int) -> tuple[Figure, list[Any]]:
     return fig, axes
 
 
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}"
-    "table{border-collapse:collapse;font-size:13px;margin:1em 0}td,th{border:1px solid #ddd;padding:3px 8px;text-align:right}"
-    "th{background:#f4f4f4}td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}.wide{overflow-x:auto}"
-)
+@dataclass(frozen=True)
+class Part:
+    """A table or a figure of a page."""
+
+    title: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    svg: str = ""
 
 
 class Page:
     """Collects tables and figures into a folder and `index.html`."""
 
     def __init__(self, folder: Path, title: str, notes: Sequence[str]) -> None:
-        self.folder, self.title = folder, title
+        self.folder, self.title, self.notes = folder, title, notes
         folder.mkdir(parents=True, exist_ok=True)
-        self._parts = [f"<p>{html.escape(note)}</p>" for note in notes]
+        self._parts: list[Part] = []
         self.tables: dict[str, Table] = {}
 
     def table(self, name: str, caption: str, table: Table) -> None:
         """`NAME.csv`, and on the page."""
         table.csv(self.folder / f"{name}.csv")
         self.tables[name] = table
-        self._parts.append(f'<h2>{html.escape(caption)}</h2>\n<div class="wide">{table.html()}</div>')
+        self.show(caption, table)
 
-    def figure(self, name: str, fig: Figure) -> None:
+    def show(self, caption: str, table: Table) -> None:
+        """On the page only."""
+        self._parts.append(Part(caption, table.columns, [[text(v) for v in row] for row in table.rows]))
+
+    def figure(self, name: str, fig: "Figure", dpi: int = 110) -> None:
         """`NAME.svg`, `NAME.png`, and on the page. The same data give the same file."""
+        import matplotlib as mpl
+
         with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
             fig.savefig(self.folder / f"{name}.svg", metadata={"Date": None})
-        fig.savefig(self.folder / f"{name}.png", dpi=110)
+        fig.savefig(self.folder / f"{name}.png", dpi=dpi)
         svg = (self.folder / f"{name}.svg").read_text()
-        self._parts.append(svg[svg.index("<svg") :])
+        self._parts.append(Part(name, svg=svg[svg.index("<svg") :]))
 
-    def save(self) -> Path:
-        """Write index.html."""
-        path = self.folder / "index.html"
-        head = f'<meta charset="utf-8"><title>{html.escape(self.title)}</title><style>{_STYLE}</style>'
-        path.write_text(
-            f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><h1>{html.escape(self.title)}</h1>\n'
-            + "\n".join(self._parts)
-            + "\n</body></html>\n"
-        )
+    def save(self, name: str = "index.html") -> Path:
+        """Write the page."""
+        path = self.folder / name
+        path.write_text(render("paper.html", heading=self.title, notes=self.notes, parts=self._parts))
         return path

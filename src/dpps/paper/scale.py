@@ -1,14 +1,15 @@
 """Section V-C, figure "RAS about network scale", and beyond it: do C' and lambda tuned at N = 10 carry over?
 
-The paper does not give the settings: the MLP takes those of the figure before it, ResNet-18 those of the sensitivity figure. Every
-MLP run has 120 rounds, whatever N, so that all are at the same stage of training; N = 1000 has 40 rounds and batch 50. Runs of
-ResNet-18 have 10 rounds.
+The paper does not give the settings: the MLP takes those of the figure before it,
+ResNet-18 those of the sensitivity figure. Every MLP run has 120 rounds, whatever N,
+so that all are at the same stage of training; N = 1000 has 40 rounds and batch 50. Runs of ResNet-18 have 10 rounds.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from dpps.paper.cells import Cell, Result, mean_real, rounds_above
+from dpps.paper.factors import SETTINGS
 from dpps.paper.pages import Page, Table, figure
 from dpps.paper.scope import Scope
 
@@ -24,20 +25,13 @@ def _mlp(n: int, d: int, scope: Scope) -> Cell:
     batch, rounds = (10, 60) if not full else (50, 40) if n == 1000 else (100, 120)
     per_epoch = (60_000 if full else 10_000) // (n * batch)
     cell = Cell(
-        model="mlp-residual",
         data="mnist" if full else "mnist-mini",
         nodes=n,
         topology=f"{d}-out",
-        sensitivity="paper",
-        c_prime=0.95,
-        decay=0.55,
-        clip=200.0,
-        sync_every=4,
         epochs=max(1, rounds // per_epoch),
-        lr_step=0,
         batch_size=batch,
-        tests=0,
         seed=scope.seeds[0],
+        **SETTINGS,
     )
     return scope.fit([cell])[0] if scope.size == "smallest" else cell
 

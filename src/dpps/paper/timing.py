@@ -1,7 +1,8 @@
 """Appendix, table "The Time Cost Experiments of PartPSP": computation measured here, communication computed from the bytes.
 
-Computation is the processor time of a few rounds on EXP, per node: gradients, sensitivity estimate, noise and averaging. It hardly
-depends on the graph. Communication is what a node's messages of a round take at the bandwidth. The paper's computation ran on a
+Computation is the processor time of a few rounds on EXP, per node: gradients, sensitivity estimate,
+noise and averaging. It hardly depends on the graph. Communication is what a node's messages of a round take
+at the bandwidth. The paper's computation ran on a
 GPU, ours on one core of a processor: ratios are what can be compared.
 """
 

@@ -5,16 +5,13 @@ A module of its own, imported when first needed: dp-accounting takes a second to
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from dp_accounting import (
     DpEvent,
     GaussianDpEvent,
-    LaplaceDpEvent,
-    PoissonSampledDpEvent,
     UnsupportedEventError,
     get_epsilon_gaussian,
 )
@@ -22,6 +19,10 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from dpps.logs import only_from
+from dpps.noise.events import GAUSSIAN, LAPLACE, POISSON, Event
+from dpps.noise.events import gaussian as gaussian_event
+from dpps.noise.events import laplace as laplace_event
 from dpps.privacy.accountant import Charge, DeltaToEpsilon
 
 # dp-accounting's Laplace distribution breaks from epsilon 710 on and is worth nothing long before that.
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 def attempt(bounds: dict[str, float], name: str, bound: Callable[[], float]) -> None:
     """Keep a bound if there is one: a failing accountant is left out, never read as private."""
     try:
-        with _quiet():
+        # dp-accounting warns of every Rényi order it leaves out; the bound is valid without them
+        with only_from(logging.ERROR, logging.getLogger("absl")):
             value = float(bound())
     except _FAILURES as error:
         log.debug("accountant %s left out: %s", name, error)
@@ -48,50 +50,39 @@ def attempt(bounds: dict[str, float], name: str, bound: Callable[[], float]) -> 
         bounds[name] = value
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """dp-accounting warns of every Rényi order it leaves out; the bound is valid without them."""
-    absl = logging.getLogger("absl")
-    level = absl.level
-    absl.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        absl.setLevel(level)
-
-
 def rdp(kinds: list[Charge], group: int) -> DeltaToEpsilon:
     """Rényi accounting."""
-    sampled = any(kind.sampling < 1 for kind in kinds)
+    scalable = all(kind.event.type in (LAPLACE, GAUSSIAN) for kind in kinds)
     accountant = RdpAccountant()
-    for kind in kinds if sampled else _scale(kinds, group):
-        accountant.compose(_event(kind), kind.count)
+    for kind in _scale(kinds, group) if scalable else kinds:
+        accountant.compose(kind.event.dp_event(), kind.count)
     # dp-accounting reads a negative divergence (numerical trouble) as epsilon 0.
     if not np.all(np.asarray(accountant.rdp) >= 0):
         raise ArithmeticError("negative Rényi divergence")
-    if sampled and group > 1:
+    if group > 1 and not scalable:
         return _converted(accountant.get_delta, group)
     return lambda delta: float(accountant.get_epsilon(delta))
 
 
 def pld(kinds: list[Charge], group: int, upper: float) -> DeltaToEpsilon:
     """Accounting by the distribution of the privacy loss; `upper` is a bound known already."""
-    scaled = _scale([kind for kind in kinds if kind.sampling == 1], group)
-    multiplier = _joint_multiplier(scaled)
-    laplace = _fewer_scales([kind for kind in scaled if kind.mechanism == "laplace"])
-    sampled = [kind for kind in kinds if kind.sampling < 1]
-    if not laplace and not sampled:  # one Gaussian: dp-accounting has its privacy loss in closed form
+    laplace = _fewer_scales(_scale([kind for kind in kinds if kind.event.type == LAPLACE], group))
+    multiplier = _joint_multiplier(_scale([kind for kind in kinds if kind.event.type == GAUSSIAN], group))
+    others = [kind for kind in kinds if kind.event.type not in (LAPLACE, GAUSSIAN)]
+    if not laplace and not others:  # one Gaussian: dp-accounting has its privacy loss in closed form
         return lambda delta: float(get_epsilon_gaussian(multiplier, delta))
-    if any(kind.epsilon > _PLD_LARGEST_EPSILON for kind in laplace + sampled):
+    pure = [kind.event.inner.pure_epsilon for kind in laplace + others]
+    if any(epsilon is not None and epsilon > _PLD_LARGEST_EPSILON for epsilon in pure):
         raise ValueError(f"an epsilon per round above {_PLD_LARGEST_EPSILON}")
-    if len(sampled) > _PLD_LARGEST_KINDS:
-        raise ValueError(f"{len(sampled)} kinds of sampled rounds")
-    interval = _pld_interval(upper, len(laplace) + len(sampled), group if sampled else 1)
+    if len(others) > _PLD_LARGEST_KINDS:
+        raise ValueError(f"{len(others)} kinds of rounds that are neither Laplace nor Gaussian")
+    interval = _pld_interval(upper, len(laplace) + len(others), group if others else 1)
     accountant = PLDAccountant(value_discretization_interval=interval)
     for kind in laplace:
-        accountant.compose(_event(kind), kind.count)
-    for kind in sampled:
-        accountant.compose(_event(kind) if group == 1 else _group_event(kind, group), kind.count)
+        accountant.compose(kind.event.dp_event(), kind.count)
+    for kind in others:
+        event = kind.event.dp_event() if group == 1 else _group_event(kind.event, group)
+        accountant.compose(event, kind.count)
     if math.isfinite(multiplier):
         accountant.compose(GaussianDpEvent(multiplier))
     return lambda delta: float(accountant.get_epsilon(delta))
@@ -105,25 +96,25 @@ def _pld_interval(upper: float, kinds: int, group: int) -> float:
 
 
 def _scale(kinds: list[Charge], group: int) -> list[Charge]:
-    """Unsampled rounds as a group of that size sees them: its members' contributions add up."""
-    return [
-        replace(kind, epsilon=kind.epsilon * group, noise_multiplier=kind.noise_multiplier / group)
-        for kind in kinds
-    ]
+    """Unsampled Laplace and Gaussian rounds as a group of that size sees them: its members' contributions add up."""
+    if group == 1:
+        return kinds
+    make = {LAPLACE: laplace_event, GAUSSIAN: gaussian_event}
+    return [replace(kind, event=make[kind.event.type](kind.event.noise_multiplier / group)) for kind in kinds]
 
 
-def _group_event(kind: Charge, group: int) -> DpEvent:
+def _group_event(event: Event, group: int) -> DpEvent:
     """A Poisson sampled Gaussian round as a group sees it: a binomial number i of its g members is drawn.
 
     The mixture of Gaussians with shifts i dominates (Ganesh 2024, arXiv 2401.10294).
     """
-    if kind.mechanism != "gaussian":
-        raise ValueError("no group bound for sampled Laplace rounds")
+    if event.type != POISSON or event.inner.type != GAUSSIAN:
+        raise ValueError(f"no group bound for rounds of {event.inner.type}")
     drawn = range(group + 1)
-    q = kind.sampling
+    q = event.sampling
     chances = [math.comb(group, i) * q**i * (1 - q) ** (group - i) for i in drawn]
-    event: DpEvent = MixtureOfGaussiansDpEvent(kind.noise_multiplier, [float(i) for i in drawn], chances)
-    return event
+    mixture: DpEvent = MixtureOfGaussiansDpEvent(event.noise_multiplier, [float(i) for i in drawn], chances)
+    return mixture
 
 
 def _converted(delta_at: Callable[[float], float], group: int) -> DeltaToEpsilon:
@@ -148,28 +139,15 @@ def _converted(delta_at: Callable[[float], float], group: int) -> DeltaToEpsilon
 
 def _joint_multiplier(kinds: list[Charge]) -> float:
     """All unsampled Gaussian rounds are one Gaussian: 1/sigma² adds up."""
-    precision = math.fsum(
-        kind.count / kind.noise_multiplier**2
-        for kind in kinds
-        if kind.mechanism == "gaussian" and kind.sampling == 1
-    )
+    precision = math.fsum(kind.count / kind.event.noise_multiplier**2 for kind in kinds)
     return 1 / math.sqrt(precision) if precision > 0 else math.inf
 
 
 def _fewer_scales(kinds: list[Charge]) -> list[Charge]:
-    """Many Laplace scales, neighbours merged at their largest epsilon, which dominates the others."""
+    """Many Laplace scales, neighbours merged at their least noise, which dominates the others."""
     width = math.ceil(len(kinds) / _PLD_LARGEST_KINDS)
     if width <= 1:
         return kinds
-    ordered = sorted(kinds, key=lambda kind: kind.epsilon)
+    ordered = sorted(kinds, key=lambda kind: -kind.event.noise_multiplier)
     chunks = [ordered[i : i + width] for i in range(0, len(ordered), width)]
     return [replace(chunk[-1], count=sum(kind.count for kind in chunk)) for chunk in chunks]
-
-
-def _event(kind: Charge) -> DpEvent:
-    event: DpEvent = (
-        LaplaceDpEvent(1 / kind.epsilon)
-        if kind.mechanism == "laplace"
-        else GaussianDpEvent(kind.noise_multiplier)
-    )
-    return event if kind.sampling == 1 else PoissonSampledDpEvent(kind.sampling, event)

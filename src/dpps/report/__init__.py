@@ -1,17 +1,19 @@
-"""One self-contained HTML page per run, or per comparison of runs: opens from disk, loads nothing.
+"""One self-contained HTML page per run, or per comparison of runs: opens from disk, loads nothing; and a model card per run.
 
-The way of the data: a run's folder or a `Run` becomes a `Story`; stories become charts and networks; those become the page.
+The way of the data: a run's folder or a `Run` becomes a `RunRecord`; records become charts and networks; those become the page.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpps.disk import private
 from dpps.errors import RunError, UsageError
-from dpps.learning import Run
+from dpps.report.card import model_card
 from dpps.report.page import render
-from dpps.report.story import Story, read_folder, read_run
+from dpps.report.reading import read_folder, read_run
+from dpps.runs.run import Run
 
-__all__ = ["from_run", "write"]
+__all__ = ["from_run", "write", "write_card"]
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
@@ -27,12 +29,17 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     if not folders:
         raise UsageError("no run to report: name one or more folders written by dpps train --out")
     names = _names([Path(folder) for folder in folders])
-    return _put([read_folder(folder, name) for folder, name in names.items()], out)
+    return _put(render([read_folder(folder, name) for folder, name in names.items()]), out)
+
+
+def write_card(folder: Path, out: Path) -> Path:
+    """The model card of a run, in Markdown, from a folder written by `dpps train`; returns `out`."""
+    return _put(model_card(read_folder(folder, Path(folder).resolve().name)), out)
 
 
 def from_run(run: Run, path: str | Path) -> Path:
     """The page of a run that was started from Python; returns the path of the page."""
-    return _put([read_run(run, Path(path).stem)], Path(path))
+    return _put(render([read_run(run, Path(path).stem)]), Path(path))
 
 
 def _names(folders: list[Path]) -> dict[Path, str]:
@@ -47,10 +54,10 @@ def _names(folders: list[Path]) -> dict[Path, str]:
     return names
 
 
-def _put(stories: list[Story], out: Path) -> Path:
-    html = render(stories)
+def _put(text: str, out: Path) -> Path:
     try:
-        out.write_text(html, encoding="utf-8")
+        with open(out, "w", encoding="utf-8", opener=private) as file:
+            file.write(text)
     except OSError as error:
         raise RunError(f"the page {out} cannot be written: {error.strerror}; the run is untouched") from error
     return out

@@ -2,16 +2,51 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
-from dpps.report.story import Story, finite
+from dpps.report.axes import SIZE, Axis, number
+from dpps.report.reading import RunRecord
+from dpps.report.spending import by_round
 
 KEPT_POINTS = 400
 """A longer series is thinned: of each stretch its smallest and its largest value stay."""
+DOTTED_POINTS = 25
+"""A line of no more points shows each of them."""
 
-Points = Mapping[int, float]
-"""x -> y."""
+DODGE = 0.5
+"""Over how much of the distance between two nodes their dots are spread."""
+
+DASHES = ("", "7 4", "2 4", "9 4 2 4")
+TONES = 6
+"""How many colours the style sheet has."""
+
+Points = Mapping[Any, float]
+"""x -> y; x are numbers of one kind."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a series looks; a run has the same look everywhere. Up to 24 lines differ, and neighbours in colour and in dash;
+    of dots, which have no dashes, 12."""
+
+    index: int
+
+    @property
+    def colour(self) -> str:
+        """Of the style sheet."""
+        return f"var(--t{self.index % TONES})"
+
+    @property
+    def square(self) -> bool:
+        """Whether its dots have corners."""
+        return self.index // TONES % 2 == 1
+
+    @property
+    def dash(self) -> str:
+        """As SVG's stroke-dasharray."""
+        return DASHES[(self.index + self.index // 12) % len(DASHES)]
 
 
 @dataclass(frozen=True)
@@ -20,8 +55,7 @@ class Series:
 
     name: str
     y: list[float | None]
-    tone: int
-    """Which colour of the palette."""
+    mark: Mark
 
 
 @dataclass(frozen=True)
@@ -29,7 +63,9 @@ class Chart:
     """One figure of the page.
 
     Attributes:
-        kind: ``line``: y over x; ``dots``: a value per node, with the mean; ``strip``: a column of nodes per series.
+        own_eyes: what is drawn was not noised, so it is for the node itself and not to be passed on.
+        dots: the values stand for themselves: no lines between them.
+        printed: whether it belongs on the printed page.
     """
 
     key: str
@@ -37,173 +73,273 @@ class Chart:
     caption: str
     x_label: str
     y_label: str
-    x: list[int]
+    x: list[float]
     series: list[Series]
     log: bool = False
-    kind: Literal["line", "dots", "strip"] = "line"
+    log_x: bool = False
     unit: str = ""
+    dots: bool = False
+    own_eyes: bool = False
+    printed: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """For the page's script."""
-        return asdict(self)
+    @property
+    def flat(self) -> bool:
+        """Whether there is nothing to see: no series ever changes."""
+        several = all(len(_known(series)) > 1 for series in self.series)
+        return (several or not self.dots) and all(_steady(_known(series)) for series in self.series)
+
+    @property
+    def x_axis(self) -> Axis:
+        """Along the chart."""
+        if self.log_x:
+            return Axis.around(self.x, log=True)
+        room = 0.5 if self.dots else 0.0
+        return Axis(self.x[0] - room, self.x[-1] + room, whole=True)
+
+    @property
+    def y_axis(self) -> Axis:
+        """Up the chart."""
+        values = [y for series in self.series for y in _known(series)]
+        floor = 0.0 if min(values) >= 0 else -math.inf
+        return Axis.around(values, log=self.log, floor=floor, ceiling=100.0 if self.unit else math.inf)
+
+    def path(self, series: Series, dots: bool = False) -> str:
+        """As SVG: y counts from the top. A dot is a line of no length with round ends."""
+        across, up, aside = self.x_axis, self.y_axis, self._aside(series)
+        places = [
+            (across.place(x + aside), round(SIZE - up.place(y), 1))
+            for x, y in zip(self.x, series.y, strict=True)
+            if y is not None
+        ]
+        if dots:
+            return "".join(f"M{x:g} {y:g}h.01" for x, y in places)
+        return "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
+
+    def _aside(self, series: Series) -> float:
+        """Dots of several series at the same whole number stand beside each other, so that none hides another."""
+        if not self.dots or self.log_x:
+            return 0.0
+        return (self.series.index(series) - (len(self.series) - 1) / 2) * DODGE / len(self.series)
+
+    def dotted(self, series: Series) -> bool:
+        """Whether its points are shown one by one."""
+        return self.dots or len(_known(series)) <= DOTTED_POINTS
+
+    def reading(self) -> dict[str, Any]:
+        """What the page's script needs to tell the values."""
+        return {
+            "key": self.key,
+            "at": [self.x_axis.place(x) for x in self.x],
+            "x": [f"{self.x_label} {number(x)}" for x in self.x],
+            "series": [
+                {
+                    "name": series.name,
+                    "colour": series.mark.colour,
+                    "y": ["" if y is None else number(y) + self.unit for y in series.y],
+                }
+                for series in self.series
+            ],
+        }
 
 
-def charts(stories: Sequence[Story]) -> list[Chart]:
-    """Everything that these runs have values for."""
-    drawn = _of_one(stories[0]) if len(stories) == 1 else _of_many(stories)
-    return [chart for chart in drawn if chart.series]
+@dataclass(frozen=True)
+class Steady:
+    """What a chart would show as level lines only: (series, value)."""
+
+    title: str
+    values: list[tuple[str, str]]
+    own_eyes: bool
+
+
+def charts(runs: Sequence[RunRecord]) -> tuple[list[Chart], list[Steady]]:
+    """Everything that these runs have values for: what changes is drawn, what does not is told."""
+    drawn = [chart for chart in (_of_one(runs[0]) if len(runs) == 1 else _of_many(runs)) if chart.series]
+    steady = [
+        Steady(
+            chart.title, [(s.name, number(_known(s)[0]) + chart.unit) for s in chart.series], chart.own_eyes
+        )
+        for chart in drawn
+        if chart.flat
+    ]
+    return [chart for chart in drawn if not chart.flat], steady
 
 
 # One run
 
 
-def _of_one(story: Story) -> list[Chart]:
+def _of_one(run: RunRecord) -> list[Chart]:
+    spent = dict(by_round(run.unit, run.charges, run.privacy.epsilon))
     return [
-        _accuracy([("mean over nodes", story)], "On the test set, mean over the nodes."),
-        _nodes(story),
-        _epsilon([("epsilon", story)], _how_spent(story)),
-        _chart(
-            "loss",
-            "Training loss",
-            f"Mean over the nodes{_of_part(story)}, each on its own batch.",
-            "loss",
-            [("loss", _column(story, "loss"))],
-        ),
-        _sensitivity(story),
-        _scale([("noise scale", story)]),
+        _accuracy(run),
+        _nodes(run),
+        *_metrics(run),
+        _chart("epsilon", "Privacy spent", _how_spent(run), "epsilon", [("epsilon", spent)], printed=True),
+        _loss([("loss", run)], f" of {run.part}" if run.part else ""),
+        _sensitivity(run),
+        _scale([("noise scale", run)]),
     ]
 
 
-def _of_part(story: Story) -> str:
-    return f" of {story.part}" if story.part else ""
+def _accuracy(run: RunRecord) -> Chart:
+    lines = [("this run", dict(enumerate(run.accuracy.by_epoch, start=1)))]
+    caption, covered = "On the test set, mean over the nodes.", run.accuracy_is_covered
+    if run.baselines and run.accuracy.by_epoch:
+        caption += " The baselines are not covered by the guarantee."
+        for name, baseline in run.baselines.items():
+            level = [] if baseline.mean is None else [baseline.mean] * len(run.accuracy.by_epoch)
+            lines.append((name, dict(enumerate(baseline.by_epoch or level, start=1))))
+    look = {"unit": " %", "printed": covered and not run.baselines, "own_eyes": not covered}
+    return _chart("accuracy", "Accuracy", caption, "accuracy (%)", lines, x_label="epoch", **look)
 
 
-def _how_spent(story: Story) -> str:
-    if story.privacy.unit == "node-swap":
-        return "The rounds' epsilons added up plainly; the words below say what that is worth."
-    return "Total epsilon after each round, by the accountant, from the ledger."
-
-
-def _nodes(story: Story) -> Chart:
-    series = [("test set", story.accuracy_by_node), ("own data", story.own_accuracy_by_node)]
-    lines = [(name, dict(enumerate(values))) for name, values in series if values]
+def _nodes(run: RunRecord) -> Chart:
+    measured = {"test set": run.accuracy.by_node, "own data": run.accuracy.own_by_node}
+    for name, baseline in run.baselines.items():
+        measured |= {f"test set, {name}": baseline.by_node, f"own data, {name}": baseline.own_by_node}
+    local = " with each node's own local part" if run.local_parameters else ""
     return _chart(
         "nodes",
         "Accuracy of every node at the end",
-        "Shared average with each node's own local part; the line is the mean.",
+        f"The shared average{local}.",
         "accuracy (%)",
-        lines,
+        [(name, dict(enumerate(values))) for name, values in measured.items()],
         x_label="node",
-        kind="dots",
         unit=" %",
+        dots=True,
+        own_eyes=True,
     )
 
 
-def _sensitivity(story: Story) -> Chart:
-    lines = [(story.estimator, _column(story, "estimated", positive=True))]
-    if any(log.used != log.estimated for log in story.rounds):
-        lines.append(("used, with rounding", _column(story, "used", positive=True)))
-    lines.append(("real", _column(story, "real", positive=True)))
-    names = dict.fromkeys(name for log in story.rounds for name in log.watched)
+def _metrics(run: RunRecord) -> list[Chart]:
+    """One chart for each metric asked for, after every epoch."""
+    names = {"test": "test set", "own": "own data"}
+    metrics = dict.fromkeys(m for epoch in run.metrics_by_epoch for found in epoch.values() for m in found)
+    return [
+        _chart(
+            f"metric-{k}",
+            f"Metric: {metric}",
+            "Mean over the nodes.",
+            metric,
+            [(name, _by_epoch(run, which, metric)) for which, name in names.items()],
+            x_label="epoch",
+            own_eyes=True,
+        )
+        for k, metric in enumerate(metrics)
+    ]
+
+
+def _by_epoch(run: RunRecord, which: str, metric: str) -> Points:
+    """The mean over the nodes for which it is defined."""
+    found = {}
+    for k, epoch in enumerate(run.metrics_by_epoch, start=1):
+        known = [v for v in epoch.get(which, {}).get(metric, ()) if v is not None and math.isfinite(v)]
+        if known:
+            found[k] = fmean(known)
+    return found
+
+
+def _how_spent(run: RunRecord) -> str:
+    if run.unit is not None and not run.unit.has_total:
+        return "The sum of the rounds' epsilons, which is not a proven total."
+    return "Total epsilon after each round, by the accountant, from the ledger."
+
+
+def _sensitivity(run: RunRecord) -> Chart:
+    lines = [(run.estimator, _column(run, "estimated", positive=True))]
+    if any(log.used != log.estimated for log in run.rounds):
+        lines.append(("used, with rounding", _column(run, "used", positive=True)))
+    lines.append(("real", _column(run, "real", positive=True)))
+    names = dict.fromkeys(name for log in run.rounds for name in log.watched)
     lines += [
-        (name, {log.round: log.watched[name] for log in story.rounds if log.watched.get(name, 0) > 0})
+        (name, {log.round: log.watched[name] for log in run.rounds if log.watched.get(name, 0) > 0})
         for name in names
     ]
-    real = any(log.real is not None for log in story.rounds)
-    seen = "; real is what it was" if real else ""
-    return _chart(
-        "sensitivity",
-        "Sensitivity",
-        f"What the noise is calibrated to{seen}.",
-        "sensitivity",
-        lines,
-        log=True,
-    )
+    seen = "; real is what it was" if any(log.real is not None for log in run.rounds) else ""
+    caption = f"What the noise is calibrated to{seen}."
+    return _chart("sensitivity", "Sensitivity", caption, "sensitivity", lines, log=True)
 
 
 # Several runs
 
 
-def _of_many(stories: Sequence[Story]) -> list[Chart]:
-    named = [(story.name, story) for story in stories]
+def _of_many(runs: Sequence[RunRecord]) -> list[Chart]:
+    named, covered = [(run.name, run) for run in runs], all(run.accuracy_is_covered for run in runs)
     return [
-        _accuracy(named, "On the test set, mean over the nodes."),
-        _strip(stories),
-        _epsilon(named, "Epsilon after each round; the units differ in what they protect."),
         _chart(
-            "loss",
-            "Training loss",
-            "Mean over the nodes, each on its own batch.",
-            "loss",
-            [(name, _column(story, "loss")) for name, story in named],
+            "accuracy",
+            "Accuracy",
+            "On the test set, mean over the nodes.",
+            "accuracy (%)",
+            [(run.name, dict(enumerate(run.accuracy.by_epoch, start=1))) for run in runs],
+            x_label="epoch",
+            unit=" %",
+            printed=covered,
+            own_eyes=not covered,
         ),
+        _exchange(runs),
+        _loss(named),
         _chart(
             "sensitivity",
             "Sensitivity",
             "What the noise is calibrated to.",
             "sensitivity",
-            [(name, _column(story, "estimated", positive=True)) for name, story in named],
+            [(name, _column(run, "estimated", positive=True)) for name, run in named],
             log=True,
         ),
         _scale(named),
     ]
 
 
-def _strip(stories: Sequence[Story]) -> Chart:
-    most = max(len(story.accuracy_by_node) for story in stories)
-    series = [
-        Series(story.name, _padded(story.accuracy_by_node, most), tone)
-        for tone, story in enumerate(stories)
-        if story.accuracy_by_node
-    ]
-    return Chart(
-        "nodes",
-        "Accuracy of every node at the end",
-        "One dot per node; the bar is the mean.",
-        "node",
+def _exchange(runs: Sequence[RunRecord]) -> Chart:
+    """What accuracy each run has for its epsilon."""
+    points = {
+        run.name: {run.privacy.epsilon: found}
+        for run in runs
+        if run.privacy.epsilon and (found := run.accuracy.judged[0]) is not None
+    }
+    own = any(run.accuracy.only_own or not run.accuracy_is_covered for run in runs)
+    apart = len({epsilon for each in points.values() for epsilon in each}) > 1
+    return _chart(
+        "exchange",
+        "Accuracy against epsilon",
+        "Of the whole run; units differ in what they protect.",
         "accuracy (%)",
-        list(range(most)),
-        series,
-        kind="strip",
+        [(run.name, points.get(run.name, {}) if apart else {}) for run in runs],
+        x_label="epsilon",
         unit=" %",
+        dots=True,
+        log_x=True,
+        printed=not own,
+        own_eyes=own,
     )
-
-
-def _padded(values: Sequence[float], length: int) -> list[float | None]:
-    return [*(_short(value) for value in values), *[None] * (length - len(values))]
 
 
 # Both
 
 
-def _accuracy(named: Sequence[tuple[str, Story]], caption: str) -> Chart:
-    lines = [(name, dict(enumerate(story.accuracy_by_epoch, start=1))) for name, story in named]
-    return _chart("accuracy", "Accuracy", caption, "accuracy (%)", lines, x_label="epoch", unit=" %")
-
-
-def _epsilon(named: Sequence[tuple[str, Story]], caption: str) -> Chart:
-    lines = [(name, dict(story.spent)) for name, story in named]
-    ends = [story.spent[-1][1] for _, story in named if story.spent]
-    apart = bool(ends) and max(ends) > 30 * min(ends) > 0
-    return _chart("epsilon", "Privacy spent", caption, "epsilon", lines, log=apart)
-
-
-def _scale(named: Sequence[tuple[str, Story]]) -> Chart:
-    lines = [(name, _column(story, "scale", positive=True)) for name, story in named]
+def _loss(named: Sequence[tuple[str, RunRecord]], whose: str = "") -> Chart:
     return _chart(
-        "scale",
-        "Noise scale",
-        "Of the noise in every number that is sent.",
-        "scale of the noise",
-        lines,
-        log=True,
+        "loss",
+        "Training loss",
+        f"Mean over the nodes{whose}, each on its own batch; not noised.",
+        "loss",
+        [(name, _column(run, "loss")) for name, run in named],
+        own_eyes=True,
     )
 
 
-def _column(story: Story, name: str, *, positive: bool = False) -> Points:
+def _scale(named: Sequence[tuple[str, RunRecord]]) -> Chart:
+    lines = [(name, _column(run, "scale", positive=True)) for name, run in named]
+    caption = "Of the noise in every number that is sent."
+    return _chart("scale", "Noise scale", caption, "scale of the noise", lines, log=True)
+
+
+def _column(run: RunRecord, name: str, *, positive: bool = False) -> Points:
     """A column of the rounds, without what cannot be drawn."""
-    values = {log.round: getattr(log, name) for log in story.rounds}
-    return {at: y for at, y in values.items() if finite(y) and (y > 0 or not positive)}
+    values = {log.round: getattr(log, name) for log in run.rounds}
+    return {
+        at: y for at, y in values.items() if y is not None and math.isfinite(y) and (y > 0 or not positive)
+    }
 
 
 def _chart(
@@ -214,22 +350,20 @@ def _chart(
     lines: Iterable[tuple[str, Points]],
     *,
     x_label: str = "round",
-    log: bool = False,
-    kind: Literal["line", "dots"] = "line",
-    unit: str = "",
+    **look: Any,
 ) -> Chart:
+    """The look of a line follows from its place in `lines`, also when others of them are empty."""
     named = list(lines)
-    kept = [thinned(points) for _, points in named]
-    x = sorted(set().union(*kept))
+    x = sorted(set().union(*(thinned(points) for _, points in named)))
     series = [
-        Series(name, [_short(points.get(at)) for at in x], tone)
-        for tone, (name, points) in enumerate(named)
+        Series(name, [_short(points.get(at)) for at in x], Mark(index))
+        for index, (name, points) in enumerate(named)
         if points
     ]
-    return Chart(key, title, caption, x_label, y_label, x, series, log, kind, unit)
+    return Chart(key, title, caption, x_label, y_label, x, series, **look)
 
 
-def thinned(points: Points) -> list[int]:
+def thinned(points: Points) -> list[float]:
     """The x that stay: all of a short series; of a long one the ends and each stretch's extremes."""
     x = sorted(points)
     if len(x) <= KEPT_POINTS:
@@ -240,6 +374,14 @@ def thinned(points: Points) -> list[int]:
         stretch = x[start : start + width]
         kept |= {min(stretch, key=lambda at: points[at]), max(stretch, key=lambda at: points[at])}
     return sorted(kept)
+
+
+def _known(series: Series) -> list[float]:
+    return [y for y in series.y if y is not None]
+
+
+def _steady(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= 1e-6 * max(abs(value) for value in values)
 
 
 def _short(value: float | None) -> float | None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from dpps.privacy.accountant import Charge
-from dpps.privacy.units import NodeSwap, Unit
+from dpps.privacy.units import Unit
 
-POINTS = 12
+POINTS = 8
 """How often the accountant is asked along a run: it takes a good part of a second each time."""
 
 Spending = list[tuple[int, float]]
@@ -15,7 +15,7 @@ Spending = list[tuple[int, float]]
 
 
 def by_round(unit: Unit | None, lines: Sequence[tuple[int, Charge]], total: float | None) -> Spending:
-    """Epsilon after each round, or after a dozen of them where only the accountant can tell.
+    """Epsilon after each round, or after a few of them where only the accountant can tell.
 
     Args:
         unit: who is protected.
@@ -25,13 +25,13 @@ def by_round(unit: Unit | None, lines: Sequence[tuple[int, Charge]], total: floa
     if unit is None or not lines or total is None:
         return []
     ordered = sorted(lines, key=lambda line: line[0])
-    spent = _sums(ordered) if isinstance(unit, NodeSwap) else _totals(unit, ordered)
+    spent = _totals(unit, ordered) if unit.has_total else _sums(ordered)
     return [*spent[:-1], (spent[-1][0], total)]
 
 
 def _sums(lines: Sequence[tuple[int, Charge]]) -> Spending:
-    """In the unit node-swap only the plain sum stands."""
-    sums = accumulate(charge.epsilon * charge.count for _, charge in lines)
+    """Where a unit has no total, only the plain sum stands."""
+    sums = accumulate((charge.event.pure_epsilon or 0.0) * charge.count for _, charge in lines)
     return list(dict(zip((at for at, _ in lines), sums, strict=True)).items())
 
 

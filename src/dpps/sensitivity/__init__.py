@@ -1,20 +1,29 @@
 """How far apart two messages of a round can be: what the noise is calibrated to."""
 
-from dpps.sensitivity.base import Look, Memory, Outcome, Sensitivity, Setting, real_sensitivity
+from dpps.sensitivity.base import (
+    SENSITIVITIES,
+    Memory,
+    ProtocolConfig,
+    Released,
+    RoundView,
+    Sensitivity,
+    real_sensitivity,
+)
 from dpps.sensitivity.bounded import Bounded
 from dpps.sensitivity.certified import Certified, WorstCase
 from dpps.sensitivity.paper import Oracle, Paper
 
 __all__ = [
+    "SENSITIVITIES",
     "Bounded",
     "Certified",
-    "Look",
     "Memory",
     "Oracle",
-    "Outcome",
     "Paper",
+    "ProtocolConfig",
+    "Released",
+    "RoundView",
     "Sensitivity",
-    "Setting",
     "WorstCase",
     "real_sensitivity",
 ]

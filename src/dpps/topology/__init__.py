@@ -1,15 +1,14 @@
 """Who sends to whom in round t, with which weights; validation (double stochasticity, connectivity)."""
 
 from dpps.topology.analysis import Report
-from dpps.topology.base import Topology
+from dpps.topology.base import TOPOLOGIES, Topology, parse
 from dpps.topology.base_graph import Base
 from dpps.topology.families import Complete, DOut, Exponential, OnePeerRandom, Ring, Sequence, Static
 from dpps.topology.networks import from_networkx
-from dpps.topology.parsing import NAMES, parse
 from dpps.topology.weights import Weights
 
 __all__ = [
-    "NAMES",
+    "TOPOLOGIES",
     "Base",
     "Complete",
     "DOut",

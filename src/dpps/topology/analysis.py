@@ -82,6 +82,13 @@ def analyse(topology: Topology) -> Report:
 # Connectivity: unions of consecutive rounds
 
 
+def check_connected(topology: Topology) -> None:
+    """All examined rounds together must lead from everybody to everybody; raises a UsageError that names the parts."""
+    rounds = [topology.weights(t) for t in range(topology.examined)]
+    if _parts(_window(rounds, 0, len(rounds)))[0] > 1:
+        raise UsageError(_never_connects(topology, rounds))
+
+
 Window = dict[int, Weights]
 """The weights of some rounds in a row, each object once, by its id."""
 

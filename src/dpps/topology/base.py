@@ -2,13 +2,14 @@
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpps.errors import UsageError
+from dpps.registry import Registry
 from dpps.topology.weights import Weights
 
 if TYPE_CHECKING:
@@ -67,6 +68,12 @@ class Topology(ABC):
 
         return analyse(self)
 
+    def check_connected(self) -> None:
+        """Refuses a network that falls into parts: what one part learns never reaches the others."""
+        from dpps.topology.analysis import check_connected
+
+        check_connected(self)
+
     def with_dropouts(self, away: float | Mapping[int, Iterable[int]], seed: int = 0) -> "Topology":
         """This topology with nodes away in some rounds; the weights are routed around them.
 
@@ -84,6 +91,16 @@ class Topology(ABC):
         if t < 0:
             raise UsageError(f"round {t} does not exist: rounds count from 0")
         return int(t) if self.period is None else int(t) % self.period
+
+
+TOPOLOGIES: Registry[Callable[..., Topology]] = Registry("topology", "dpps.topology")
+"""Topologies by name, for the command line. An entry is called with the number of nodes, and K where its name has one."""
+
+
+def parse(text: str, nodes: int) -> Topology:
+    """The topology called ``text`` on ``nodes`` nodes, such as ``exp``, ``4-out`` or ``base-2``."""
+    make, numbers = TOPOLOGIES.find(text)
+    return make(nodes, *numbers)
 
 
 def node_count(nodes: object) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpps.topology.base import Topology, node_count, whole
+from dpps.topology.base import TOPOLOGIES, Topology, node_count, whole
 from dpps.topology.weights import Weights
 
 
@@ -28,6 +28,7 @@ class Links(NamedTuple):
         return Links(self.receivers + offset, self.senders + offset, self.values)
 
 
+@TOPOLOGIES.register("base-K")
 class Base(Topology):
     """The Base-(k+1) graph: at most k peers per node and round, exact average after every period.
 

@@ -7,28 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpps.errors import UsageError
-from dpps.topology.base import Topology, node_count, whole
+from dpps.topology.base import TOPOLOGIES, Topology, node_count, whole
 from dpps.topology.random_bits import random_bits
 from dpps.topology.weights import Weights, check_weights
 
 
-class DOut(Topology):
-    """Node i sends to i, i+1, ..., i+d-1 mod N, weight 1/d each (the paper's d-Out graph)."""
-
-    def __init__(self, nodes: int, d: int) -> None:
-        super().__init__(nodes, period=1)
-        self.d = whole(
-            "d", d, low=1, high=self.nodes, remedy="a node sends to itself and d - 1 of the others"
-        )
-
-    def build(self, t: int) -> Weights:
-        """The same weights in every round."""
-        return _circulant(self.nodes, range(self.d))
-
-    def __repr__(self) -> str:
-        return f"DOut({self.nodes}, {self.d})"
-
-
+@TOPOLOGIES.register("exp")
 class Exponential(Topology):
     """Node i sends to itself and to (i + 2^(t mod P)) mod N, weight 1/2 each (the paper's EXP graph).
 
@@ -46,6 +30,25 @@ class Exponential(Topology):
         return f"Exponential({self.nodes})"
 
 
+@TOPOLOGIES.register("K-out")
+class DOut(Topology):
+    """Node i sends to i, i+1, ..., i+d-1 mod N, weight 1/d each (the paper's d-Out graph)."""
+
+    def __init__(self, nodes: int, d: int) -> None:
+        super().__init__(nodes, period=1)
+        self.d = whole(
+            "d", d, low=1, high=self.nodes, remedy="a node sends to itself and d - 1 of the others"
+        )
+
+    def build(self, t: int) -> Weights:
+        """The same weights in every round."""
+        return _circulant(self.nodes, range(self.d))
+
+    def __repr__(self) -> str:
+        return f"DOut({self.nodes}, {self.d})"
+
+
+@TOPOLOGIES.register("ring")
 class Ring(Topology):
     """Node i sends to itself and to both neighbours, i-1 and i+1 mod N, weight 1/3 each (two nodes: 1/2)."""
 
@@ -60,6 +63,7 @@ class Ring(Topology):
         return f"Ring({self.nodes})"
 
 
+@TOPOLOGIES.register("complete")
 class Complete(Topology):
     """Everybody sends to everybody, weight 1/N: one round gives the exact average."""
 
@@ -74,6 +78,7 @@ class Complete(Topology):
         return f"Complete({self.nodes})"
 
 
+@TOPOLOGIES.register("random")
 class OnePeerRandom(Topology):
     """In each round a random circle through all nodes: each keeps 1/2 and sends 1/2 to the next one.
 

@@ -1,0 +1,1 @@
+"""Attacks on the code and on the data: they may import everything."""

@@ -1,0 +1,358 @@
+"""What a curious neighbour reconstructs: values of nodes that never sent it anything, by linear algebra.
+
+Averaging by gossip is linear and the weights are public. What a node hears in round t from node j is row j of
+W(t-1) ... W(0) times the start values, so everything it has heard is a known matrix times the unknown start values, and least
+squares gives every component in the matrix's row space. A node's value is recovered when its unit vector lies there, whether it
+is a neighbour or not (Mrini, Cyffers, Bellet 2024, "Privacy attacks in decentralized learning").
+
+With noise on the first message the same algebra gives value plus noise. The noise is drawn once, before the mixing, so listening
+longer averages nothing out. With noise that cancels, the attacker subtracts what it shares with its partners, whose keys it has.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpps.audit.coalition import pair_noise
+from dpps.audit.pictures import draw
+from dpps.data import Images, load
+from dpps.errors import UsageError
+from dpps.noise import events
+from dpps.noise.mechanisms import Gaussian, NoNoise
+from dpps.noise.pairs import SecurePairs
+from dpps.noise.source import Seeded
+from dpps.privacy.accountant import noise_for
+from dpps.privacy.trust import Pairs, Partners
+from dpps.protocol import DPPS
+from dpps.sensitivity import Bounded
+from dpps.topology import Topology
+from dpps.transport import Exchange, Link, Stacked
+
+Matrix = NDArray[np.float64]
+Kind = Literal["none", "independent", "cancelling"]
+
+DELTA = 1e-5
+LARGEST_VALUE = 100.0
+"""Private numbers lie between 0 and this."""
+LONGEST_IMAGE = 10.0
+"""Images (pixels from 0 to 1) are scaled down to this Euclidean norm; most are shorter."""
+LARGEST_NETWORK = 512
+"""Nodes: the row space comes from a dense matrix."""
+LEAST_SINGULAR = 1e-10
+"""Of the largest singular value: what is below drowns in the rounding of 64-bit numbers and does not count as known."""
+
+_SHOWN = 10  # nodes in a picture
+_INSIDE = 1e-9  # squared distance of a unit vector from the row space
+_REPEATS = {False: 100, True: 10}  # runs with other values and other noise: of one number a node, of images
+
+
+class Listener(Stacked):
+    """All rows in one process, and a record of what one node hears: the rows of those who send to it, and its own.
+
+    Args:
+        nodes: N.
+        attacker: who listens.
+    """
+
+    def __init__(self, nodes: int, attacker: int) -> None:
+        super().__init__(nodes)
+        self.attacker = attacker
+        self.heard: list[Tensor] = []
+        """One vector a message, round by round, senders ascending."""
+
+    def push(self, exchange: Exchange, s: Tensor, a: Tensor, link: Link) -> None:
+        assert exchange.weights is not None, "a listener does not synchronise"
+        weights, row = exchange.weights, slice(*exchange.weights.indptr[self.attacker : self.attacker + 2])
+        self.heard += [s[int(j)].clone() for j in weights.senders[row]]  # the protocol uses its memory again
+        super().push(exchange, s, a, link)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What one node hears over some rounds, as a matrix on the start values.
+
+    Attributes:
+        attacker: who listens.
+        matrix: (messages, N), in the order of `Listener.heard`.
+        neighbours: who sends to it.
+    """
+
+    attacker: int
+    matrix: Matrix
+    neighbours: tuple[int, ...]
+
+    @classmethod
+    def of(cls, topology: Topology, attacker: int, rounds: int) -> "Knowledge":
+        """From the public weights alone."""
+        if not 0 <= attacker < topology.nodes:
+            raise UsageError(f"attacker is {attacker}: the nodes are 0 to {topology.nodes - 1}")
+        if rounds < 1:
+            raise UsageError(f"rounds is {rounds}: the attacker must listen for 1 round or more")
+        if topology.nodes > LARGEST_NETWORK:
+            raise UsageError(f"nodes is {topology.nodes}: use {LARGEST_NETWORK} or fewer")
+        mixed: Matrix = np.eye(topology.nodes)
+        heard, senders = [], set()
+        for t in range(rounds):
+            weights = topology.weights(t)
+            row = weights.senders[slice(*weights.indptr[attacker : attacker + 2])]
+            heard.append(mixed[row])
+            senders |= set(row.tolist())
+            mixed = weights.matrix() @ mixed
+        return cls(attacker, np.concatenate(heard), tuple(sorted(senders - {attacker})))
+
+    @cached_property
+    def _svd(self) -> tuple[Matrix, Matrix, Matrix]:
+        left, values, right = np.linalg.svd(self.matrix, full_matrices=False)
+        rank = int((values > LEAST_SINGULAR * values[0]).sum())
+        return left[:, :rank], values[:rank], right[:rank]
+
+    @property
+    def rank(self) -> int:
+        """How many independent equations it has."""
+        return len(self._svd[1])
+
+    @cached_property
+    def recovered(self) -> tuple[int, ...]:
+        """Other nodes whose unit vector lies in the row space: their values follow from what was heard."""
+        outside = 1 - (self._svd[2] ** 2).sum(0)
+        return tuple(int(i) for i in np.flatnonzero(outside < _INSIDE) if i != self.attacker)
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Other nodes of whom only sums with others are known, or nothing."""
+        return tuple(i for i in range(self.matrix.shape[1]) if i != self.attacker and i not in self.recovered)
+
+    def solve(self, heard: Matrix) -> Matrix:
+        """The shortest least-squares solution, (N, d): right where recovered, the shortest guess elsewhere."""
+        left, values, right = self._svd
+        return right.T @ ((left.T @ heard) / values[:, None])
+
+    def covariance(self, noise: Matrix) -> Matrix:
+        """Of that solution, when the start values carry noise of this (N, N) covariance per coordinate."""
+        right = self._svd[2]
+        projector = right.T @ right
+        return projector @ noise @ projector
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What the nodes want to keep for themselves.
+
+    Attributes:
+        values: (N, d).
+        distance: no two admissible rows are further apart (Euclidean): what the noise is calibrated to.
+    """
+
+    values: Tensor
+    distance: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the attacker gets under one kind of noise. Errors are root mean squares per number over the recovered nodes.
+
+    Attributes:
+        noise: which.
+        epsilon: of all a node sends; infinite without noise.
+        error: of what was reconstructed, measured.
+        theory: the deviation of the least-squares estimator.
+        mean_error: of the network's mean, which is what everybody wanted to know.
+        correlation: median over the recovered images.
+        identified: recovered images picked out of all candidates.
+        images: how many there were; 0 for numbers.
+        read: (N, d), of the first run.
+    """
+
+    noise: Kind
+    epsilon: float
+    error: float
+    theory: float
+    mean_error: float
+    correlation: float | None
+    identified: int
+    images: int
+    read: Matrix
+
+
+@dataclass(frozen=True)
+class Attack:
+    """All outcomes, and the truth of the first run."""
+
+    knowledge: Knowledge
+    truth: Matrix
+    outcomes: tuple[Outcome, ...]
+    candidates: int
+    """Images that the attacker chooses from; 0 for numbers."""
+
+
+def reconstruct(
+    topology: Topology,
+    *,
+    attacker: int = 0,
+    rounds: int = 10,
+    epsilons: Sequence[float] = (10.0, 3.0, 1.0),
+    images: bool = False,
+    seed: int = 0,
+    repeats: int | None = None,
+) -> Attack:
+    """Let the nodes average, let one of them listen, and solve for the others' values.
+
+    Args:
+        topology: who sends to whom; public.
+        attacker: the node that listens. It follows the protocol.
+        rounds: for how long.
+        epsilons: of the noise on what a node sends, delta 1e-5; each as independent and as cancelling noise.
+        images: the private values are digits of mnist-mini, instead of one number a node.
+        seed: of values and independent noise. The keys of cancelling noise come from the operating system.
+        repeats: runs with other values and noise; by default 100, of images 10.
+    """
+    for epsilon in epsilons:
+        if not 0 < epsilon < math.inf:
+            raise UsageError(f"epsilon is {epsilon}: it must be above 0 and finite")
+    knowledge = Knowledge.of(topology, attacker, rounds)
+    candidates = _digits() if images else None
+    runs = range(_REPEATS[images] if repeats is None else repeats)
+    secrets = [_secrets(topology.nodes, candidates, seed + k) for k in runs]
+    kinds: list[tuple[Kind, float]] = [("none", math.inf), *(("independent", e) for e in epsilons)]
+    if topology.nodes > 2:  # noise shared with the attacker alone hides nothing
+        kinds += [("cancelling", e) for e in epsilons]
+    outcomes = []
+    for number, (kind, epsilon) in enumerate(kinds):
+        noise, own_seed = _Noise(kind, epsilon, topology.nodes, attacker), seed + number * len(runs)
+        outcomes.append(_outcome(noise, topology, knowledge, rounds, secrets, candidates, own_seed))
+    found = 0 if candidates is None else len(candidates)
+    return Attack(knowledge, secrets[0].values.numpy(), tuple(outcomes), found)
+
+
+def _digits() -> Tensor:
+    train = load("mnist-mini").train
+    assert isinstance(train, Images)
+    pixels = train.pixels.flatten(1).double() / 255
+    length: Tensor = torch.linalg.vector_norm(pixels, dim=1, keepdim=True)
+    return pixels * (LONGEST_IMAGE / length).clamp(max=1.0)
+
+
+def _secrets(nodes: int, candidates: Tensor | None, seed: int) -> Secrets:
+    stream = np.random.default_rng([seed, nodes])
+    if candidates is None:
+        return Secrets(torch.from_numpy(stream.uniform(0, LARGEST_VALUE, (nodes, 1))), LARGEST_VALUE)
+    chosen = torch.from_numpy(stream.choice(len(candidates), nodes, replace=False))
+    # pixels are not negative, so two images are at a right angle at most
+    return Secrets(candidates[chosen], math.sqrt(2) * LONGEST_IMAGE)
+
+
+class _Noise:
+    """One kind of noise: the protocol that adds it, and what it is to an attacker who knows its own part of it."""
+
+    def __init__(self, kind: Kind, epsilon: float, nodes: int, attacker: int) -> None:
+        self.kind, self.epsilon, self.nodes, self.attacker = kind, epsilon, nodes, attacker
+        self.multiplier = 0.0 if kind == "none" else noise_for(epsilon, DELTA, 1, events.gaussian)
+        self.partners: Partners | None = Pairs(colluders=1).partners(nodes) if kind == "cancelling" else None
+
+    def protocol(self, topology: Topology, listener: Listener, secrets: Secrets, seed: int) -> DPPS:
+        """Only the start values are private, so the rounds after the first reveal nothing new and need no noise."""
+        if self.kind == "none":
+            return DPPS(topology, NoNoise(), fabric=listener)
+        source = Seeded(seed) if self.partners is None else SecurePairs(self.partners)
+        bound = Bounded(distance=0.0, clip=0.0, start_distance=secrets.distance)
+        return DPPS(topology, Gaussian(self.multiplier), bound, noise=source, fabric=listener)
+
+    def told(self, protocol: DPPS, scale: float, width: int) -> Matrix:
+        """The noise on the others' first messages that the attacker knows: what it shares with its partners."""
+        known = np.zeros((self.nodes, width))
+        if self.partners is None or self.partners.shares().pair == 0:
+            return known
+        assert isinstance(protocol.noise, SecurePairs)
+        step = protocol.noise.lattice(scale, None)[0]
+        for i, j in self.partners.among().tolist():
+            if self.attacker in (i, j):
+                steps = pair_noise(protocol.noise, i, j, scale, 0, width)
+                known[j if i == self.attacker else i] += steps * (step if j == self.attacker else -step)
+        return known
+
+    def covariance(self, scale: float) -> Matrix:
+        """Of the noise on the start values that the attacker does not know; its own is known to it."""
+        own, pair = (1.0, 0.0) if self.partners is None else _variances(self.partners)
+        covariance: Matrix = own * np.eye(self.nodes)
+        for i, j in [] if self.partners is None else self.partners.among().tolist():
+            if self.attacker not in (i, j):
+                covariance[[i, j], [i, j]] += pair
+                covariance[[i, j], [j, i]] -= pair
+        covariance[self.attacker, self.attacker] = 0.0
+        return scale**2 * covariance
+
+
+def _variances(partners: Partners) -> tuple[float, float]:
+    shares = partners.shares()
+    return shares.independent**2, shares.pair**2
+
+
+def _outcome(
+    noise: _Noise,
+    topology: Topology,
+    knowledge: Knowledge,
+    rounds: int,
+    secrets: Sequence[Secrets],
+    candidates: Tensor | None,
+    seed: int,
+) -> Outcome:
+    chosen, squares, means, theory, reads = list(knowledge.recovered), [], [], 0.0, []
+    for k, secret in enumerate(secrets):
+        listener = Listener(topology.nodes, knowledge.attacker)
+        protocol = noise.protocol(topology, listener, secret, seed + k)
+        state = protocol.start(secret.values)
+        records = [protocol.step(state) for _ in range(rounds)]
+        scale = records[0].scale
+        told = noise.told(protocol, scale, secret.values.shape[1])
+        # what is known of the noise has gone through the same mixing as the values
+        read = knowledge.solve(torch.stack(listener.heard).numpy() - knowledge.matrix @ told)
+        squares.append(np.mean((read - secret.values.numpy())[chosen] ** 2) if chosen else math.nan)
+        means.append(float(((state.s.mean(0) - secret.values.mean(0)) ** 2).mean()))
+        deviations = np.diag(knowledge.covariance(noise.covariance(scale)))[chosen]
+        theory = math.sqrt(max(0.0, deviations.mean())) if chosen else math.nan
+        reads.append(read)
+    correlation, identified, count = None, 0, 0
+    if candidates is not None and chosen:
+        read = np.concatenate([r[chosen] for r in reads])
+        truth = np.concatenate([s.values.numpy()[chosen] for s in secrets])
+        correlation, identified, count = *_likeness(read, truth, candidates.numpy()), len(truth)
+    error, mean_error = (math.sqrt(float(np.mean(x))) for x in (squares, means))
+    return Outcome(
+        noise.kind, noise.epsilon, error, theory, mean_error, correlation, identified, count, reads[0]
+    )
+
+
+def _likeness(read: Matrix, truth: Matrix, candidates: Matrix) -> tuple[float, int]:
+    """The median correlation with the truth, and how often the nearest of all candidates is the truth."""
+    correlations = [float(np.corrcoef(r, t)[0, 1]) for r, t in zip(read, truth, strict=True)]
+    distances = (candidates**2).sum(1) - 2 * read @ candidates.T  # up to what is the same for all candidates
+    nearest = candidates[distances.argmin(1)]
+    return float(np.median(correlations)), int((nearest == truth).all(1).sum())
+
+
+def picture(file: Path, attack: Attack, title: str) -> None:
+    """Draw the images of the first nodes other than the attacker, and what was reconstructed of them, one line a noise."""
+    if not attack.candidates:
+        raise UsageError("a picture needs images: add --images")
+    known, side = attack.knowledge, math.isqrt(attack.truth.shape[1])
+    nodes = [i for i in range(len(attack.truth)) if i != known.attacker][:_SHOWN]
+    lines = [("the truth", attack.truth)]
+    for outcome in attack.outcomes:
+        if outcome.noise != "cancelling":  # as foggy: the table has it
+            name = "no noise" if outcome.noise == "none" else f"noise, epsilon {outcome.epsilon:g}"
+            lines.append((f"{name}\nerror {outcome.error:.2g}", outcome.read))
+    heads = [
+        f"node {node}\n{'neighbour' if node in known.neighbours else 'beyond'}"
+        + ("\nin sums only" if node in known.hidden else "")
+        for node in nodes
+    ]
+    rows = [(name, [values[node].reshape(side, side) for node in nodes]) for name, values in lines]
+    draw(file, rows, heads, title)

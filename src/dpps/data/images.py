@@ -1,0 +1,184 @@
+"""Images as people have them: a folder with a sub-folder for every class, read by a public schema that names classes and size.
+
+Every image becomes the declared size and bytes become numbers from 0 to 1: nothing is computed over the data.
+"""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpps.errors import UsageError, needs_extra, quoted, unknown
+
+log = logging.getLogger(__name__)
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_KEYS = ("classes", "images")
+_DEEP = ("I", "F")  # kinds of pixels with more than eight bits
+
+
+@dataclass(frozen=True)
+class ImageSchema:
+    """What all nodes agree on before they read their images.
+
+    Attributes:
+        classes: the names of the sub-folders, in the order of the model's outputs.
+        shape: (channels, height, width) of what the model reads; images of another size are scaled.
+    """
+
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+
+    def checksum(self) -> str:
+        """Equal for schemas that say the same."""
+        return hashlib.sha256(self.to_toml().encode()).hexdigest()[:16]
+
+    def to_toml(self) -> str:
+        """The text of a schema file."""
+        names = json.dumps(list(self.classes), ensure_ascii=False).replace("\x7f", "\\u007f")
+        return f"classes = {names}\nimages = {list(self.shape)}  # channels, height, width\n"
+
+
+def parse_image_schema(table: Mapping[str, Any], where: str) -> ImageSchema:
+    """The schema in a TOML table that has an entry `images`.
+
+    Args:
+        table: as `tomllib` reads it.
+        where: the file, for messages.
+    """
+    for key in table:
+        if key not in _KEYS:
+            raise unknown(f"entry in {where}, which describes images,", key, _KEYS)
+    classes, shape = table.get("classes"), table["images"]
+    if (
+        not isinstance(classes, list)
+        or not all(isinstance(name, str) and name for name in classes)
+        or len(set(classes)) < max(2, len(classes))
+    ):
+        raise UsageError(f"{where}: classes is {classes!r}: name two or more sub-folders, each once")
+    if (
+        not isinstance(shape, list)
+        or len(shape) != 3
+        or not all(type(size) is int and size > 0 for size in shape)
+        or shape[0] not in (1, 3)
+    ):
+        raise UsageError(
+            f"{where}: images is {shape!r}: give channels (1 for grey, 3 for colour), height and width, such "
+            "as images = [3, 32, 32]"
+        )
+    return ImageSchema(tuple(classes), (shape[0], shape[1], shape[2]))
+
+
+def labelled_images(folder: Path, schema: ImageSchema) -> tuple[Tensor, Tensor]:
+    """Inputs of shape (images, *schema.shape) from 0 to 1, and class numbers: of images in a sub-folder for every class."""
+    found = []
+    for sub in _sub_folders(folder):
+        if sub.name not in schema.classes:
+            raise UsageError(
+                f"{sub} is no class of the schema ({quoted(schema.classes)}): rename the folder, or declare the class"
+            )
+        found += [(file, schema.classes.index(sub.name)) for file in image_files(sub)]
+    if not found:
+        raise UsageError(
+            f"{folder} holds no images in sub-folders named as the classes ({quoted(schema.classes)}): put them there"
+        )
+    labels = torch.tensor([label for _, label in found])
+    return _read_all([file for file, _ in found], schema), labels
+
+
+def unlabelled_images(folder: Path, schema: ImageSchema) -> Tensor:
+    """All images in a folder and below, in the order of `image_files`."""
+    files = image_files(folder)
+    if not files:
+        raise UsageError(f"{folder} holds no images ({', '.join(ENDINGS)}): put some there")
+    return _read_all(files, schema)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images in a folder and below, in the order of their names; hidden files are no images, and others are told."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: images lie in a folder")
+    images, others = _images_below(folder)
+    if others:
+        log.warning("%s: %d files are no images and left out", folder, others)
+    return images
+
+
+def _images_below(folder: Path) -> tuple[list[Path], int]:
+    """The images, and how many other files there are."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
+    images = [file for file in files if file.suffix.lower() in ENDINGS]
+    return images, len(files) - len(images)
+
+
+def guess_image_schema(folder: Path) -> ImageSchema:
+    """Classes, colours and the most frequent size as this folder has them. They are read off private data."""
+    with needs_extra("images"):
+        from PIL import Image
+    part = folder / "train" if (folder / "train").is_dir() else folder
+    classes = tuple(sub.name for sub in _sub_folders(part))
+    if len(classes) < 2:
+        raise UsageError(
+            f"{part} has {len(classes)} sub-folders: images of two or more classes are needed, one folder for each"
+        )
+    sizes: Counter[tuple[int, int]] = Counter()
+    grey = True
+    for file in _images_below(part)[0]:
+        with _opened(file, Image) as image:
+            sizes[image.height, image.width] += 1
+            grey = grey and image.mode in ("1", "L", "LA")
+    if not sizes:
+        raise UsageError(f"{part} holds no images ({', '.join(ENDINGS)}): put some into its sub-folders")
+    (height, width), _ = sizes.most_common(1)[0]
+    return ImageSchema(classes, (1 if grey else 3, height, width))
+
+
+def _sub_folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: images lie in a folder, with a sub-folder for every class")
+    return sorted(sub for sub in folder.iterdir() if sub.is_dir() and not sub.name.startswith("."))
+
+
+def _read_all(files: list[Path], schema: ImageSchema) -> Tensor:
+    with needs_extra("images"):
+        from PIL import Image
+    channels, height, width = schema.shape
+    pixels = np.empty((len(files), channels, height, width), np.uint8)
+    for k, file in enumerate(files):
+        with _opened(file, Image) as image:
+            try:
+                own = image.convert("L" if channels == 1 else "RGB")
+                if own.size != (width, height):
+                    own = own.resize((width, height), Image.Resampling.BILINEAR)
+            except (OSError, ValueError, SyntaxError) as error:
+                raise UsageError(
+                    f"{file} is damaged ({error}): copy it anew, or take it out of the folder"
+                ) from error
+        values = np.asarray(own, np.uint8)
+        pixels[k] = values[None] if channels == 1 else values.transpose(2, 0, 1)
+    return torch.from_numpy(pixels).float() / 255
+
+
+def _opened(file: Path, reader: Any) -> Any:
+    """The image, not yet decoded; deep pixels would lose their meaning and are refused."""
+    try:
+        image = reader.open(file)
+    except (OSError, ValueError, SyntaxError, reader.DecompressionBombError) as error:
+        raise UsageError(
+            f"{file} is no image that can be read ({type(error).__name__}): copy it anew, or take it out of the folder"
+        ) from error
+    if image.mode.startswith(_DEEP):
+        image.close()
+        raise UsageError(
+            f"{file} has pixels of the kind {image.mode}, more than 8 bits: save it with 8 bits, or give "
+            "arrays (.npz) with --classes"
+        )
+    return image

@@ -1,0 +1,194 @@
+"""Tables as people have them: CSV (comma, semicolon or tab; quoted), Parquet and .npz,
+read as text with the place of every cell."""
+
+import csv
+import io
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpps.errors import UsageError, needs_extra
+
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
+TEXT = (".csv", ".tsv")
+ENDINGS = (*TEXT, ".parquet", ".npz")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of text under named columns.
+
+    Attributes:
+        path: the file.
+        names: of the columns; one without a name is "column 1", "column 2", ...
+        rows: the cells, as many in each row as there are names; a value that is not there is the empty text.
+        lines: where each row begins, as an editor counts lines; in other files the number of the row, from 1.
+        headed: whether the file names its columns.
+        separator: between cells of a text file; empty in other files.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    rows: list[list[str]]
+    lines: list[int]
+    headed: bool = True
+    separator: str = ""
+
+    def place(self, row: int, column: int) -> str:
+        """Where a cell stands: file, line and column, counted from 1."""
+        name = f" ({self.names[column]})" if self.headed else ""
+        kind = "line" if self.separator else "row"
+        return f"{self.path}, {kind} {self.lines[row]}, column {column + 1}{name}"
+
+
+def read_table(path: Path, headed: bool | None = True) -> Table:
+    """Read a table.
+
+    Args:
+        path: its ending says what it is.
+        headed: whether the first line of a text file holds the columns' names; None: it does unless all its cells are numbers.
+    """
+    if path.suffix not in ENDINGS:
+        raise UsageError(f"{path} is no table that is known here: give one of {', '.join(ENDINGS)}")
+    try:
+        if path.suffix in TEXT:
+            return _read_text(path, headed)
+        return _read_parquet(path) if path.suffix == ".parquet" else _read_arrays(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def as_number(text: str, separator: str = "") -> float | None:
+    """The finite number that a cell shows, or None. Between semicolons `1,5` is one and a half, as spreadsheets write it."""
+    if separator == ";" and text.count(",") == 1 and "." not in text:
+        text = text.replace(",", ".")
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if np.isfinite(number) and "_" not in text else None
+
+
+def _read_text(path: Path, headed: bool | None) -> Table:
+    text = _decoded(path)
+    separator = _separator(text)
+    records, starts = _records(path, text, separator)
+    if not records:
+        raise UsageError(f"{path} is empty: a line of column names and one line per example are needed")
+    if headed is None:
+        headed = any(as_number(cell, separator) is None for cell in records[0])
+    width = len(records[0])
+    unnamed = tuple(f"column {k + 1}" for k in range(width))
+    names = tuple(own or other for own, other in zip(records[0], unnamed, strict=True)) if headed else unnamed
+    rows, lines = records[headed:], starts[headed:]
+    for row, line in zip(rows, lines, strict=True):
+        if len(row) != width:
+            raise UsageError(
+                f"{path}, line {line}: {len(row)} cells and {width} in line {starts[0]} (separated by "
+                f"{SEPARATORS[separator]}): add "
+                'what is missing, or put a cell that holds the separator in quotes ("a, b")'
+            )
+    return _checked(Table(path, names, rows, lines, headed, separator))
+
+
+def _decoded(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise UsageError(
+            f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8: save the file as UTF-8 (in "
+            "a spreadsheet: CSV UTF-8)"
+        ) from error
+
+
+def _separator(text: str) -> str:
+    """That which stands most often in the first line, outside of quotes."""
+    first = re.sub(r'"[^"]*"', "", text.lstrip("\r\n")).partition("\n")[0]
+    return max(SEPARATORS, key=first.count)
+
+
+def _records(path: Path, text: str, separator: str) -> tuple[list[list[str]], list[int]]:
+    """Every record that is not blank, without white space around its cells, and the line it begins in."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    records: list[list[str]] = []
+    starts: list[int] = []
+    start = 1
+    try:
+        for record in reader:
+            if any(cell.strip() for cell in record):
+                records.append([cell.strip() for cell in record])
+                starts.append(start)
+            start = reader.line_num + 1  # a quoted cell may hold line ends
+    except csv.Error as error:
+        raise UsageError(
+            f"{path}, line {start}: {error}: close the quotes, and write a quotation mark inside of quotes twice"
+        ) from error
+    return records, starts
+
+
+def _read_parquet(path: Path) -> Table:
+    with needs_extra("tables"):
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    try:
+        with ParquetFile(path) as file:
+            found = file.read()
+            columns = [[as_text(value) for value in column.to_pylist()] for column in found.columns]
+    except ArrowException as error:
+        raise UsageError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from error
+    return of_columns(path, tuple(found.column_names), columns)
+
+
+def _read_arrays(path: Path) -> Table:
+    """Arrays of one dimension, each named as its column."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays}
+    except (TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} is no .npz file of numbers or texts: {error}") from error
+    for name, array in found.items():
+        if array.ndim != 1:
+            raise UsageError(
+                f"{path}: array {name!r} has {array.ndim} dimensions: with a schema give one array of one dimension per column, "
+                "under the column's name; arrays x and y are read without a schema"
+            )
+    return of_columns(path, tuple(found), [[as_text(v) for v in array.tolist()] for array in found.values()])
+
+
+def of_columns(path: Path, names: tuple[str, ...], columns: list[list[str]]) -> Table:
+    """A table from its columns."""
+    lengths = {len(column) for column in columns}
+    if len(lengths) > 1:
+        raise UsageError(
+            f"{path}: columns of {min(lengths)} and {max(lengths)} values: all need the same number"
+        )
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return _checked(Table(path, names, rows, list(range(1, len(rows) + 1))))
+
+
+def as_text(value: object) -> str:
+    """As it would stand in a CSV file; what is not there (null, NaN) is empty."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
+
+
+def _checked(table: Table) -> Table:
+    if len(table.names) < 2:
+        raise UsageError(
+            f"{table.path} has {len(table.names)} column: the label and one input or more are needed, separated by comma, "
+            "semicolon or tab"
+        )
+    for place, name in enumerate(table.names):
+        if table.names.index(name) < place:
+            raise UsageError(
+                f"{table.path}: columns {table.names.index(name) + 1} and {place + 1} are both called {name!r}: rename one"
+            )
+    if not table.rows:
+        raise UsageError(f"{table.path} has no examples: one or more are needed")
+    return table

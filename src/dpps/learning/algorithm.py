@@ -1,0 +1,269 @@
+"""An algorithm: `start` and `step` on an explicit state. Each algorithm is one file beside this one.
+
+A step computes with the :class:`~dpps.learning.nodes.Nodes` held here and changes the state last,
+when the round is complete; so a round happens as a whole or not at all. docs/extending.md adds an algorithm.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpps.errors import UsageError, is_number
+from dpps.frozen import Frozen
+from dpps.learning.batch_sizes import BatchSize, batches, check_batch
+from dpps.learning.engines.calling import Loss
+from dpps.learning.optimizers import Averaging, ReleasedOptimizer
+from dpps.learning.partition import Partition
+from dpps.learning.schedules import Schedule
+from dpps.learning.suggestion import suggest, suggested_batch, suggested_epochs
+from dpps.privacy.trust import Pairs
+from dpps.privacy.units import Plan, Unit
+from dpps.protocol import RoundRecord, State
+from dpps.registry import Registry
+
+if TYPE_CHECKING:
+    from dpps.learning.nodes import Nodes
+
+ALGORITHMS: Registry[type["Algorithm"]] = Registry("algorithm", "dpps.learning")
+"""Algorithms by name: what `dpps train --algorithm` offers."""
+
+EPOCHS, BATCH = 12, 100
+"""Of runs that no rule speaks for."""
+
+LocalOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+
+@dataclass
+class TrainState:
+    """Everything of a run that changes from round to round; a checkpoint is this and nothing else."""
+
+    shared: State
+    """The rows of the shared parameters in the protocol."""
+    local: Tensor
+    """(rows, d_l): every node's local parameters."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """What an algorithm keeps beside them, by name."""
+
+    @property
+    def round(self) -> int:
+        """How many rounds are complete."""
+        return self.shared.round
+
+
+class Step(NamedTuple):
+    """What a step gives: the protocol's record (None when nothing is shared) and every row's loss."""
+
+    record: RoundRecord | None
+    losses: Tensor
+
+
+@dataclass
+class Algorithm(Frozen, ABC):
+    r"""What is computed in a round.
+
+    Args:
+        model: any `nn.Module`; all nodes start from its parameters.
+        shared: prefixes of the names of shared parameters, "all", or a predicate on names.
+        lr_shared: $\gamma_s$; without it, the rule of docs/recipes.md chooses for softmax regression in the
+            unit record, and it is 0.1 otherwise.
+        lr_local: $\gamma_l$; without it, as `lr_shared`.
+        lr_step: all rates divided by 10 at the start of epochs K, 2K, ... counted from 1 (0 = never), which also restarts
+            the counters of topology and synchronisation. The noise rate $\gamma_n$ decays along in the unit node-swap.
+        batch_size: examples per node and round (their expected number in the unit record,
+            in which nodes may differ): one number for all, one per node, or a part in (0, 1) of each node's
+            examples. Without it, as `lr_shared`: by the rule, or 100.
+        local_steps: gradient steps per round; the clipped total change is the perturbation.
+        loss: of (outputs, targets): a mean over the batch, or one number per example, which is averaged. Class weights work in
+            every unit in the latter form, `F.cross_entropy(outputs, targets, weight=w, reduction="none")`.
+        local_optimizer: what makes a `torch.optim` optimizer for one node's local parameters; plain SGD without it.
+        optimizer: `Momentum` or `Adam` on released updates, which costs no privacy: of the shared part, and in the unit record of
+            the local part, too. Plain SGD without it. (In the unit node-swap, where rows are hidden, it works before the noise.)
+        schedule: the factor on all rates in every round, fixed at the start; None: constant.
+        averaging: the part of the rounds, at the end, over which the shared parameters that come out are averaged (0 = the last).
+
+    All of it is fixed from here on, because noise is calibrated to it; `dataclasses.replace` makes a variant for another run.
+    """
+
+    noisy: ClassVar[bool] = True
+    """Whether it can keep a unit's promise; without, messages leave as they are."""
+    sends_updates: ClassVar[bool] = True
+    """Whether what it sends is an update of the shared parameters, of which an optimizer can make another."""
+    shares_all: ClassVar[bool] = False
+    """Whether the command line shares the whole model with it, whatever `--shared` says."""
+    synchronises: ClassVar[bool] = True
+    """Whether all nodes average with everybody every `sync_every` rounds."""
+    own_sensitivity: ClassVar[str] = ""
+    """Which sensitivity it uses in the unit node-swap instead of the one asked for, in words; empty: that one."""
+
+    model: nn.Module
+    shared: Sequence[str] | Callable[[str], bool] = "all"
+    lr_shared: float | None = None
+    lr_local: float | None = None
+    lr_step: int = 0
+    batch_size: BatchSize | None = None
+    local_steps: int = 1
+    loss: Loss = F.cross_entropy
+    local_optimizer: LocalOptimizer | None = None
+    optimizer: ReleasedOptimizer | None = None
+    schedule: Schedule | None = None
+    averaging: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise UsageError(f"the model is {self.model!r:.80}: give an nn.Module, such as dpps.models.MLP()")
+        if not callable(self.loss):
+            raise UsageError(f"the loss is {self.loss!r:.80}: give a function of (outputs, targets)")
+        for name in ("lr_shared", "lr_local"):
+            rate = getattr(self, name)
+            if rate is not None and not (is_number(rate) and 0 <= rate < float("inf")):
+                raise UsageError(f"{name} is {rate!r}: it must be a number, 0 or more and finite")
+        if self.batch_size is not None:
+            check_batch(self.batch_size)
+        if self.local_steps < 1:
+            raise UsageError(f"local_steps is {self.local_steps}: it must be 1 or more")
+        if self.lr_step < 0:
+            raise UsageError(f"lr_step is {self.lr_step}: it must be 0 (never) or a number of epochs")
+        if self.lr_step and self.schedule is not None:
+            raise UsageError(f"lr_step and the schedule {self.schedule} both set the rates: choose one")
+        if self.averaging:
+            Averaging(self.averaging)  # refuses what is no part
+        if self.optimizer is not None and not self.sends_updates:
+            raise UsageError(
+                f"{type(self).__name__} sends more than an update of its parameters: it works without an optimizer"
+            )
+        self.partition = Partition(self.model, self.shared)
+
+    @classmethod
+    def shares(cls, wanted: str) -> str:
+        """Which layers this algorithm shares when `wanted` was asked for on the command line."""
+        return "all" if cls.shares_all else wanted
+
+    def unit(self, unit: Unit | None) -> Unit | None:
+        """The privacy unit as this algorithm carries it out.
+
+        Raises:
+            UsageError: the algorithm cannot keep this unit's promise.
+        """
+        if unit is not None and not self.noisy:
+            raise UsageError(
+                f"{type(self).__name__} sends without noise and cannot keep the unit {unit.name}: leave "
+                "privacy out, or use PartPSP"
+            )
+        shared_noise = isinstance(getattr(unit, "trust", None), Pairs)
+        if shared_noise and self.optimizer is not None and not self.optimizer.linear:
+            raise UsageError(
+                f"{type(self.optimizer).__name__} is not linear in the released updates, so noise that "
+                "partners share would not cancel: "
+                "use Momentum or no optimizer with trust=Pairs, or trust nobody"
+            )
+        return unit
+
+    def rate(self, epoch: int) -> float:
+        """The factor on the rates in an epoch, counted from 1."""
+        return 10.0 ** -(epoch // self.lr_step) if self.lr_step else 1.0
+
+    def epochs(self, sizes: Sequence[int], unit: Unit | None = None) -> int:
+        """How many passes over the data a run takes for which nobody gave a number: by the rule, where there is one; otherwise 12."""
+        if not self._has_rule(unit):
+            return EPOCHS
+        usual = suggested_batch(sizes) if self.lr_shared is None else BATCH
+        return suggested_epochs(self.batch_size or usual, sizes)
+
+    def plan(
+        self, sizes: Sequence[int], epochs: int, spare_rounds: int = 0, unit: Unit | None = None
+    ) -> Plan:
+        """What a unit needs to know of a run over `epochs` with nodes of these declared sizes.
+
+        Args:
+            spare_rounds: rounds paid for beyond the plan, so that rounds repeated after a crash stay within a target epsilon.
+            unit: the promise, on which rates that were not given depend.
+        """
+        if epochs < 1:
+            raise UsageError(f"epochs is {epochs}: it must be 1 or more")
+        lr_shared, batch = self._rates(sizes, epochs, spare_rounds, unit)
+        drawn = batches(batch, sizes)
+        per_epoch = drawn.rounds(sizes, self.local_steps)
+        rounds: dict[float, int] = {}
+        for epoch in range(1, epochs + 1):
+            rounds[self.rate(epoch)] = rounds.get(self.rate(epoch), 0) + per_epoch
+        scheduled = (
+            [(rate, 1) for rate in self.schedule.factors(epochs * per_epoch)] if self.schedule else None
+        )
+        return Plan(
+            tuple(scheduled or rounds.items()),
+            lr_shared,
+            drawn.mean,
+            drawn.rates,
+            spare_rounds,
+            self.partition.shared_size + self.partition.local_size,
+            tuple(sizes),
+            lr_shared if self.lr_local is None else self.lr_local,
+            drawn.expected if drawn.differ else (),
+        )
+
+    def _rates(
+        self, sizes: Sequence[int], epochs: int, spare_rounds: int, unit: Unit | None
+    ) -> tuple[float, BatchSize]:
+        """The rate of the shared part and the batch: as given, by the rule, or as usual."""
+        given = self.batch_size
+        if self.lr_shared is None and unit is not None and self._has_rule(unit):
+            partners, inputs = unit.trust.partners(len(sizes)), self.softmax_inputs
+            assert inputs is not None
+            found = suggest(
+                sizes,
+                inputs,
+                mean_noise=1.0 if partners is None else partners.shares().independent,
+                epsilon=unit.epsilon,
+                delta=unit.delta,
+                noise_multiplier=getattr(unit, "noise_multiplier", None),
+                records_per_user=unit.records_per_user,
+                spare_rounds=spare_rounds,
+                batch_size=given,
+                epochs=epochs,
+                clip=unit.clip,
+                momentum=self._momentum,
+            )
+            return found.rate, found.batch_size
+        return 0.1 if self.lr_shared is None else self.lr_shared, BATCH if given is None else given
+
+    def _has_rule(self, unit: Unit | None) -> bool:
+        """Whether options left open follow the rule for softmax regression."""
+        known = unit is not None and unit.per_example and self._momentum is not None
+        return known and self.softmax_inputs is not None
+
+    @property
+    def _momentum(self) -> float | None:
+        """None: of an optimizer that has no such thing."""
+        return 0.0 if self.optimizer is None else getattr(self.optimizer, "beta", None)
+
+    @property
+    def softmax_inputs(self) -> int | None:
+        """How many inputs a softmax regression has that is shared as a whole; None: the model is something else."""
+        layers = [m for m in self.model.modules() if any(True for _ in m.parameters(recurse=False))]
+        whole = not self.partition.local and self.loss is F.cross_entropy
+        if not whole or len(layers) != 1 or not isinstance(layers[0], nn.Linear):
+            return None
+        return layers[0].in_features
+
+    def start(self, nodes: "Nodes") -> TrainState:
+        """The state before round 0: every row starts from the model's own parameters, which are public."""
+        s, l = (part.to(nodes.device) for part in self.partition.initial())
+        rows = len(nodes.rows)
+        return TrainState(nodes.protocol.start(s.repeat(rows, 1), common_start=True), l.repeat(rows, 1))
+
+    @abstractmethod
+    def step(self, nodes: "Nodes", state: TrainState) -> Step:
+        """One round. It completes and changes `state`, or raises and leaves it as it was."""
+
+    def shared_parameters(self, rows: Tensor) -> Tensor:
+        """The model's shared parameters in rows of the protocol, for algorithms that send more than these."""
+        return rows
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.fixed = frozenset(f.name for f in fields(Algorithm))

@@ -1,0 +1,1 @@
+"""Gradients of all nodes: whatever is clever lives here and nowhere else."""

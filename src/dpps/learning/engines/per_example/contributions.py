@@ -1,0 +1,284 @@
+"""What the examples of a batch contribute to the gradient of one weight: its norms and its weighted sum, without
+writing one gradient per example where that can be avoided."""
+
+from abc import ABC, abstractmethod
+from math import prod
+
+import torch
+from torch import Tensor
+
+from dpps.learning.engines.per_example.adding import norms_of, sum_of_products, weighted_sum
+
+_GRAM = 3
+"""How much dearer a number of a Gram matrix (in float64) is than one of an explicit gradient; measured on a CPU."""
+
+_NARROW = 16
+"""Products of which one side has fewer columns are faster with that side first; measured on a CPU."""
+
+
+class Contribution(ABC):
+    """The gradients that the examples of a batch have for one weight of shape `shape`."""
+
+    shape: torch.Size
+
+    @abstractmethod
+    def norms(self) -> Tensor:
+        """Norms, (examples, parts), of the parts of every example's gradient: none below the true one by more than its rounding.
+
+        Whatever only they are computed from is let go.
+        """
+
+    @abstractmethod
+    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
+        """The sum of the examples' gradients, each times its factor; `piece` as in `weighted_sum`."""
+
+    @abstractmethod
+    def explicit(self) -> Tensor:
+        """All gradients, (examples, *shape)."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> int:
+        """How many numbers are held for all of this at a time."""
+
+
+class Explicit(Contribution):
+    """Gradients that are there already: biases, scales, and whatever has no rule."""
+
+    def __init__(self, gradients: Tensor) -> None:
+        self.gradients, self.shape = gradients, gradients.shape[1:]
+
+    def norms(self) -> Tensor:
+        return norms_of(flat(self.gradients))
+
+    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
+        return weighted_sum(factors, flat(self.gradients), piece).view(self.shape)
+
+    def explicit(self) -> Tensor:
+        return self.gradients
+
+    @property
+    def numbers(self) -> int:
+        return self.gradients.numel()
+
+
+class Outer(Contribution):
+    r"""$g_e = \sum_t l_{et} r_{et}^T$ for every group: what goes into a linear layer and what comes back.
+
+    $\|g_e\|^2 = \sum_{ts} (l_{et} \cdot l_{es}) (r_{et} \cdot r_{es})$ needs no gradient, and pays where there are few positions t.
+
+    Args:
+        left: (examples, groups, positions, m).
+        right: (examples, groups, positions, n).
+        shape: of the weight: groups x m x n numbers.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
+        self.left, self.right, self.shape = left, right, shape
+        self.examples, self.groups, self.positions, self._m = left.shape
+        self._n = right.shape[3]
+        self._gradients: Tensor | None = None
+        self._turned = self._m > self._n and self._n < _NARROW
+
+    @property
+    def gram(self) -> bool:
+        """Whether Gram matrices of positions are cheaper than the gradients themselves."""
+        return _GRAM * self.positions * (self._m + self._n) < self._m * self._n
+
+    def norms(self) -> Tensor:
+        if self.positions == 1:
+            left: Tensor
+            right: Tensor
+            left, right = (
+                torch.linalg.vector_norm(part, dim=3)[:, :, 0].double() for part in (self.left, self.right)
+            )
+            return left * right
+        if not self.gram:
+            norms = norms_of(flat(self._each()))
+            self.left = self.right = torch.empty(0)  # the gradients are there: the sides may go
+            return norms
+        left, right = (gram_matrix(part) for part in (self.left, self.right))
+        lengths = (left.diagonal(dim1=2, dim2=3) * right.diagonal(dim1=2, dim2=3)).clamp_(min=0).sqrt_()
+        return cautious(left.mul_(right).sum((2, 3)), lengths.sum(2), self.positions, self.left.dtype)
+
+    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
+        if self._gradients is not None:
+            total = weighted_sum(factors, flat(self._gradients), piece)
+            return self._shaped(total[None])[0] if self._turned else total.view(self.shape)
+        left, right = self.left, self.right
+        if self._m <= self._n:
+            left = left * factors[:, None, None, None]
+        else:
+            right = right * factors[:, None, None, None]
+        left, right = (part.transpose(0, 1).flatten(1, 2) for part in (left, right))
+        return sum_of_products(left, right, self.positions, piece).reshape(self.shape)
+
+    @property
+    def numbers(self) -> int:
+        sides = self.groups * self.positions * (self._m + self._n)
+        more = 4 * self.positions**2 * self.groups if self.gram else prod(self.shape)
+        return self.examples * (sides + (more if self.positions > 1 else 0))
+
+    def explicit(self) -> Tensor:
+        return self._shaped(self._each())
+
+    def _each(self) -> Tensor:
+        """The gradients of all groups, (examples, groups, m, n), or (.., n, m) where that is the faster product."""
+        if self._gradients is None:
+            one, other = (self.right, self.left) if self._turned else (self.left, self.right)
+            if self.groups == 1:
+                self._gradients = torch.bmm(one[:, 0].mT, other[:, 0])
+            else:
+                self._gradients = one.mT @ other
+        return self._gradients
+
+    def _shaped(self, gradients: Tensor) -> Tensor:
+        """Rows of such numbers in the shape of the weight."""
+        if self._turned:
+            gradients = gradients.reshape(-1, self.groups, self._n, self._m).mT
+        return gradients.reshape(-1, *self.shape)
+
+
+class Rows(Contribution):
+    r"""Rows of a table that were looked up: $g_e$ has $d_{et}$ added to row $i_{et}$.
+
+    Args:
+        rows: (examples, positions), which row was read where.
+        back: (examples, positions, width), what came back; zero where nothing is learned.
+        shape: (table length, width).
+    """
+
+    def __init__(self, rows: Tensor, back: Tensor, shape: torch.Size) -> None:
+        self.rows, self.back, self.shape = rows, back, shape
+
+    def norms(self) -> Tensor:
+        return norms_of(flat(self.back if self.rows.shape[1] == 1 else self._added()))
+
+    def _added(self) -> Tensor:
+        """What came back, added up over the positions that read the same row: (examples, rows or positions, width)."""
+        examples, positions = self.rows.shape
+        slots, count = self.rows, self.shape[0]
+        if count > positions:  # rows are numbered anew, in the order of the table
+            read, order = self.rows.sort(1)
+            numbered = torch.zeros_like(read)
+            numbered[:, 1:] = (read[:, 1:] != read[:, :-1]).cumsum(1)
+            slots, count = torch.empty_like(read).scatter_(1, order, numbered), positions
+        own = slots + count * torch.arange(examples, device=slots.device)[:, None]
+        added = self.back.new_zeros(examples * count, self.back.shape[2])
+        return added.index_add_(0, own.flatten(), self.back.flatten(0, 1)).view(examples, count, -1)
+
+    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
+        weighted = (self.back * factors[:, None, None]).flatten(0, 1)
+        weighted = weighted if piece is None else weighted.double()
+        return weighted.new_zeros(self.shape).index_add_(0, self.rows.flatten(), weighted)
+
+    @property
+    def numbers(self) -> int:
+        examples, positions = self.rows.shape
+        return self.back.numel() + examples * min(positions, self.shape[0]) * (self.shape[1] + 4)
+
+    def explicit(self) -> Tensor:
+        index = self.rows[:, :, None].expand_as(self.back)
+        return self.back.new_zeros(len(self.rows), *self.shape).scatter_add_(1, index, self.back)
+
+
+class Tied(Contribution):
+    """A table that is looked up and also multiplied by (embeddings tied to the output layer), or several of either kind.
+
+    Every part is a sum of outer products, so the squared norm is the sum over all pairs of parts; gradients as large as a
+    vocabulary are never written.
+    """
+
+    def __init__(self, parts: list[Outer | Rows]) -> None:
+        self.parts, self.shape = parts, parts[0].shape
+
+    def norms(self) -> Tensor:
+        total, lengths = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        positions = 0
+        for k, one in enumerate(self.parts):
+            own = _length(one)
+            total, lengths = total.to(own.device) + _cross(one, one), lengths.to(own.device) + own
+            positions += one.rows.shape[1] if isinstance(one, Rows) else one.positions
+            for other in self.parts[:k]:
+                total = total + 2 * _cross(one, other)
+        part = self.parts[0]
+        dtype = part.back.dtype if isinstance(part, Rows) else part.left.dtype
+        return cautious(total, lengths, positions, dtype)[:, None]
+
+    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
+        return torch.stack([part.total(factors, piece) for part in self.parts]).sum(0)
+
+    def explicit(self) -> Tensor:
+        return torch.stack([part.explicit() for part in self.parts]).sum(0)
+
+    @property
+    def numbers(self) -> int:
+        return 4 * sum(part.numbers for part in self.parts)
+
+
+def combine(uses: list[Contribution]) -> Contribution:
+    """All uses of one weight together: gradients add up, norms do not."""
+    if len(uses) == 1:
+        return uses[0]
+    simple = [u for u in uses if isinstance(u, Rows) or (isinstance(u, Outer) and u.groups == 1)]
+    if len(simple) == len(uses):
+        positions = sum(u.rows.shape[1] if isinstance(u, Rows) else u.positions for u in simple)
+        if _GRAM * positions * sum(uses[0].shape) < prod(uses[0].shape):
+            return Tied(simple)
+    return Explicit(torch.stack([use.explicit() for use in uses]).sum(0))
+
+
+def flat(gradients: Tensor) -> Tensor:
+    """One row per example."""
+    return gradients.reshape(gradients.shape[0], -1)
+
+
+def gram_matrix(rows: Tensor) -> Tensor:
+    """All products of two rows, in float64: products that cancel keep their digits."""
+    exact = rows.double()
+    return exact @ exact.mT
+
+
+def cautious(squares: Tensor, lengths: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
+    """Norms of sums of so many parts, enlarged by what rounding of the sum itself may add.
+
+    Args:
+        squares: of the norms, exact to float64.
+        lengths: the sums of the parts' norms: where parts cancel, the norm of their sum is far below, and rounding is not.
+    """
+    error: Tensor = 4 * torch.finfo(dtype).eps * positions**0.5 * lengths
+    bounded: Tensor = squares.clamp(min=0).sqrt() + error
+    return bounded
+
+
+def _length(part: Outer | Rows) -> Tensor:
+    if isinstance(part, Rows):
+        norms: Tensor = torch.linalg.vector_norm(part.back, dim=2)
+        return norms.double().sum(1)
+    both = (torch.linalg.vector_norm(side[:, 0], dim=2).double() for side in (part.left, part.right))
+    left, right = both
+    length: Tensor = (left * right).sum(1)
+    return length
+
+
+def _cross(one: Outer | Rows, other: Outer | Rows) -> Tensor:
+    """Every example's inner product of two gradients of the same table, in float64."""
+    products: Tensor
+    found: Tensor
+    if isinstance(one, Rows) and isinstance(other, Rows):
+        same = one.rows[:, :, None] == other.rows[:, None]
+        products = (one.back.double() @ other.back.double().mT) * same
+        found = products.sum((1, 2))
+        return found
+    if isinstance(one, Rows):
+        one, other = other, one
+    assert isinstance(one, Outer)
+    if isinstance(other, Rows):
+        read = one.left[:, 0].double().gather(2, other.rows[:, None].expand(-1, one.positions, -1))
+        products = read * (one.right[:, 0].double() @ other.back.double().mT)
+        found = products.sum((1, 2))
+        return found
+    left = one.left[:, 0].double() @ other.left[:, 0].double().mT
+    products = left * (one.right[:, 0].double() @ other.right[:, 0].double().mT)
+    found = products.sum((1, 2))
+    return found

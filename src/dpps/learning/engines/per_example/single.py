@@ -1,0 +1,94 @@
+"""One example after the other, with plain autograd: slow, and right for every model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpps.errors import UsageError
+from dpps.learning.engines.calling import FAILURES, in_short, pick
+from dpps.learning.engines.per_example.base import PerExample, Sums
+from dpps.learning.engines.per_example.objective import Objective
+from dpps.learning.engines.per_example.probe import refusing_randomness, refusing_state
+from dpps.learning.partition import Slot
+
+
+class OneByOne(PerExample):
+    """The reference that every other way is checked against, and the last resort."""
+
+    def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
+        # it may be here because it does not run on made-up examples
+        with refusing_state(self.partition.model):
+            return self._sums(y, l, x, target, mask)
+
+    def _sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
+        self.partition.model.train()
+        objective = Objective.of(self.loss)
+        losses, clipped = y.new_zeros(len(y)), y.new_zeros(len(y))
+        piece = self._piece(mask, y.dtype)
+        sum_s, sum_l = (self._empty(part, piece).zero_() for part in (y, l))
+        for k in range(len(y)):
+            chosen = mask[k].nonzero().flatten().tolist()
+            leaves = leaves_of(self.partition.views(y[k], l[k]))
+            for e in chosen:
+                own = pick(pick((x, target), k), e)
+                try:
+                    with refusing_randomness():
+                        loss, gradients = gradient_of_one(self.partition.model, objective, leaves, *own)
+                except UsageError:
+                    raise
+                except FAILURES:
+                    if self.hides_failures:
+                        continue
+                    raise
+                squares = sum(g.double().square().sum() for g in gradients.values())
+                assert isinstance(squares, Tensor)
+                losses[k] += loss / len(chosen)
+                if not bool(torch.isfinite(squares)):
+                    continue
+                clipped[k] += (squares > self.clip**2) / len(chosen)
+                factor = self._factors(squares[None], y.dtype)[0]
+                for slots, row in ((self.partition.shared, sum_s[k]), (self.partition.local, sum_l[k])):
+                    add_to(slots, row, {n: g * factor for n, g in gradients.items()})
+        return Sums.of(losses, sum_s, sum_l, clipped)
+
+
+def leaves_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters, each to be differentiated by itself."""
+    return {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+
+
+def gradient_of_one(
+    model: nn.Module, objective: Objective, leaves: Mapping[str, Tensor], x: Any, target: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the gradient of one example, in a batch of its own."""
+    loss = _loss_of_one(model, objective, leaves, (x, target))
+    if not loss.requires_grad:
+        return loss.detach(), {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    try:
+        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    except RuntimeError as error:
+        raise UsageError(f"{type(model).__name__} cannot be differentiated: {in_short(error)}") from error
+    return loss.detach(), dict(zip(leaves, found, strict=True))
+
+
+def _loss_of_one(
+    model: nn.Module, objective: Objective, leaves: Mapping[str, Tensor], example: Any
+) -> Tensor:
+    try:
+        return objective.whole(model, leaves, *pick(example, None))
+    except FAILURES:
+        twice = pick(pick(example, None), torch.zeros(2, dtype=torch.int64))
+        try:  # models may drop an axis of length one; the mean over the same example twice is its own
+            return objective.whole(model, leaves, *twice)
+        except FAILURES:
+            pass
+        raise
+
+
+def add_to(slots: list[Slot], row: Tensor, parts: Mapping[str, Tensor]) -> None:
+    """Add parameters by name to their places in a flat row."""
+    for slot in slots:
+        if slot.name in parts:
+            row[slot.start : slot.stop].add_(parts[slot.name].reshape(-1))

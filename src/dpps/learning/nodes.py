@@ -1,0 +1,356 @@
+"""The nodes held here, as an algorithm sees them: their updates, and the protocol that joins them."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpps.errors import RunError, UsageError
+from dpps.frozen import Frozen
+from dpps.learning.algorithm import Algorithm, TrainState
+from dpps.learning.batches import Cyclic, NodeData, Poisson
+from dpps.learning.clipping import ClipCount
+from dpps.learning.engines.calling import pick, unwritten
+from dpps.learning.engines.choice import choose_engine, refuse_writing
+from dpps.learning.engines.gradients import EngineName
+from dpps.learning.engines.per_example import per_example
+from dpps.learning.inputs import why_not_finite
+from dpps.learning.losses import one_number, refuse_inseparable
+from dpps.learning.optimizers import Averaging, OptimizerState, kept_for
+from dpps.learning.updates import BatchUpdates, RecordUpdates, Update, Updates
+from dpps.noise.keystream import Keystream
+from dpps.noise.secure import SecureNoise
+from dpps.noise.source import NoiseSource
+from dpps.privacy.units import Calibration, Plan
+from dpps.protocol import DPPS, RoundRecord
+
+_VELOCITY, _AVERAGE = "released/", "average/"  # what is kept of an optimizer and of averaging
+_ONLY_AS_CLIPPED = (
+    "in the unit record one example's share is bounded in what Nodes.update gives, and in nothing else; send its perturbation as "
+    "it is, once a round, or use the unit contribution, which clips whatever is sent"
+)
+
+
+class Nodes(Frozen):
+    """The rows held here with their data, what computes their updates, and the protocol they take part in.
+
+    Args:
+        algorithm: what is computed.
+        data: of the rows held here.
+        protocol: joins them with the others.
+        plan: rates and batch size, to which the noise was calibrated.
+        calibration: what the run must do to keep its unit's promise; None without noise.
+        seed: of sampling and dropout in a simulation.
+        engine: how gradients are computed; "auto" decides by the model.
+    """
+
+    fixed = frozenset(
+        {"algorithm", "data", "plan", "calibration", "protocol", "partition", "loss", "updates"}
+    )
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: NodeData,
+        protocol: DPPS,
+        plan: Plan,
+        calibration: Calibration | None,
+        seed: int,
+        engine: EngineName = "auto",
+    ) -> None:
+        self.algorithm, self.data, self.protocol = algorithm, data, protocol
+        self.plan, self.calibration, self._seed = plan, calibration, seed
+        self.partition, self.rows, self.device = algorithm.partition, protocol.fabric.rows, data.device
+        self.loss = one_number(algorithm.loss)
+        data.hides_failures = protocol.hides_failures
+        x, target, _ = Cyclic(data, 1).batch(0)
+        example, batch = (pick(x, 0), pick(target, 0)), math.ceil(plan.largest_batch)
+        if calibration is not None:
+            refuse_writing(self.partition, self.loss, example)
+        self.engine = choose_engine(self.partition, self.loss, self.rows, example, seed, engine, batch)
+        self.engine.hides_failures = protocol.hides_failures
+        self.updates = self._updates()
+        self._due: tuple[Tensor, int] | None = None
+        """The last update's perturbation, and how often it had been written to, until it is sent."""
+        self.protocol_seconds = 0.0
+        """Of the last exchange."""
+
+    def _updates(self) -> Updates:
+        algorithm, calibration = self.algorithm, self.calibration
+        if calibration is None or calibration.example_clip is None:
+            local = self.partition.initial()[1].to(self.device).repeat(len(self.rows), 1)
+            if self.plan.batches:
+                raise UsageError(
+                    "batches that differ from node to node belong to the unit record: use one number for all nodes"
+                )
+            sampler = Cyclic(self.data, int(self.plan.batch_size))
+            clip = calibration.gradient_clip if calibration else None
+            return BatchUpdates(algorithm, self.engine, sampler, self.plan, clip, local)
+        _check_record(algorithm)
+        noise = self.protocol.noise
+        x, target = self.data.take(np.zeros((len(self.rows), 1), dtype=np.int64))
+        example = pick(x, (0, 0)), pick(target, (0, 0))
+        refuse_inseparable(algorithm.loss, self.partition.model, *example)
+        clip, batch = calibration.example_clip, math.ceil(self.plan.largest_batch)
+        clipped = per_example(self.partition, self.loss, clip, example[0], batch)
+        clipped.hides_failures = self.protocol.hides_failures
+        source = self._coins(noise)
+        # the audit holds many networks side by side: rows beyond the first one repeat it
+        nodes = self.protocol.fabric.nodes
+        rates = [self.plan.sampling[row % nodes] for row in self.rows]
+        poisson = Poisson(self.data, self.rows, rates, source)
+        of_local = noise.for_local_part() if self.partition.local else noise
+        optimizer = self.algorithm.optimizer
+        return RecordUpdates(clipped, poisson, self.plan, calibration, of_local, self.rows, optimizer)
+
+    def _coins(self, noise: NoiseSource) -> int | Keystream:
+        """Where batches are drawn from: whoever can foretell them gains more than was accounted for, so never from a seed where
+        nobody is to know the noise."""
+        if isinstance(noise, SecureNoise):
+            return noise.keystream
+        return Keystream() if noise.private else self._seed
+
+    # What a step is made of
+
+    def update(self, state: TrainState) -> Update:
+        """A batch, the local step and the clipped shared gradient of every node; an absent one does nothing."""
+        away = self._away(state)
+        frozen = [p for p in self.partition.model.parameters() if not p.requires_grad]
+        with nullcontext() if self.calibration is None else unwritten((state.shared.s, state.local, *frozen)):
+            update = self.updates.compute(state, away)
+        self._refuse_non_finite(update.losses, state)
+        self._due = update.perturbation, update.perturbation._version
+        if away is None:
+            return update
+        kept = torch.where(away.to(update.local.device)[:, None], state.local, update.local)
+        return update._replace(local=kept)
+
+    def gradients(self, y: Tensor, state: TrainState) -> tuple[Tensor, Tensor]:
+        """Losses and shared gradients at `y` on this round's batch, nothing clipped: for algorithms without noise."""
+        if isinstance(self.updates, RecordUpdates):
+            raise UsageError(f"gradients of whole batches: {_ONLY_AS_CLIPPED}")
+        self._away(state)
+        x, target, _ = self.updates.sampler.batch(state.round)
+        losses, _, gradient = self.engine.step_all_the_same(
+            y, state.local, x, target, lambda g, _: g, state.round
+        )
+        self._refuse_non_finite(losses, state)
+        return losses, gradient.clone()
+
+    def exchange(self, state: TrainState, perturbation: Tensor) -> RoundRecord | None:
+        """One round of DPPS with this perturbation; None when nothing is shared, for then nothing is sent.
+
+        In the unit record it must be that of `update`, as it is and once: what one example adds is bounded in that only, and the
+        protocol, which sees sums, cannot bound it.
+        """
+        begun = time.perf_counter()
+        due, self._due = self._due, None
+        if isinstance(self.updates, RecordUpdates) and (
+            due is None or due[0] is not perturbation or due[1] != perturbation._version
+        ):
+            raise UsageError(f"a perturbation that is not the update of this round: {_ONLY_AS_CLIPPED}")
+        if not self.partition.shared:
+            state.shared.round, state.shared.clock = state.round + 1, state.shared.clock + 1
+            return None
+        record = self._step(state, perturbation)
+        self.protocol_seconds = time.perf_counter() - begun
+        self._average(state)
+        return record
+
+    def _step(self, state: TrainState, perturbation: Tensor) -> RoundRecord:
+        """One round of DPPS, in which an optimizer makes of every released update the one that is sent."""
+        optimizer, shared, sensitivity = self.algorithm.optimizer, state.shared, self.protocol.sensitivity
+        if optimizer is None:
+            return self.protocol.step(shared, perturbation)
+        old = _below(state.kept, _VELOCITY) or optimizer.start(shared.s)
+        new: OptimizerState = {}
+        away = self._away(state)
+
+        def remember() -> None:
+            kept = new if away is None else kept_for(away, old, new)
+            state.kept = state.kept | {f"{_VELOCITY}{name}": rows for name, rows in kept.items()}
+
+        if sensitivity is not None and not sensitivity.base_is_public:
+            # node-swap: rows are what is hidden, so nothing is post-processing. The optimizer works on the node's own updates
+            # before noise, and the sensitivity counts the norm of what it makes of them: each round's promise holds for any
+            # perturbation
+            change, new = optimizer.step(old, perturbation)
+            remember()
+            return self.protocol.step(shared, change)
+
+        def finish(released: Tensor) -> Tensor:
+            nonlocal new
+            change, new = optimizer.step(old, released)
+            remember()  # before anything leaves: a fabric may put the state on disk first
+            return change if away is None else change.masked_fill(away.to(change.device)[:, None], 0.0)
+
+        return self.protocol.step(shared, perturbation, finish, optimizer.gain)
+
+    def _average(self, state: TrainState) -> None:
+        """The average of iterates so far: made of what was released, and used for what comes out only."""
+        if not self.algorithm.averaging:
+            return
+        averaging = Averaging(self.algorithm.averaging)
+        rows = self.algorithm.shared_parameters(self._estimates(state))
+        old = _below(state.kept, _AVERAGE) or averaging.start(rows)
+        new = averaging.step(old, rows, state.round - 1, self.plan.count)
+        state.kept = state.kept | {f"{_AVERAGE}{name}": value for name, value in new.items()}
+
+    def _away(self, state: TrainState) -> Tensor | None:
+        """Which rows' nodes are absent in this round; the engine keeps their buffers as they are."""
+        present = self.protocol.present(state.shared)
+        away = None if present is None else torch.from_numpy(~present[list(self.rows)])
+        self.engine.away = frozenset() if away is None else frozenset(away.nonzero().flatten().tolist())
+        return away
+
+    def _refuse_non_finite(self, losses: Tensor, state: TrainState) -> None:
+        bad = [k for k, loss in enumerate(losses.tolist()) if not math.isfinite(loss)]
+        if bad and not self.protocol.hides_failures:
+            raise RunError(
+                f"the loss of node {self.rows[bad[0]]} is {float(losses[bad[0]])} in round {state.round}: nothing of this "
+                f"round was sent; {why_not_finite(self.data.datasets[bad[0]], f'node {self.rows[bad[0]]}')}"
+            )
+
+    # What a run asks
+
+    @property
+    def clipping(self) -> tuple[float, ClipCount] | None:
+        """The clip of an example's gradient and how many were clipped (unit record); None where examples are not clipped."""
+        if not isinstance(self.updates, RecordUpdates):
+            return None
+        return self.updates.per_example.clip, self.updates.clipped
+
+    @contextmanager
+    def transaction(self, state: TrainState) -> Iterator[None]:
+        """A round: it completes, or `state`, buffers and optimizers are as they were."""
+        if self.algorithm.local_steps > 1:
+            # the engine's memories take turns between steps, and would overwrite these rows
+            state.local = state.local.clone()
+        before, shared = replace(state), replace(state.shared)
+        buffers = {name: b.clone() for name, b in self.engine.state().items()}
+        optimizers = self.updates.state()
+        try:
+            yield
+        except BaseException:
+            state.local, state.kept = before.local, before.kept
+            vars(state.shared).update(vars(shared))
+            self.engine.load_state(buffers)
+            self.updates.load_state(optimizers)
+            if self.clipping is not None:
+                self.clipping[1].take()
+            raise
+
+    def start_epoch(self, state: TrainState, epoch: int) -> None:
+        """Set the rates of an epoch (counted from 1); when they change, the counters of topology and synchronisation restart."""
+        if self.algorithm.schedule is not None:
+            return
+        rate = self.algorithm.rate(epoch)
+        if rate != state.shared.rate:
+            self.protocol.restart_clock(state.shared, rate)
+
+    def start_round(self, state: TrainState) -> None:
+        """Set the rates of a round where they follow a schedule."""
+        if self.algorithm.schedule is not None:
+            # as promised at the start, whatever it would say now
+            state.shared.rate = self.plan.rounds[state.round][0]
+
+    def mean_shared(self, state: TrainState) -> Tensor:
+        """The averaged s, the output of Algorithm 2.
+
+        In a distributed run of node-swap rows are what the noise hides, and averaging would send them without it: there each
+        process averages its own rows only.
+        """
+        sensitivity, fabric, rows = self.protocol.sensitivity, self.protocol.fabric, self.shared_rows(state)
+        if not fabric.simulation and sensitivity is not None and not sensitivity.base_is_public:
+            return rows.mean(0)
+        return fabric.mean(rows)
+
+    def shared_rows(self, state: TrainState) -> Tensor:
+        """The shared parameters that come out of every row held here, before they are averaged with the others'."""
+        averaged = state.kept.get(f"{_AVERAGE}mean")
+        return self.algorithm.shared_parameters(self._estimates(state)) if averaged is None else averaged
+
+    def _estimates(self, state: TrainState) -> Tensor:
+        """Of the averaged s: rows whose mean over all nodes it is, or where nodes do not meet each node's own y."""
+        return state.shared.s if self.protocol.fabric.meets else state.shared.y
+
+    def settle(self, state: TrainState, mean: Tensor) -> None:
+        """The last word on the averaged s where nodes do not meet: what they have agreed on at the end."""
+        state.shared.s = mean.to(state.shared.s) * state.shared.a.to(state.shared.s)[:, None]
+        if f"{_AVERAGE}mean" in state.kept:
+            state.kept = state.kept | {f"{_AVERAGE}mean": mean.to(state.shared.s).expand_as(state.shared.s)}
+
+    def skip_to(self, state: TrainState, round_: int, per_epoch: int) -> None:
+        """Rounds without the nodes here: nothing is computed, released or paid in them, and rates and counters go on as for all others."""
+        while state.round < round_:
+            if state.round % per_epoch == 0:
+                self.start_epoch(state, state.round // per_epoch + 1)
+            state.shared.round, state.shared.clock = state.round + 1, state.shared.clock + 1
+
+    def noise_distance(self, rounds: int) -> float:
+        """Distance of the noise of so many rounds from the noise that is charged for (0 for continuous noise)."""
+        noised_local = isinstance(self.updates, RecordUpdates)
+        dimension = self.partition.shared_size + (self.partition.local_size if noised_local else 0)
+        return self.protocol.noise.distance(self.protocol.mechanism, dimension, rounds)
+
+    # To and from disk
+
+    def tensors(self, state: TrainState) -> dict[str, Tensor]:
+        """Everything of a run that changes, but for the counters in `meta`."""
+        named = {"s": state.shared.s, "a": state.shared.a, "l": state.local}
+        named |= {f"memory/{k}": v for k, v in state.shared.memory.items()}
+        named |= {f"link/{k}": v for k, v in state.shared.link.items()}
+        for name, memory in state.shared.watched.items():
+            named |= {f"watched/{name}/{k}": v for k, v in memory.items()}
+        named |= {f"kept/{k}": v for k, v in state.kept.items()}
+        named |= {f"optimizer/{k}": v for k, v in self.updates.state().items()}
+        return named | {f"engine/{k}": v for k, v in self.engine.state().items()}
+
+    def meta(self, state: TrainState) -> dict[str, Any]:
+        """The counters."""
+        return {"clock": state.shared.clock, "rate": state.shared.rate}
+
+    def load(
+        self, state: TrainState, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], round_: int
+    ) -> None:
+        """Take up what `tensors` and `meta` gave after `round_` rounds."""
+        shared = state.shared
+        for name, own in (("s", shared.s), ("l", state.local)):
+            if tensors[name].shape != own.shape:
+                raise RuntimeError(
+                    f"{name} has shape {tuple(tensors[name].shape)}, this run's {tuple(own.shape)}"
+                )
+        shared.s, shared.a = tensors["s"].to(shared.s), tensors["a"]
+        shared.link = {name: tensors[f"link/{name}"] for name in shared.link}
+        state.local = tensors["l"].to(state.local)
+        shared.memory = _below(tensors, "memory/")
+        shared.watched = {name: _below(tensors, f"watched/{name}/") for name in shared.watched}
+        state.kept = {name: t.to(state.local) for name, t in _below(tensors, "kept/").items()}
+        self.updates.load_state(_below(tensors, "optimizer/"))
+        self.engine.load_state(_below(tensors, "engine/"))
+        shared.round, shared.clock, shared.rate = round_, meta["clock"], meta["rate"]
+
+
+def _check_record(algorithm: Algorithm) -> None:
+    if algorithm.local_steps > 1:
+        raise UsageError(
+            f"local_steps is {algorithm.local_steps}: the unit record takes one step per round; raise the batch size instead"
+        )
+    if not algorithm.partition.shared:
+        raise UsageError(
+            "nothing is shared: the unit record protects what is sent; share something, or train without a unit"
+        )
+    if algorithm.local_optimizer is not None:
+        raise UsageError(
+            "the unit record noises the local update itself: it works with plain SGD, leave local_optimizer out"
+        )
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

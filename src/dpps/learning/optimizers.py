@@ -1,0 +1,156 @@
+r"""Optimizers of released updates: momentum and Adam that cost no privacy.
+
+A node releases an update $u_t$, its clipped gradient with noise, and moves by what an optimizer makes of all the updates it has
+released so far. That is post-processing: whoever sees the messages, and knows the public start, can compute every step. So the
+noise stays calibrated to the clipped gradient alone. It holds only because the optimizer keeps the *noised* update; a velocity of
+clean gradients would be sent again and again under noise that was paid for once.
+
+State goes in and comes out explicitly: it is part of the run's state and of a checkpoint.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dpps.errors import UsageError
+
+OptimizerState = Mapping[str, Tensor]
+"""Rows by name: what an optimizer remembers of every node."""
+
+
+class ReleasedOptimizer(ABC):
+    """Turns a released update into the change of a row."""
+
+    linear: ClassVar[bool] = True
+    """Whether changes add up as updates do; otherwise noise that partners share does not cancel in the sum any more."""
+
+    @property
+    def gain(self) -> float:
+        """How much an update moves a row at most, over all rounds together, in units of its own length; infinite: not known."""
+        return math.inf
+
+    @abstractmethod
+    def start(self, rows: Tensor) -> OptimizerState:
+        """Before the first round, for rows like these."""
+
+    @abstractmethod
+    def step(self, state: OptimizerState, released: Tensor) -> tuple[Tensor, OptimizerState]:
+        """The change of every row, and the state after it. Neither argument is changed."""
+
+
+@dataclass(frozen=True)
+class Momentum(ReleasedOptimizer):
+    r"""Heavy ball: $v_{t+1} = \beta v_t + u_t$, and the row moves by $v_{t+1}$.
+
+    Equal updates add up to $1 / (1 - \beta)$ of one: with momentum, use a rate that is smaller by this factor.
+
+    Args:
+        beta: in [0, 1).
+    """
+
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        _below_one("momentum", self.beta)
+
+    @property
+    def gain(self) -> float:
+        return 1 / (1 - self.beta)
+
+    def start(self, rows: Tensor) -> OptimizerState:
+        return {"velocity": torch.zeros_like(rows)}
+
+    def step(self, state: OptimizerState, released: Tensor) -> tuple[Tensor, OptimizerState]:
+        velocity = torch.add(released, state["velocity"], alpha=self.beta)
+        return velocity, {"velocity": velocity}
+
+
+@dataclass(frozen=True)
+class Adam(ReleasedOptimizer):
+    r"""Adam on released updates, with moments of noised values: $m = \beta_1 m + (1-\beta_1) u$,
+    $w = \beta_2 w + (1-\beta_2) u^2$, both divided by $1 - \beta^t$; the row moves by $\eta\, m / (\sqrt{w} + \epsilon)$.
+
+    The rate of the algorithm scales update and noise alike and so drops out, but for $\epsilon$; the step's size is `rate`.
+    Reference: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
+
+    Args:
+        rate: $\eta$, the size of a step in each coordinate.
+        beta1: of the first moment, in [0, 1).
+        beta2: of the second moment, in [0, 1).
+        epsilon: keeps the quotient finite.
+    """
+
+    rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    linear = False
+
+    def __post_init__(self) -> None:
+        _below_one("beta1", self.beta1)
+        _below_one("beta2", self.beta2)
+        for name in ("rate", "epsilon"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UsageError(f"{name} is {getattr(self, name)}: it must be positive and finite")
+
+    def start(self, rows: Tensor) -> OptimizerState:
+        steps = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        return {"first": torch.zeros_like(rows), "second": torch.zeros_like(rows), "steps": steps}
+
+    def step(self, state: OptimizerState, released: Tensor) -> tuple[Tensor, OptimizerState]:
+        first = torch.lerp(released, state["first"], self.beta1)
+        second = torch.lerp(released.square(), state["second"], self.beta2)
+        steps = state["steps"] + 1
+        count = steps.to(released.dtype)[:, None]
+        unbiased = first / (1 - self.beta1**count)
+        spread = (second / (1 - self.beta2**count)).sqrt_()
+        change = self.rate * unbiased / (spread + self.epsilon)
+        return change, {"first": first, "second": second, "steps": steps}
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """The mean of the rows after the last part of all rounds: free, for rows are functions of what was released.
+
+    Args:
+        last: the part of the rounds that counts, in (0, 1]; 0.5 averages the second half.
+    """
+
+    last: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.last <= 1:
+            raise UsageError(
+                f"averaging is {self.last:g}: it is the part of the rounds, counted from the end, that is "
+                "averaged; it must lie in (0, 1]"
+            )
+
+    def start(self, rows: Tensor) -> OptimizerState:
+        """Before the first round."""
+        return {"mean": rows.clone(), "count": torch.zeros((), dtype=torch.int64)}
+
+    def step(self, state: OptimizerState, rows: Tensor, round_: int, rounds: int) -> OptimizerState:
+        """After a round, counted from 0, of so many: the mean including these rows; the rows themselves until it begins."""
+        if round_ < rounds - max(1, round(self.last * rounds)):
+            return {"mean": rows.clone(), "count": state["count"]}
+        count = state["count"] + 1
+        return {"mean": torch.lerp(state["mean"], rows, 1 / int(count)), "count": count}
+
+
+def kept_for(away: Tensor, old: OptimizerState, new: OptimizerState) -> OptimizerState:
+    """The state after a round in which some rows were away (a mask): theirs stays as it was."""
+    return {
+        name: torch.where(away.view(-1, *[1] * (rows.ndim - 1)).to(rows.device), old[name], rows)
+        for name, rows in new.items()
+    }
+
+
+def _below_one(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise UsageError(f"{name} is {value}: it must lie in [0, 1)")

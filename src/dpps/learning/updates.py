@@ -1,0 +1,220 @@
+"""What every node wants to change in a round: its loss, its new local parameters and the perturbation of its shared ones."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpps.frozen import Frozen
+from dpps.learning.algorithm import Algorithm, TrainState
+from dpps.learning.batches import Cyclic, Poisson, Sampler
+from dpps.learning.clipping import ClipCount
+from dpps.learning.engines.gradients import Engine
+from dpps.learning.engines.per_example import PerExample
+from dpps.learning.local_optimizers import LocalOptimizers
+from dpps.learning.optimizers import ReleasedOptimizer, kept_for
+from dpps.noise.calibration import NoiseLevel, calibrate
+from dpps.noise.source import NoiseSource, Outgoing
+from dpps.privacy.units import Calibration, Plan
+
+
+class Update(NamedTuple):
+    """One row per node held here."""
+
+    losses: Tensor
+    local: Tensor
+    """The new local parameters."""
+    perturbation: Tensor
+    """Of the shared parameters: $-\\gamma_s g_i$."""
+
+
+class Updates(Frozen, ABC):
+    """Computes an update of every node held here."""
+
+    fixed = frozenset({"engine", "per_example", "sampler", "plan", "calibration", "noise", "clip", "rows"})
+
+    sampler: Sampler
+
+    @abstractmethod
+    def compute(self, state: TrainState, away: Tensor | None = None) -> Update:
+        """The update of the next round; nothing of `state` changes. `away` marks the rows of absent nodes."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What is kept from round to round beside the state, for checkpoints."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take up what `state` gave."""
+        assert not state
+
+
+class BatchUpdates(Updates):
+    """Algorithm 2, lines 2 to 5: gradients of whole batches, the shared one clipped.
+
+    Args:
+        algorithm: the rates' owner: how many local steps, which optimizer.
+        engine: computes gradients.
+        sampler: the batches.
+        plan: rates to which the noise was calibrated.
+        clip: L1 bound on the shared gradient (unit node-swap); None leaves it to the protocol.
+        local: the local parameters before round 0.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        engine: Engine,
+        sampler: Cyclic,
+        plan: Plan,
+        clip: float | None,
+        local: Tensor,
+    ) -> None:
+        self.engine, self.sampler, self.plan, self.clip = engine, sampler, plan, clip
+        self.steps = algorithm.local_steps
+        make = algorithm.local_optimizer
+        self._optimizers = None if make is None else LocalOptimizers(make, local)
+
+    def compute(self, state: TrainState, away: Tensor | None = None) -> Update:
+        y, rate = state.shared.y, state.shared.rate
+        local = state.local
+        losses, total = torch.empty(0), torch.zeros(())
+        for k in range(self.steps):
+            x, target, _ = self.sampler.batch(state.round * self.steps + k)
+            at = y if k == 0 else y - self.plan.lr_shared * rate * total
+            before = self.state() if self.engine.hides_failures else {}
+            losses, local, gradient = self.engine.step_all_the_same(
+                at,
+                local,
+                x,
+                target,
+                self._stepper(local, rate),
+                state.round,
+                partial(self.load_state, before),  # some nodes' optimizers may have taken their step
+            )
+            total = gradient if self.steps == 1 else total + gradient
+        if self.clip is not None:
+            total = clip_rows(total, self.clip)
+        return Update(losses, local, total.mul_(-self.plan.lr_shared * rate))
+
+    def _stepper(self, local: Tensor, rate: float) -> Callable[[Tensor, slice], Tensor]:
+        """What turns local gradients of some rows into their new local parameters."""
+        optimizers, lr = self._optimizers, self.plan.lr_local * rate
+        if optimizers is None:
+            return lambda gradient, rows: torch.add(local[rows].detach(), gradient, alpha=-lr, out=gradient)
+        return lambda gradient, rows: optimizers.rows(local, gradient, rows, self.engine.away)
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self._optimizers is None else self._optimizers.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        if self._optimizers is not None:
+            self._optimizers.load_state(state)
+
+
+class RecordUpdates(Updates):
+    """Unit record: one joint, per-example clipped gradient at (y, l) for both parts; the local part is noised here.
+
+    Args:
+        per_example: clipped sums.
+        sampler: Poisson batches.
+        plan: rates and the expected batch, to which the noise was calibrated.
+        calibration: the noise.
+        noise: where the local part's noise comes from.
+        rows: the nodes held here.
+        optimizer: of released local updates; None: plain SGD.
+    """
+
+    def __init__(
+        self,
+        per_example: PerExample,
+        sampler: Poisson,
+        plan: Plan,
+        calibration: Calibration,
+        noise: NoiseSource,
+        rows: Sequence[int],
+        optimizer: ReleasedOptimizer | None = None,
+    ) -> None:
+        self.optimizer, self._kept = optimizer, dict[str, Tensor]()
+        self.per_example, self.sampler, self.plan = per_example, sampler, plan
+        self.calibration, self.noise, self.rows = calibration, noise, rows
+        self.clipped = ClipCount()
+
+    def compute(self, state: TrainState, away: Tensor | None = None) -> Update:
+        x, target, mask = self.sampler.batch(state.round)
+        assert mask is not None
+        sums = self.per_example.sums(state.shared.y, state.local, x, target, mask)
+        losses, sum_s, sum_l = sums
+        drawn = mask.sum(1)
+        self.clipped.add(sums.clipped, drawn)
+        rate, expected = state.shared.rate, self.plan.batch_size
+        moved = state.local
+        if state.local.shape[1]:
+            moved = self._optimized(state.local, self._released(state, sum_l), away)
+        step = self.plan.lr_shared * rate / expected
+        change, limit = sum_s.mul_(-step), self.calibration.sensitivity.largest_perturbation(rate)
+        if int(drawn.max()) * step * self.per_example.clip > limit:
+            change = into_ball(change, limit)
+        # sums of large batches are float64 until they are noised; parameters stay what they are
+        return Update(losses, moved.to(state.local.dtype), change)
+
+    def _released(self, state: TrainState, sums: Tensor) -> Tensor:
+        """The local parameters after a noised step. A local part is averaged with nobody's,
+        so it is divided by what its own node is expected to draw (never by what it drew);
+        nodes that draw equally many are noised in one go."""
+        moved = state.local.to(sums.dtype, copy=True)
+        plan = self.plan  # rows beyond the nodes: the audit holds many networks side by side
+        expected = [plan.batch_of(row % plan.nodes if plan.batches else row) for row in self.rows]
+        for batch in dict.fromkeys(expected):
+            chosen = [k for k, each in enumerate(expected) if each == batch]
+            at = slice(None) if len(chosen) == len(expected) else torch.tensor(chosen, device=sums.device)
+            step = plan.lr_local * state.shared.rate / batch
+            change = sums[at] * -step
+            half, level = state.local[at] + change, self._local_level(step * self.per_example.clip)
+            nodes = [self.rows[k] for k in chosen]
+            out = Outgoing(
+                state.local[at], change, half, nodes, state.round, base_is_public=True, step=level.step
+            )
+            self.noise.release(self.calibration.mechanism, level.scale, out)
+            moved[at] = half
+        return moved
+
+    def _optimized(self, base: Tensor, moved: Tensor, away: Tensor | None) -> Tensor:
+        """What an optimizer makes of the released local update: post-processing, as with the shared one."""
+        if self.optimizer is None:
+            return moved
+        old = self._kept or self.optimizer.start(base)
+        change, new = self.optimizer.step(old, moved - base)
+        self._kept = dict(new if away is None else kept_for(away, old, new))
+        return base + change
+
+    def state(self) -> dict[str, Tensor]:
+        return self._kept
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._kept = dict(state)
+
+    def _local_level(self, share: float) -> NoiseLevel:
+        """Noise on the local part, as the message has it: what rounding to a grid adds is hidden, too."""
+        mechanism, sensitivity = self.calibration.mechanism, self.calibration.sensitivity
+        return calibrate(
+            mechanism, self.noise, share, lambda step: sensitivity.rounding(0, step, mechanism.norm)
+        )
+
+
+def clip_rows(rows: Tensor, limit: float) -> Tensor:
+    r"""Each row scaled to an L1 norm of at most `limit`: $g / \max(1, \|g\|_1 / \mathfrak{C})$."""
+    norms = rows.abs().sum(1, keepdim=True)
+    return rows / (norms / limit).clamp(min=1.0)
+
+
+def into_ball(rows: Tensor, limit: float) -> Tensor:
+    """Each row as near as possible to what it was within an L2 norm of `limit`, beyond which others refuse it.
+
+    A node that declared far fewer examples than it holds would draw that many. Projections move no two vectors apart, so what one
+    example adds stays bounded.
+    """
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
+    return rows * (limit * (1 - 1e-6) / norms).clamp(max=1.0).to(rows.dtype)

@@ -1,0 +1,311 @@
+"""Noise that cancels: partners draw the same noise, one adds it and the other subtracts it (docs/cancelling-noise.md).
+
+`SecurePairs` is for messages that really leave: whole numbers on a grid from keys that only the two partners have. `SeededPairs`
+draws the same joint distribution of all nodes directly, for simulation. Both take the noise scale of a message without
+partners and split it as the partner graph says, so what a round costs is the same with and without partners.
+"""
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpps.errors import RunError, UsageError
+from dpps.noise.keystream import Keystream
+from dpps.noise.mechanisms import Gaussian, Mechanism
+from dpps.noise.pair_keys import PairKeys, RoundStream
+from dpps.noise.secure import SecureNoise, power_of_two_below, whole_steps
+from dpps.noise.source import Outgoing, Seeded, tiles
+from dpps.noise.streams import PAIRS, Streams
+from dpps.noise.table import gaussian_table, table_slack
+
+SMOOTH = 4.0
+"""Pair noise lies on the coarsest grid on which its sum with the independent noise is still Gaussian: see `lattice_slack`."""
+
+_DENSE = 2048  # nodes up to which the joint noise of a sparse graph is a product with the square root of its covariance
+_PIECE = 1 << 20  # numbers drawn at a time
+_FINER = 1 + 1 / 64  # pair noise of four steps or more is rounded up by a sixteenth of a step
+
+Present = NDArray[np.bool_] | None
+
+
+class Split(Protocol):
+    """Deviations in units of the noise of a message without partners."""
+
+    @property
+    def independent(self) -> float: ...
+    @property
+    def pair(self) -> float: ...
+
+
+class Partners(Protocol):
+    """What noise needs to know of a partner graph; `dpps.privacy.trust` makes them."""
+
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def complete(self) -> bool: ...
+    def shares(self, present: Present = None) -> Split:
+        """How the noise is split when these nodes take part."""
+
+    def among(self, present: Present = None) -> NDArray[np.int64]:
+        """The pairs of these nodes, (E, 2)."""
+
+    def largest_eigenvalue(self, present: Present = None) -> float:
+        """Of the Laplacian, at most."""
+
+    def most_partners(self, present: Present = None) -> int:
+        """Of one of these nodes."""
+
+
+class SecurePairs(SecureNoise):
+    """Secure noise, part of it shared with partners.
+
+    Args:
+        partners: who they are, and how much they share.
+        pair_keys: what the nodes here share with them; None when all nodes are in this process.
+        keystream: of the independent noise.
+    """
+
+    def __init__(
+        self, partners: Partners, pair_keys: PairKeys | None = None, keystream: Keystream | None = None
+    ) -> None:
+        super().__init__(keystream, pair_keys or PairKeys.alone(partners.nodes))
+        self.partners = partners
+
+    def for_local_part(self) -> SecureNoise:
+        """Local parameters never meet in a sum, so nothing would cancel; but what rounding adds is shared between the two parts
+        (`Bounded.rounding`), so both need grids that are equally fine beside their shares."""
+        return SecureNoise(self.keystream, finer=self.partners.shares().independent)
+
+    def grid(self, scale: float) -> float:
+        # the smallest share of independent noise that any round can have: fewer nodes only need more of it
+        return super().grid(scale * self.partners.shares().independent)
+
+    def distance(self, mechanism: Mechanism, dimension: int, rounds: int) -> float:
+        """Of all nodes' messages together, because together they are what hides a node."""
+        alone = super().distance(mechanism, dimension * self.partners.nodes, rounds)
+        pairs = len(self.partners.among())
+        lattice = lattice_slack(SMOOTH, pairs)
+        return alone + rounds * dimension * (lattice + table_slack(pairs))
+
+    def deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
+        return _of_a_message(self.partners, scale, present) * _FINER
+
+    def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
+        norms = torch.zeros(len(out.nodes), dtype=torch.float64)
+        if scale == 0:
+            return norms
+        _check(mechanism)
+        split, step = self.partners.shares(out.present), out.step or self.grid(scale)
+        shared, coarse = self.shared(scale, out)
+        for k in range(len(out.nodes)):
+            hidden = (out.perturbation if out.base_is_public else out.half)[k].double().cpu().numpy()
+            noise = mechanism.draw_whole(self.keystream, scale * split.independent / step, hidden.size)
+            noise += shared[k].astype(np.int64) * round(coarse / step)
+            whole = whole_steps(hidden, step, toward_zero=out.base_is_public) + noise
+            message = torch.from_numpy(whole.astype(np.float64) * step)
+            if out.base_is_public:
+                message += out.s[k].double().cpu()
+            out.half[k] = message.to(out.half)
+            norms[k] = float(np.abs(noise).sum(dtype=np.float64)) * step if out.norms else 0.0
+        return norms
+
+    def shared(self, scale: float, out: Outgoing) -> tuple[NDArray[np.int32], float]:
+        """What each row here adds of the noise of its pairs, in whole steps, and the step."""
+        assert self.pair_keys is not None
+        if self.pair_keys.together and len(out.nodes) < len(_everybody(self.partners, out)):
+            raise UsageError(
+                "some nodes are in other processes and there are no keys to share with them, so the noise would not cancel: "
+                "give SecureNoise(pair_keys=PairKeys(...)), as dpps train does"
+            )
+        self.pair_keys.claim(out.round)
+        rows = {node: k for k, node in enumerate(out.nodes)}
+        total = np.zeros((len(out.nodes), out.half.shape[1]), dtype=np.int32)
+        step, deviation = self.lattice(scale, out.present)
+        if deviation == 0:
+            return total, step
+        table = gaussian_table(deviation)
+        for i, j in self.partners.among(out.present).tolist():
+            if i not in rows and j not in rows:
+                continue
+            noise = table.draw(RoundStream(self.pair_keys.key(i, j), out.round), total.shape[1])
+            if i in rows:
+                total[rows[i]] += noise
+            if j in rows:
+                total[rows[j]] -= noise
+        return total, step
+
+    def lattice(self, scale: float, present: Present) -> tuple[float, float]:
+        """The step of the pair noise, a power of two times that of the grid, and its deviation in these steps, rounded up."""
+        split = self.partners.shares(present)
+        if split.pair == 0:
+            return self.grid(scale), 0.0
+        largest = self.partners.largest_eigenvalue(present)
+        smooth = scale / math.sqrt(largest / split.independent**2 + 1 / split.pair**2)
+        step = power_of_two_below(smooth / SMOOTH)
+        if step < self.grid(scale):
+            raise RunError(
+                f"pair noise of {scale * split.pair:.3g} is finer than the noise grid: use a smaller partner graph"
+            )
+        return step, math.ceil(16 * scale * split.pair / step) / 16
+
+
+class SeededPairs(Seeded):
+    """Seeded noise with the joint distribution that partners make: for simulation.
+
+    Complete graph: sigma^2 I + tau^2 (n I - J) is a^2 (I - J/n) + sigma^2 J/n with a^2 = sigma^2 + n tau^2,
+    so n independent draws g_i
+    suffice: a (g_i - mean) + sigma mean. Any other graph: the square root of its covariance times n draws,
+    or its edges one by one.
+
+    Args:
+        partners: who they are, and how much they share.
+        seed: any integer; None takes one from the operating system.
+    """
+
+    def __init__(self, partners: Partners, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.partners = partners
+        self._pair_streams = Streams(self.seed, PAIRS)
+        self._root: tuple[bytes, Tensor] | None = None
+
+    def deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
+        return _of_a_message(self.partners, scale, present)
+
+    def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
+        if scale == 0:
+            return torch.zeros(len(out.nodes), dtype=torch.float64)
+        _check(mechanism)
+        before = out.half.clone() if out.norms else None
+        if self.partners.complete:
+            self._complete(mechanism, scale, out)
+        elif len(_everybody(self.partners, out)) <= _DENSE:
+            self._dense(mechanism, scale, out)
+        else:
+            super().release(mechanism, scale * self.partners.shares(out.present).independent, out)
+            self._edges(mechanism, scale, out)
+        if before is None:
+            return torch.zeros(len(out.nodes), dtype=torch.float64)
+        return (out.half - before).abs().sum(1).to("cpu", torch.float64)
+
+    def _complete(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
+        everybody, split = _everybody(self.partners, out), self.partners.shares(out.present)
+        around = math.sqrt(split.independent**2 + len(everybody) * split.pair**2)
+        here = _places(everybody, out)
+        width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
+        if self._block.dtype != width:
+            self._block = torch.empty_like(self._block, dtype=width)
+        total = torch.zeros(out.half.shape[1], dtype=torch.float64)
+        for rows, columns in tiles(len(everybody), out.half.shape[1]):
+            nodes = everybody[rows].tolist()
+            unit = self._unit_noise(
+                mechanism, self._block, nodes, columns.start == 0, out.round, columns.stop - columns.start
+            )
+            total[columns] += unit.sum(0)
+            mine = here[rows]
+            if (mine >= 0).all() and (np.diff(mine) == 1).all():
+                out.half[mine[0] : mine[-1] + 1, columns].add_(unit.to(out.half), alpha=scale * around)
+            else:
+                for k in np.flatnonzero(mine >= 0):
+                    out.half[mine[k], columns].add_(unit[k].to(out.half), alpha=scale * around)
+        out.half.add_((total * (scale * (split.independent - around) / len(everybody))).to(out.half))
+
+    def _dense(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
+        everybody = _everybody(self.partners, out)
+        root, here = self._square_root(everybody, out).to(out.half), _places(everybody, out)
+        held = torch.from_numpy(np.flatnonzero(here >= 0))
+        places = torch.from_numpy(here[here >= 0]).to(out.half.device)
+        width = max(1, _PIECE // len(everybody))
+        for number, first in enumerate(range(0, out.half.shape[1], width)):
+            columns = slice(first, min(out.half.shape[1], first + width))
+            unit = np.empty((len(everybody), columns.stop - first), dtype=_numpy_type(out.half))
+            mechanism.draw(self._pair_streams.at(number, out.round), unit)
+            noise = torch.mm(root, torch.from_numpy(unit).to(out.half.device))
+            if len(held) == len(everybody):
+                out.half[:, columns].add_(noise, alpha=scale)
+            else:
+                out.half[:, columns].index_add_(0, places, noise[held], alpha=scale)
+
+    def _square_root(self, everybody: NDArray[np.int64], out: Outgoing) -> Tensor:
+        """Of sigma^2 I + tau^2 L among the nodes of this round; kept for the next."""
+        if self._root is None or self._root[0] != everybody.tobytes():
+            split = self.partners.shares(out.present)
+            covariance = np.zeros((self.partners.nodes, self.partners.nodes))
+            first, second = self.partners.among(out.present).T
+            covariance[first, second] = covariance[second, first] = -(split.pair**2)
+            covariance = covariance[np.ix_(everybody, everybody)]
+            np.fill_diagonal(covariance, split.independent**2 - covariance.sum(1))
+            values, vectors = np.linalg.eigh(covariance)
+            root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+            self._root = everybody.tobytes(), torch.from_numpy(root)
+        return self._root[1]
+
+    def _edges(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
+        """Every pair's noise by itself, some pairs at a time."""
+        deviation = scale * self.partners.shares(out.present).pair
+        everybody = _everybody(self.partners, out)
+        place = np.full(self.partners.nodes, len(out.nodes))
+        place[everybody] = np.where((here := _places(everybody, out)) >= 0, here, len(out.nodes))
+        pairs = place[self.partners.among(out.present)]
+        columns = out.half.shape[1]
+        # the last row stands for nodes elsewhere
+        shared = torch.zeros(len(out.nodes) + 1, columns, dtype=out.half.dtype)
+        many = max(1, _PIECE // columns)
+        for number, first in enumerate(range(0, len(pairs), many)):
+            i, j = torch.from_numpy(pairs[first : first + many].T.copy())
+            unit = np.empty((len(i), columns), dtype=_numpy_type(out.half))
+            mechanism.draw(self._pair_streams.at(number, out.round), unit)
+            noise = torch.from_numpy(unit)
+            shared.index_add_(0, i, noise).index_add_(0, j, noise, alpha=-1)
+        out.half.add_(shared[:-1].to(out.half.device), alpha=deviation)
+
+
+def lattice_slack(smooth: float, pairs: int) -> float:
+    """Distance of (independent Gaussian + pair noise on a lattice) from the Gaussian of the same covariance, per coordinate.
+
+    Let X be normal with covariance sigma^2 I, n discrete Gaussian of deviation tau on Z^E,
+    B the incidence matrix of the pairs. The density of X + B n at v is proportional to exp(-v' Sigma^-1 v /
+    2) times the sum over n of exp(-(n-m)' Q (n-m) / 2), with Q = I/tau^2 + B'B/sigma^2 and m depending on v. By Poisson summation that sum is constant up to a factor 1 + theta, |theta| <=
+    sum over k != 0 of exp(-2 pi^2 k' Q^-1 k) <= (1 + 2 sum_j exp(-2 pi^2 s^2 j^2))^E - 1,
+    where s^2 = 1/(1/tau^2 + lambda_max/sigma^2) is at most the least eigenvalue of Q^-1.
+    A density within a factor 1 +- theta of another is within 2 theta of it. (For sums in one
+    dimension: Kairouz, Liu, Steinke 2021, Theorem 1.)
+
+    Args:
+        smooth: s, in steps of the lattice.
+        pairs: E.
+    """
+    once = 2.02 * math.exp(-2 * math.pi**2 * smooth**2)
+    return 2 * math.expm1(pairs * once)
+
+
+def _check(mechanism: Mechanism) -> None:
+    if not isinstance(mechanism, Gaussian):
+        raise UsageError(
+            f"noise that cancels is Gaussian, and this is {mechanism}: sums of other noise have no known "
+            "cost; use the Gaussian mechanism"
+        )
+
+
+def _of_a_message(partners: Partners, scale: float, present: Present) -> float:
+    """Deviation of the noise in a message of the node with most partners."""
+    split = partners.shares(present)
+    return scale * math.sqrt(split.independent**2 + partners.most_partners(present) * split.pair**2)
+
+
+def _everybody(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
+    return np.arange(partners.nodes) if out.present is None else np.flatnonzero(out.present)
+
+
+def _places(everybody: NDArray[np.int64], out: Outgoing) -> NDArray[np.int64]:
+    """Which row here each of them has; -1: it is elsewhere."""
+    rows = {node: k for k, node in enumerate(out.nodes)}
+    return np.array([rows.get(node, -1) for node in everybody.tolist()])
+
+
+def _numpy_type(like: Tensor) -> type[np.float32] | type[np.float64]:
+    return np.float64 if like.dtype == torch.float64 else np.float32

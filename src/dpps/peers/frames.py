@@ -1,0 +1,221 @@
+"""Frames: what members tell each other, as bytes. Nothing in a frame is believed before its sizes and numbers were looked at.
+
+Every frame says how far its sender is, what it has counted of the receiver's shares, and whom it has heard of lately. Most also
+carry a *share*: a part of a released row. A share has a number on its link, so that it counts exactly once, whatever the
+network does; and its sender's signature under (run, phase, round, digest of the row),
+which the receiver keeps: shown to a sender that comes back with an older copy of its ledger,
+its own signature says how far it had really gone.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+MAGIC = b"DPP1"
+LEARNING, AVERAGING = 0, 1
+"""The two phases of a run: rows that learn, and the average at the end."""
+_HEAD = struct.Struct("<4sI")
+_LARGEST_HEADER = 1 << 16
+_LARGEST_NUMBER = 1 << 62
+
+
+class FrameError(ValueError):
+    """A frame that no honest member sends; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A member's signature under one of its released rows: (phase, round) and the digest."""
+
+    phase: int
+    round: int
+    digest: str
+    signature: bytes
+
+    def message(self, run: str, name: str) -> bytes:
+        """What member `name` has signed."""
+        return f"dpps share\n{run}\n{name}\n{self.phase}\n{self.round}\n{self.digest}".encode()
+
+    def receipt(self, run: str, name: str, by: str) -> bytes:
+        """What member `by` signs that has received it from `name`."""
+        return b"dpps received\n" + by.encode() + b"\n" + self.message(run, name)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Later claims compare larger."""
+        return self.phase, self.round
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a released row: `weight` times (row, a)."""
+
+    number: int
+    """On its link, from 1."""
+    weight: float
+    a: float
+    claim: Claim
+    row: bytes
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What is known of one member: how often it has shown a sign of life, how far it is, and what it is doing."""
+
+    beats: int
+    pushed: int
+    state: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame.
+
+    Attributes:
+        run: which run it belongs to.
+        start: how often the sender's process has been started.
+        asks: the sender has started and has not heard yet what the receiver has seen of it.
+        answers: the receiver's start that `seen` answers; 0: none.
+        got: number of the last share of the receiver's that the sender has counted.
+        kept: the same, as far as it is safe on the sender's disk: these need not be kept at home any more.
+        view: everybody, as far as the sender has heard, in the order of nodes.
+        share: a part of the sender's row.
+        seen: the latest claim of the *receiver's* that the sender has; None where there is none.
+        receipt: the sender's signature under that claim.
+    """
+
+    run: str
+    start: int
+    asks: bool
+    answers: int
+    got: int
+    kept: int
+    view: tuple[Presence, ...]
+    share: Share | None = None
+    seen: Claim | None = None
+    receipt: bytes = b""
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        share = self.share
+        header = {
+            "run": self.run,
+            "start": self.start,
+            "asks": self.asks,
+            "answers": self.answers,
+            "got": self.got,
+            "kept": self.kept,
+            "view": [[p.beats, p.pushed, p.state] for p in self.view],
+            "share": None
+            if share is None
+            else [share.number, share.weight, share.a, *_listed(share.claim, with_digest=False)],
+            "seen": None if self.seen is None else _listed(self.seen),
+            "receipt": self.receipt.hex(),
+        }
+        text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+        return b"".join((_HEAD.pack(MAGIC, len(text)), text, b"" if share is None else share.row))
+
+
+def largest(row_bytes: int) -> int:
+    """Bytes of the largest frame of a run whose rows have so many; a longer one can be refused before it is read."""
+    return _HEAD.size + _LARGEST_HEADER + row_bytes
+
+
+def decode(data: bytes, run: str, nodes: int, row_bytes: int) -> Frame:
+    """A frame from bytes.
+
+    Args:
+        data: what arrived.
+        run: what it must belong to.
+        nodes: how many members there are.
+        row_bytes: how many bytes a row has.
+
+    Raises:
+        FrameError: no honest member of this run sends that.
+    """
+    if len(data) < _HEAD.size:
+        raise FrameError(f"{len(data)} bytes are no frame")
+    magic, length = _HEAD.unpack_from(data)
+    if (
+        magic != MAGIC
+        or length > _LARGEST_HEADER
+        or len(data)
+        not in (
+            _HEAD.size + length,
+            _HEAD.size + length + row_bytes,
+        )
+    ):
+        raise FrameError(
+            f"a frame of {len(data)} bytes with a header of {length}: rows have {row_bytes} bytes"
+        )
+    try:
+        header = json.loads(data[_HEAD.size : _HEAD.size + length])
+        frame = _frame(header, data[_HEAD.size + length :], nodes)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FrameError(f"a header that cannot be read ({error})") from error
+    if frame.run != run:
+        raise FrameError(f"a frame of another run ({frame.run[:40]!r})")
+    if (frame.share is None) != (len(data) == _HEAD.size + length):
+        raise FrameError("a row without a share, or a share without its row")
+    return frame
+
+
+def _frame(header: Any, row: bytes, nodes: int) -> Frame:
+    view = tuple(Presence(_whole(b), _whole(r, -1), _whole(s, 0, 3)) for b, r, s in header["view"])
+    if len(view) != nodes:
+        raise ValueError(f"a view of {len(view)} members: there are {nodes}")
+    share = None
+    if header["share"] is not None:
+        number, weight, a, phase, round_, signature = header["share"]
+        digest = hashlib.sha256(row).hexdigest()
+        share = Share(
+            _whole(number, 1),
+            _part(weight, 1.0),
+            _part(a, float(nodes)),
+            _claim(phase, round_, digest, signature),
+            row,
+        )
+    seen = None if header["seen"] is None else _claim(*header["seen"])
+    return Frame(
+        _text(header["run"]),
+        _whole(header["start"], 1),
+        header["asks"] is True,
+        _whole(header["answers"]),
+        _whole(header["got"]),
+        _whole(header["kept"]),
+        view,
+        share,
+        seen,
+        bytes.fromhex(_text(header["receipt"])),
+    )
+
+
+def _claim(phase: Any, round_: Any, digest: Any, signature: Any) -> Claim:
+    return Claim(_whole(phase, 0, 1), _whole(round_), _text(digest), bytes.fromhex(_text(signature)))
+
+
+def _listed(claim: Claim, with_digest: bool = True) -> list[Any]:
+    digest = [claim.digest] if with_digest else []
+    return [claim.phase, claim.round, *digest, claim.signature.hex()]
+
+
+def _whole(value: Any, low: int = 0, high: int = _LARGEST_NUMBER) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{value!r} is not a whole number from {low} to {high}")
+    return value
+
+
+def _part(value: Any, most: float) -> float:
+    """A weight, or a scalar a: at most N, with room for rounding."""
+    if type(value) not in (int, float) or not 0 <= value <= most * (1 + 1e-9) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a number from 0 to {most:g}")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or len(value) > 1000:
+        raise ValueError("not a short text")
+    return value

@@ -1,0 +1,387 @@
+"""One organisation's part in a run: `Run(..., where=Member(...))` does the rest as everywhere else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpps.disk import private
+from dpps.errors import RunError, UsageError
+from dpps.noise.secure import SecureNoise
+from dpps.noise.source import NoiseSource, Seeded
+from dpps.peers.fabric import Peers, averaging_rounds
+from dpps.peers.frames import LEARNING
+from dpps.peers.ledger import OUTBOX, OutboxLedger
+from dpps.peers.membership import Membership
+from dpps.peers.outbox import Outbox
+from dpps.peers.post import Post
+from dpps.peers.view import ACTIVE, DONE, LEFT
+from dpps.privacy.statement import Privacy
+from dpps.privacy.trust import Pairs
+from dpps.runs.deployment import Deployment
+from dpps.runs.folder import RunFolder
+from dpps.runs.log import RoundLog
+from dpps.runs.torch_distributed import SEEDED
+
+if TYPE_CHECKING:
+    from dpps.runs.run import Run
+
+log = logging.getLogger(__name__)
+
+OBSERVER = (
+    "Seen by: the members that this one sends to, and all others, to whom parts of it travel on; the promise "
+    "holds against all of them "
+    "together, and against whoever reads the wire."
+)
+_BEAT = 0.5  # seconds between looks at what has arrived
+
+
+class Heart(threading.Thread):
+    """Shows signs of life and takes in frames while the member itself computes."""
+
+    def __init__(self, fabric: Peers) -> None:
+        super().__init__(name="dpps heart", daemon=True)
+        self._fabric, self._stopped = fabric, threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        while not self._stopped.wait(min(_BEAT, self._fabric.membership.soft / 3)):
+            try:
+                self._fabric.look()
+            except BaseException as error:  # noqa: BLE001 - `check` raises it where the run is
+                self._error = error
+                return
+
+    def check(self) -> None:
+        """Raise here what went wrong there."""
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Let it end, and wait until it has."""
+        self._stopped.set()
+        if self.is_alive():
+            self.join()
+
+
+class Member(Deployment):
+    """One member of a federation, with one node and its data.
+
+    The run's folder holds the outbox beside the ledger: a process that was killed goes on from there with the same command.
+
+    Args:
+        membership: the contract, as this member needs it.
+        post: carries frames to the other members.
+        clock: seconds, of any origin.
+        seeded_noise: noise and sampling from the seed as in a simulation, for tests; nothing is private then.
+        heart: show signs of life and take in frames while this member computes, in a thread of its own.
+    """
+
+    durable = True
+    ledger = OutboxLedger
+
+    def __init__(
+        self,
+        membership: Membership,
+        post: Post,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        seeded_noise: bool = False,
+        heart: bool = True,
+    ) -> None:
+        self.membership, self.post, self.clock, self.seeded_noise = membership, post, clock, seeded_noise
+        self.voice = f"{membership.name}: "
+        self.processes = len(membership.names)
+        self.fabric = Peers(membership, post, clock)
+        self.agreement: float | None = None
+        """How far the neighbours were from the average when they last told, relative to its norm; None before the end."""
+        self._leave_asked = threading.Event()
+        self._heart = Heart(self.fabric) if heart else None
+        self._met = False
+        self._logged = 0
+        self._outbox: Outbox | None = None
+        self._run: Run | None = None
+
+    def adopt(self, membership: Membership) -> None:
+        """The contract of a later epoch."""
+        self.membership = membership
+        self.fabric.adopt(membership)
+
+    # What a run asks at its start
+
+    def rows(self, nodes: int) -> range:
+        return range(self.membership.own, self.membership.own + 1)
+
+    def settle(self, folder: RunFolder | None, resume: bool, overwrite: bool) -> tuple[bool, bool]:
+        """The same command starts a run and goes on with it; what has left cannot be started over."""
+        if folder is None:
+            raise UsageError("a member's run needs a folder (--out): ledger and outbox are kept there")
+        if overwrite:
+            raise UsageError(
+                "--overwrite: what this member has sent cannot be taken back, so its run is not replaced; leave the option "
+                "out, and the run goes on"
+            )
+        return folder.settings.exists(), False
+
+    def noise(self, secure: bool, seed: int) -> NoiseSource:
+        return Seeded(seed) if self.seeded_noise else SecureNoise()
+
+    def connect(self, run: Run) -> Peers:
+        if run.topology.nodes != len(self.membership.names):
+            raise UsageError(
+                f"the topology has {run.topology.nodes} nodes and the federation {len(self.membership.names)} members: make them equal"
+            )
+        if run.unit is not None and isinstance(run.unit.trust, Pairs):
+            raise UsageError(
+                "--trust pairs between organisations: a partner that stays away leaves its noise in "
+                "everybody's model; trust nobody"
+            )
+        if not run.algorithm.sends_updates:
+            raise UsageError(
+                f"{type(run.algorithm).__name__} sends more than an update of its parameters, which a member "
+                "that was away cannot make up for: use PartPSP"
+            )
+        run.topology.check_connected()
+        assert run.folder is not None
+        self._outbox = Outbox(run.folder.path / OUTBOX)
+        self._run = run
+        self.fabric.keep = self._keep
+        return self.fabric
+
+    def header(self) -> dict[str, Any]:
+        return {"federation": self.membership.run, "member": self.membership.name}
+
+    def take_up(self, run: Run) -> None:
+        """Go on from the outbox; at the first start, begin one."""
+        assert self._outbox is not None
+        found = self._outbox.read()
+        if found is None:
+            if run.resumed and run.ledger.messages:
+                raise RunError(
+                    f"the outbox in {run.folder and run.folder.path} is gone and its ledger is not: restore it, or leave this run"
+                )
+            self.fabric.begin(1)
+        else:
+            self._resume(run, *found)
+        if self.fabric.state == DONE:
+            return  # only its results are missing: nothing is sent
+        state = run.state.shared
+        if self.fabric.state != LEFT:
+            self.fabric.hold(LEARNING, state.s[0], float(state.a[0]))
+        # how often it was started is on disk before anybody hears of it
+        self._write(run, run.state.round, state.clock)
+        if self.fabric.state != LEFT:
+            self._take(run)
+            self.fabric.follow(run.state.shared.y[0])
+        if self._heart is not None:
+            self._heart.start()
+
+    def _resume(self, run: Run, tensors: dict[str, Any], meta: dict[str, Any]) -> None:
+        if isinstance(run.ledger, OutboxLedger):
+            run.ledger.recover(*meta["ledger"])
+        fabric, state = meta["fabric"], meta["fabric"]["state"]
+        waiting = [tuple(sent[2:]) for outlet in fabric["outlets"].values() for sent in outlet["waiting"]]
+        handed_over = state == LEFT and (LEARNING, fabric["pushed"]) not in waiting
+        if handed_over or (state == DONE and run.folder is not None and run.folder.summary.exists()):
+            word = "has left the federation" if state == LEFT else "is finished"
+            raise UsageError(f"this member {word}: there is nothing to go on with, and nothing was sent")
+        try:
+            run.nodes.load(run.state, tensors, meta, meta["round"])
+        except (KeyError, RuntimeError) as error:
+            raise RunError(f"the outbox is of another model: {error}") from error
+        self.fabric.load(tensors, meta["fabric"])
+        run.accuracy_by_epoch, run.seconds = meta["accuracy_by_epoch"], meta["seconds"]
+        run.ended_by_callback = meta.get("ended_by_callback", False)
+        run.log = _read_log(self._log_path(run))
+        self._logged = len(run.log)
+        if state in ACTIVE:
+            self._take(run)
+
+    def _take(self, run: Run) -> None:
+        """The row that is held goes into the run's hands."""
+        row, a = self.fabric.take(LEARNING)
+        state = run.state.shared
+        state.s, state.a = row[None], state.a.new_tensor([a])
+
+    # The disk
+
+    def _keep(self, phase: int) -> None:
+        """Before anything of a push leaves: the state as it is when nothing of this round has arrived yet."""
+        assert self._run is not None
+        if self._heart is not None:
+            self._heart.check()
+        state, more = self._run.state.shared, 1 if phase == LEARNING and self.fabric.state != LEFT else 0
+        self._write(self._run, state.round + more, state.clock + more)
+
+    def _write(self, run: Run, round_: int, clock: int) -> None:
+        assert self._outbox is not None
+        ledger = run.ledger if isinstance(run.ledger, OutboxLedger) else None
+        meta = {
+            **run.nodes.meta(run.state),
+            "round": round_,
+            "clock": clock,
+            "ledger": None if ledger is None else ledger.tail(),
+            "fabric": self.fabric.meta(),
+            "accuracy_by_epoch": run.accuracy_by_epoch,
+            "seconds": run.seconds,
+            "ended_by_callback": run.ended_by_callback,
+        }
+        self._outbox.write(run.nodes.tensors(run.state) | self.fabric.tensors(), meta)
+        if ledger is not None:
+            ledger.kept()
+
+    # Rounds
+
+    def leave(self) -> None:
+        """Take no further part: before the next round all mass is handed to a neighbour, for good."""
+        self._leave_asked.set()
+
+    def before_round(self, run: Run) -> bool:
+        """Wait until enough members are here; go where the others are."""
+        self._write_log(run)
+        if self.fabric.state == LEFT:  # it had left when it was stopped, and its mass was not safe yet
+            return self._gone(run, self.fabric.hand_on())
+        self._assemble()
+        if run.stop_asked:
+            run.stopped = True
+            return False
+        if self._leave_asked.is_set():
+            state = run.state.shared
+            return self._gone(run, self.fabric.hand_over(state.s[0], float(state.a[0]), run.state.round))
+        others = self.fabric.behind(run.state.round)
+        if others > run.state.round:
+            target = min(others, run.plan.count)
+            log.warning(
+                "%sgoes on with round %d, where the others are; nothing was sent and paid for the %d rounds in between",
+                self.voice,
+                target,
+                target - run.state.round,
+            )
+            run.nodes.skip_to(run.state, target, run.rounds_per_epoch)
+        return True
+
+    def _gone(self, run: Run, unsure: list[str]) -> bool:
+        """It has left: it takes no further part."""
+        log.warning("%shas left after %d rounds and handed over", self.voice, run.state.round)
+        if unsure:
+            log.warning(
+                "%s%s has not said yet that what it was given is on its disk: give the same command once more, to be sure",
+                self.voice,
+                ", ".join(unsure),
+            )
+        return False
+
+    def _assemble(self) -> None:
+        """Wait until as many members are here as `_wanted` says, and those have answered who can know of earlier starts."""
+        fabric, begun = self.fabric, self.clock()
+        tell_at = begun + self.membership.soft
+        if self._heart is not None:
+            self._heart.check()
+        while True:
+            fabric.wait(0.0)
+            now = self.clock()
+            wanted = self._wanted(now - begun)
+            answers = not self._met and now - begun < self.membership.soft
+            doubt = not self._met and now - begun < self.membership.hard and fabric.doubtful()
+            asked = self._leave_asked.is_set() or (self._run is not None and self._run.stop_asked)
+            if asked or (not doubt and (fabric.assembled(wanted, answers) or self._too_late())):
+                self._met = True
+                return
+            if now >= tell_at:
+                tell_at = now + self.membership.hard
+                log.warning("%s%s", self.voice, self._why_waiting(fabric.here, wanted))
+            fabric.wait(self.membership.soft / 3)
+
+    def _wanted(self, waited: float) -> int:
+        """How many members must be here. For the first round all of them are waited for, until the start deadline; in a new start
+        also all, for what they know of earlier ones, until the hard deadline. Later the fewest that the contract allows."""
+        patience = self.membership.hard if self.fabric.begun() else self.membership.start
+        fewest = self.membership.min_members
+        if self._met or waited >= patience:
+            return fewest
+        return max(fewest, len(self.fabric.view.taking_part()))
+
+    def _why_waiting(self, here: list[str], wanted: int) -> str:
+        if self.fabric.doubtful():
+            return "waits for all neighbours to answer: one says that this member has sent more than is on its disk"
+        if len(here) >= wanted:
+            return f"waits: none of its neighbours answers ({', '.join(sorted(self.membership.partners))})"
+        told = f"{len(here)} of {len(self.membership.present)} are here ({', '.join(here)})"
+        return f"waits for other members: {told}, {wanted} are needed"
+
+    def _too_late(self) -> bool:
+        """Whether another member has finished: then it is no use to wait for more of them."""
+        names, known = self.membership.names, self.fabric.view.known
+        return any(
+            k.state == DONE for n, k in zip(names, known, strict=True) if n in self.membership.partners
+        )
+
+    def after_round(self, run: Run) -> None:
+        """All that counts is on disk before a round is sent."""
+
+    # The log of earlier starts, which may lose its last lines in a crash
+
+    def _log_path(self, run: Run) -> Path:
+        assert run.folder is not None
+        return run.folder.path / OUTBOX / "rounds.jsonl"
+
+    def _write_log(self, run: Run) -> None:
+        with open(self._log_path(run), "a", opener=private) as file:
+            file.writelines(json.dumps(each.to_json()) + "\n" for each in run.log[self._logged :])
+        self._logged = len(run.log)
+
+    # The end
+
+    def conclude(self, run: Run) -> None:
+        """Average with all who are here, without noise: rows are made of what was released."""
+        if self.fabric.state == DONE:
+            return
+        state = run.state.shared
+        self.fabric.hold(LEARNING, state.s[0], float(state.a[0]))
+        row = run.nodes.shared_rows(run.state)[0]
+        self._write_log(run)
+        fewest = averaging_rounds(run.topology)
+        mean, self.agreement = self.fabric.average(row, run.plan.count, fewest, before=self._assemble)
+        if self.agreement is None:
+            log.warning(
+                "%sfound nobody to average with at the end: the model is its own estimate", self.voice
+            )
+        run.nodes.settle(run.state, mean)
+        run.forget_evaluation()
+        self.fabric.finish()
+        self.close()
+
+    def close(self) -> None:
+        """Stop showing signs of life."""
+        if self._heart is not None:
+            self._heart.stop()
+
+    def privacy(self, privacy: Privacy, run: Run) -> Privacy:
+        if privacy.unit == "none":
+            return privacy
+        words = f"{privacy.statement} {OBSERVER}"
+        if self.seeded_noise:
+            words = SEEDED + words
+        return replace(privacy, statement=words)
+
+    def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
+        """Of this member's node; nobody collects those of all."""
+        return None
+
+
+def _read_log(path: Path) -> list[RoundLog]:
+    """The rounds of earlier starts. A half-written last line is cut off, so that the next line does not go on with it."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+    return [RoundLog.from_json(json.loads(line)) for line in data[:whole].splitlines()]

@@ -1,0 +1,357 @@
+"""The write-ahead ledger: what was sent is on disk before it is sent, because it cannot be taken back.
+
+One JSON object per line. The first line says which run this is; every later one charges a message. Each line ends
+with a checksum over itself and the checksum before it, so an edited, lost or exchanged line breaks the chain from there on.
+Totals are computed from these lines, never from a plan.
+
+A ledger that was lost, or replaced by an older copy, is refused: a witness in a file beside it,
+each checkpoint, and in a distributed run the other processes know how far it went
+(:mod:`dpps.privacy.witness` says what remains undetectable). One writer at a
+time: the file is locked until it is closed or its process ends.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+from dpps.disk import close_alone, open_alone, sync_folder
+from dpps.errors import RunError, UsageError
+from dpps.privacy.ledger import Budget, Ledger
+from dpps.privacy.release import Release
+from dpps.privacy.witness import Mark, Witness, newest_mark, unused, witness_of
+
+log = logging.getLogger(__name__)
+
+FORMAT = {"format": "dpps-ledger", "version": 3}
+
+
+class LedgerFile(Ledger):
+    """Append-only file of releases; begin one with :meth:`create`, go on with one by :meth:`open`."""
+
+    def __init__(
+        self, path: Path, header: Mapping[str, Any], durable: bool, budget: Budget | None = None
+    ) -> None:
+        super().__init__(header["rows"], budget)
+        self.path = path
+        self.header = dict(header)
+        self._durable = durable
+        self.first_seal = ""
+        """Checksum of the first line: with a random number in it, no other run has the same."""
+        self._file = -1
+        self._seal = ""
+        self._pending: list[bytes] = []
+        self._lines = 0
+        self._witness: Witness | None = None
+        self._broken = False
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        header: Mapping[str, Any],
+        durable: bool,
+        *,
+        budget: Budget | None = None,
+        processes: int = 1,
+    ) -> Self:
+        """A new ledger and its witness; refuses a path where something was ever charged.
+
+        Args:
+            path: the file.
+            header: run id, unit, mechanism, configuration hash, ``rows`` (list of node ids): what tells this
+                run from another.
+            durable: each charge is on disk when `charge` returns; otherwise (simulation) after `flush`.
+            budget: charges beyond it are refused.
+            processes: how many processes the run has; the witness remembers what was received from each.
+        """
+        ledger = cls(Path(path), _complete(header), durable, budget)
+        _refuse_used(ledger.path)
+        try:
+            ledger._file = open_alone(ledger.path, os.O_CREAT)
+            _refuse_used(ledger.path)  # now that nobody else can write it
+            os.ftruncate(ledger._file, 0)
+            ledger._put([ledger._sealed(ledger.header)])
+            sync_folder(ledger.path.parent)
+            ledger._witness = Witness.create(witness_of(ledger.path), ledger.mark, processes)
+        except OSError as error:
+            ledger._abandon()
+            raise RunError(f"ledger {path} cannot be created: {error.strerror}; nothing was sent") from error
+        except BaseException:
+            ledger._abandon()
+            raise
+        return ledger
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        header: Mapping[str, Any],
+        durable: bool,
+        *,
+        budget: Budget | None = None,
+    ) -> Self:
+        """Continue the ledger of the same run; all that it holds stays charged. Arguments as in `create`.
+
+        Raises:
+            RunError: it is missing, damaged, or not what the witness has seen; or somebody else writes it.
+        """
+        ledger = cls(Path(path), _complete(header), durable, budget)
+        try:
+            ledger._file = open_alone(ledger.path)
+            data = ledger.path.read_bytes()
+        except OSError as error:
+            ledger._abandon()
+            raise _unreadable(path, error) from error
+        try:
+            ledger._witness = Witness.open(witness_of(ledger.path))
+            whole, _, tail = data.rpartition(b"\n")
+            ledger._replay(whole, ledger._witness.mark)
+            ledger._cut(tail, len(data))
+        except BaseException:
+            ledger._abandon()
+            raise
+        return ledger
+
+    @classmethod
+    def read(cls, path: Path, *, whole: bool = True) -> Self:
+        """A look at a ledger that somebody else may be writing: nothing is locked, and nothing can be charged.
+
+        Args:
+            path: the file.
+            whole: it must have all that its witness has seen; False where lines that it lacks are kept elsewhere.
+
+        Raises:
+            RunError: it is missing, damaged, or an older copy, as far as there is a witness.
+        """
+        ledger = cls(path, cls.read_header(path), durable=False)
+        ledger._broken = True
+        mark = newest_mark(path)  # first: whoever writes tells the witness last
+        lines = path.read_bytes().rpartition(b"\n")[0].split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            record = ledger._unsealed(line, number)
+            if number > 1:
+                ledger._count(believed(path, number, record, ledger.rows))
+        if mark is not None and whole:
+            ledger.check_holds(mark, "its witness")
+        return ledger
+
+    @staticmethod
+    def read_header(path: Path) -> dict[str, Any]:
+        """The first line of a ledger, checked: which run it is, and what was promised."""
+        return _first_line(path)[0]
+
+    @staticmethod
+    def read_first_seal(path: Path) -> str:
+        """`first_seal` of the ledger in a file."""
+        return _first_line(path)[1]
+
+    @property
+    def mark(self) -> Mark:
+        """How far it goes, lines not yet flushed included."""
+        return Mark(self._lines, self._seal)
+
+    @property
+    def received(self) -> list[int]:
+        """By rank, how many messages the ledger of that process must have; what is set here is written with the next charge."""
+        assert self._witness is not None
+        return self._witness.received
+
+    @property
+    def place(self) -> str:
+        return str(self.path)
+
+    def check_holds(self, mark: Mark, witness: str) -> None:
+        """Refuse to go on unless this ledger has all that `witness` has seen.
+
+        Raises:
+            RunError: it was lost or replaced.
+        """
+        with self.path.open("rb") as file:
+            line = next(islice(file, mark.lines - 1, None), b"")
+        if not line.endswith(f'"crc":"{mark.seal}"}}\n'.encode()):
+            raise RunError(
+                f"ledger {self.path} has {self._lines} lines and {witness} has seen "
+                f"{'another' if line else 'a'} line {mark.lines}: it was "
+                "replaced by an older copy or another, so what was spent is not known; restore it, or start "
+                "a new run in another folder"
+            )
+
+    def _write(self, release: Release) -> None:
+        if self._broken:
+            raise RunError(f"ledger {self.path} failed before: no further message may be sent")
+        line = self._sealed(release.to_json())
+        if self._durable:
+            self._put([line])
+        else:
+            self._pending.append(line)
+
+    def flush(self) -> None:
+        """Put everything on disk; call it before a checkpoint is written."""
+        if self._pending:
+            self._put(self._pending)
+            self._pending = []
+
+    def close(self) -> None:
+        """Flush and let go of the file."""
+        if self._file >= 0:
+            if not self._broken:
+                self.flush()
+            if self._witness is not None:
+                self._close_witness(self._witness)
+            close_alone(self._file)
+            self._file = -1
+
+    def _abandon(self) -> None:
+        """Close without telling the witness: what this ledger holds cannot be believed."""
+        self._broken = True
+        self.close()
+
+    def _close_witness(self, witness: Witness) -> None:
+        """What arrived in the last round is not on disk yet."""
+        if not self._broken:
+            self._remember(witness)
+        witness.close()
+
+    def _sealed(self, record: Mapping[str, Any]) -> bytes:
+        body = json.dumps(record, separators=(",", ":"), allow_nan=False)
+        self._seal = _checksum(self._seal, body)
+        self._next_line()
+        return f'{body[:-1]},"crc":"{self._seal}"}}\n'.encode()
+
+    def _put(self, lines: list[bytes]) -> None:
+        """Append and wait for the disk, then tell the witness. After a failure the tail is unknown: nothing more is written."""
+        data = b"".join(lines)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
+        except OSError as error:
+            self._broken = True
+            raise RunError(
+                f"ledger {self.path} cannot be written: {error.strerror}; the message was not sent"
+            ) from error
+        if self._witness is not None:
+            self._remember(self._witness)
+
+    def _remember(self, witness: Witness) -> None:
+        try:
+            witness.record(self.mark)
+        except OSError as error:
+            self._broken = True
+            raise RunError(
+                f"{witness.path} cannot be written: {error.strerror}; the message was not sent"
+            ) from error
+
+    def _replay(self, whole: bytes, mark: Mark) -> None:
+        """Check every line and count it."""
+        if not whole and mark.lines == 1:
+            raise _unbegun(self.path)
+        lines = whole.split(b"\n") if whole else []
+        for number, line in enumerate(lines, start=1):
+            record = self._unsealed(line, number)
+            if number == 1:
+                _same_run(self.path, record, self.header)
+            else:
+                self._count(believed(self.path, number, record, self.rows))
+        self.check_holds(mark, "its witness")
+
+    def _cut(self, tail: bytes, size: int) -> None:
+        """A half-written last line goes: its fsync never returned, so its message never left."""
+        if tail:
+            log.warning("ledger %s: half-written last line cut off; its message was never sent", self.path)
+            os.truncate(self.path, size - len(tail))
+            os.fsync(self._file)
+
+    def _unsealed(self, line: bytes, number: int) -> dict[str, Any]:
+        record, self._seal = _unsealed(self.path, line, number, self._seal)
+        self._next_line()
+        return record
+
+    def _next_line(self) -> None:
+        self._lines += 1
+        if self._lines == 1:
+            self.first_seal = self._seal
+
+
+def _first_line(path: Path) -> tuple[dict[str, Any], str]:
+    """What the first line says, and its checksum."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not line.endswith(b"\n"):
+        raise _unbegun(path)
+    return _unsealed(path, line[:-1], 1, "")
+
+
+def _unsealed(path: Path, line: bytes, number: int, previous: str) -> tuple[dict[str, Any], str]:
+    """What a line says, and its checksum, which must follow from that of the line before."""
+    body, mark, seal = line.rpartition(b',"crc":"')
+    text = body.decode(errors="replace") + "}"
+    expected = _checksum(previous, text)
+    if not mark or seal != f'{expected}"}}'.encode():
+        raise _damaged(path, number)
+    record = json.loads(text)
+    if not isinstance(record, dict):
+        raise _damaged(path, number)
+    return record, expected
+
+
+def _complete(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The header as it will be read back."""
+    if not header.get("rows"):
+        raise UsageError("ledger header without rows: name the nodes whose messages are charged")
+    normal: dict[str, Any] = json.loads(json.dumps({**FORMAT, **header}, allow_nan=False))
+    return normal
+
+
+def believed(path: Path, number: int, record: Mapping[str, Any], rows: Sequence[int]) -> Release:
+    """The release that a line tells of; refused where it cannot be one."""
+    try:
+        return Release.from_json(record, rows)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, number) from error
+
+
+def _refuse_used(path: Path) -> None:
+    if not unused(path):
+        raise UsageError(
+            f"ledger {path} is never started afresh: resume that run or choose another directory"
+        )
+
+
+def _same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for field in [*wanted, *(name for name in found if name not in wanted)]:
+        if found.get(field) != wanted.get(field):
+            raise UsageError(
+                f"ledger {path} belongs to another run: its {field} is {found.get(field)!r}, this run's is "
+                f"{wanted.get(field)!r}; resume with the same settings or choose another directory"
+            )
+
+
+def _unreadable(path: str | Path, error: OSError) -> RunError:
+    return RunError(
+        f"ledger {path} cannot be opened: {error.strerror}; what was spent is not known, so the run cannot go on; "
+        "restore it, or start a new run in another folder"
+    )
+
+
+def _unbegun(path: Path) -> RunError:
+    return RunError(f"ledger {path} has no complete first line: nothing was sent; move it away and restart")
+
+
+def _damaged(path: Path, number: int) -> RunError:
+    return RunError(
+        f"ledger {path} is damaged at line {number}: what was sent is no longer known; "
+        "restore the file from a copy, or end this run and count it as unprotected"
+    )
+
+
+def _checksum(previous: str, body: str) -> str:
+    return hashlib.sha256(f"{previous}\n{body}".encode()).hexdigest()[:32]

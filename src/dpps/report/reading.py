@@ -1,0 +1,334 @@
+"""What is known of a run, read from its folder or from a `Run` in memory: the report reads a run's files here
+and nowhere else."""
+
+import csv
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpps.errors import RunError, UsageError
+from dpps.learning.algorithm import ALGORITHMS
+from dpps.privacy.accountant import Charge
+from dpps.privacy.ledger import Ledger
+from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy.statement import Privacy, account
+from dpps.privacy.units import Contribution, NodeSwap, Unit
+from dpps.report.options import applied, command, data_name
+from dpps.runs.config import TrainConfig
+from dpps.runs.folder import RunFolder
+from dpps.runs.log import RoundLog
+from dpps.runs.run import Run
+from dpps.runs.summary import chosen
+from dpps.topology import Topology
+from dpps.version import versions
+
+Charges = Sequence[tuple[int, Charge]]
+"""(round, charge) of every message of one node."""
+
+_ESTIMATORS = {
+    "Certified": "certified",
+    "Paper": "estimated (paper)",
+    "WorstCase": "worst case",
+    "Oracle": "oracle",
+}
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How good the models of a run or of a baseline are, in percent. What was not measured is None or empty."""
+
+    mean: float | None = None
+    by_epoch: Sequence[float] = ()
+    by_node: Sequence[float] = ()
+    own: float | None = None
+    """Mean over the nodes, each on its own kind of data."""
+    own_by_node: Sequence[float] = ()
+
+    @property
+    def latest(self) -> float | None:
+        """At the end, or as far as the run has come."""
+        return self.mean if self.mean is not None or not self.by_epoch else self.by_epoch[-1]
+
+    @property
+    def only_own(self) -> bool:
+        """Whether there is no other measurement than on each node's own kind of data."""
+        return self.latest is None and self.own is not None
+
+    @property
+    def judged(self) -> tuple[float | None, Sequence[float]]:
+        """What a run is judged by, and the same by node: the common test set, or where there is none each node's own kind of data."""
+        if self.latest is None:
+            return self.own, self.own_by_node
+        return self.latest, self.by_node
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> "Accuracy":
+        """From a summary, or from one of its `baselines`, which has the same names."""
+        return cls(
+            facts.get("test_accuracy"),
+            facts.get("accuracy_by_epoch") or (),
+            facts.get("accuracy_by_node") or (),
+            facts.get("own_accuracy"),
+            facts.get("own_accuracy_by_node") or (),
+        )
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as the report shows it. What a run does not have is None or empty."""
+
+    name: str
+    data: str
+    model: str
+    algorithm: str
+    finished: bool
+    options: Mapping[str, Any]
+    versions: Mapping[str, str]
+    rounds: Sequence[RoundLog]
+    accuracy: Accuracy
+    privacy: Privacy
+    unit: Unit | None
+    charges: Charges
+    """Of the node that paid most; rounds repeated after a crash are there twice and count twice."""
+    seconds: Mapping[str, float]
+    bytes_sent: int | None
+    shared_parameters: int | None
+    local_parameters: int | None
+    topology: Topology
+    sync_every: int
+    command: str | None
+    """The command line that repeats the run; None for a run started from Python."""
+    private_noise: bool
+    """Whether nobody can know the noise; otherwise the run was a simulation."""
+    own_statistics: bool = False
+    """Whether the nodes' models keep statistics of their data, as BatchNorm does."""
+    part: str | None = None
+    """Of a distributed run: the process whose records are shown."""
+    baselines: Mapping[str, Accuracy] = field(default_factory=dict)
+    held_out: int = 0
+    """How many examples `own` accuracies were measured on."""
+    metrics_by_epoch: Sequence[Mapping[str, Mapping[str, Sequence[float | None]]]] = ()
+    """Per epoch: by data ("test", "own"), metric and node."""
+    metrics: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
+    """The same at the end."""
+    by_class: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """By data: a row for every class, of the nodes together."""
+    labels: Sequence[Sequence[int]] = ()
+    """How many training examples of each label every node has."""
+
+    @property
+    def title(self) -> str:
+        """The run in one line."""
+        return f"{self.data}, {self.model}, {self.algorithm} on {self.topology.nodes} nodes"
+
+    @property
+    def accuracy_is_covered(self) -> bool:
+        """Whether accuracy on public data may be passed on. In the unit contribution local parameters and statistics are not
+        noised, and what is computed with them is as private as they are."""
+        own = bool(self.local_parameters) or self.own_statistics
+        return not (isinstance(self.unit, Contribution) and own)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether there is an epsilon, and messages that it does not protect."""
+        return self.unit is not None and not self.private_noise
+
+    @property
+    def estimator(self) -> str:
+        """What the estimated sensitivity is called."""
+        if not isinstance(self.unit, NodeSwap):
+            return "bound by clipping"
+        kind = type(self.unit.sensitivity).__name__
+        return _ESTIMATORS.get(kind, kind)
+
+
+def read_folder(folder: Path, name: str) -> RunRecord:
+    """A run's folder; without summary.json the run is unfinished.
+
+    Raises:
+        UsageError: there is no run in the folder, or nothing to show yet.
+    """
+    whole, parts = RunFolder(folder), _parts(folder)
+    records = parts[0] if parts else whole
+    summary = _json(whole.summary) or _json(records.summary)
+    found = summary or _json(records.settings)
+    if found is None:
+        raise UsageError(
+            f"{folder} is not a run: it has no {records.settings.name}; name a folder written by dpps train --out"
+        )
+    kept = {} if summary else _checkpoint(records)
+    facts = summary or kept
+    config = _configuration(found["config"], folder)
+    unit, rounds = config.privacy(), _rounds(records, kept)
+    ledgers = [LedgerFile.read(part.ledger) for part in parts or [whole]] if unit else []
+    ledger, row = _dearest(unit, ledgers)
+    process = records.path.resolve().name
+    distributed = process.startswith("rank-")
+    private_noise = not config.seeded_noise if distributed else config.secure_noise
+    return RunRecord(
+        name=name,
+        data=data_name(config),
+        model=config.model,
+        algorithm=config.algorithm,
+        finished=summary is not None,
+        options=applied(config, private_noise, facts.get("chosen")),
+        versions=found["versions"],
+        rounds=rounds,
+        accuracy=Accuracy.from_json(facts),
+        privacy=Privacy(**summary["privacy"])
+        if summary
+        else account(unit, ledger, private_noise=private_noise),
+        unit=unit,
+        charges=ledger.history_of(row),
+        seconds=facts.get("seconds", {}),
+        bytes_sent=facts.get("bytes_sent_per_node"),
+        shared_parameters=facts.get("shared_parameters"),
+        local_parameters=facts.get("local_parameters"),
+        own_statistics=facts.get("own_statistics", False),
+        topology=config.network(),
+        sync_every=config.sync_every if ALGORITHMS[config.algorithm].synchronises else 0,
+        command=command(config, len(facts.get("bytes_sent_by_rank", []))),
+        private_noise=private_noise,
+        part=process if distributed else None,
+        baselines={k: Accuracy.from_json(v) for k, v in (facts.get("baselines") or {}).items()},
+        held_out=facts.get("held_out_examples") or 0,
+        metrics_by_epoch=facts.get("metrics_by_epoch") or (),
+        metrics=facts.get("metrics_by_node") or {},
+        by_class=facts.get("by_class") or {},
+        labels=facts.get("split") or (),
+    )
+
+
+def read_run(run: Run, name: str) -> RunRecord:
+    """A run in memory."""
+    partition, settings = run.algorithm.partition, {**run.description.config, **chosen(run)}
+    _, row = _dearest(run.unit, [run.ledger])
+    return RunRecord(
+        name=name,
+        data="own data",
+        model=type(run.algorithm.model).__name__,
+        algorithm=type(run.algorithm).__name__.lower(),
+        finished=True,
+        options={k: v for k, v in settings.items() if v not in (None, False, 0) or k == "seed"},
+        versions=versions(),
+        rounds=run.log,
+        accuracy=Accuracy(
+            run.accuracy,
+            run.accuracy_by_epoch,
+            run.accuracy_by_node,
+            run.own_accuracy,
+            run.own_accuracy_by_node,
+        ),
+        privacy=run.privacy,
+        unit=run.unit,
+        charges=run.ledger.history_of(row),
+        seconds=run.seconds,
+        bytes_sent=sum(log.bytes for log in run.log),
+        shared_parameters=partition.shared_size,
+        local_parameters=partition.local_size,
+        own_statistics=run.own_statistics,
+        topology=run.topology,
+        sync_every=run.sync_every,
+        command=None,
+        private_noise=run.protocol.noise.private,
+        metrics_by_epoch=run.metrics_by_epoch,
+        metrics=run.metrics_by_node,
+        by_class=run.by_class,
+    )
+
+
+def _dearest(unit: Unit | None, ledgers: Sequence[Ledger]) -> tuple[Ledger, int]:
+    """The node that paid most, and the ledger it is in."""
+    if unit is None or not ledgers:
+        return Ledger([0]), 0
+    different: dict[tuple[Charge, ...], tuple[Ledger, int]] = {}
+    for ledger in ledgers:
+        for row, charges in ledger.charges_by_row().items():
+            different.setdefault(tuple(charges), (ledger, row))
+    if len(different) == 1:  # nobody paid more than the others: the accountant need not be asked
+        return next(iter(different.values()))
+    return different[max(different, key=lambda charges: unit.total(charges).epsilon)]
+
+
+def _configuration(options: Mapping[str, Any], folder: Path) -> TrainConfig:
+    if "data" not in options:
+        raise UsageError(
+            f"{folder} holds a run made in Python, whose model and network its folder does not keep: write its page from Python, "
+            "with run.report(path)"
+        )
+    fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(TrainConfig)}
+    strange = [name for name in options if name not in fields]
+    if strange:
+        raise UsageError(
+            f"{folder} was written by another version of dpps (option {strange[0]} is unknown): report it with that one"
+        )
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        is_path = value is not None and "Path" in str(fields[name].type)
+        values[fields[name].name] = Path(value) if is_path else value
+    return TrainConfig(**values)
+
+
+# Files
+
+
+def _parts(folder: Path) -> list[RunFolder]:
+    """The folders of a distributed run's processes, as far as they are on this machine."""
+    found = [path for path in folder.glob("rank-*") if path.is_dir()]
+    return [RunFolder(path) for path in sorted(found, key=lambda path: (len(path.name), path.name))]
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None when there is no file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}): restore it from a copy, or repeat the run") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged (not an object): restore it from a copy, or repeat the run")
+    return found
+
+
+def _checkpoint(folder: RunFolder) -> dict[str, Any]:
+    """What the newest checkpoint says about the rounds so far; empty when there is none."""
+    found = sorted(folder.checkpoints.glob("round-*/meta.json"))
+    return (_json(found[-1]) or {}) if found else {}
+
+
+def _rounds(folder: RunFolder, kept: Mapping[str, Any]) -> list[RoundLog]:
+    """The lines of rounds.csv; a last one without its end is half written, by a run that was killed or still goes on."""
+    path = folder.rounds
+    try:
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}): the run has nothing to show yet"
+        ) from error
+    watched = {row[0]: row[-1] for row in kept.get("rounds", [])}
+    logs = []
+    for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
+        try:
+            logs.append(_log(row, watched))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(
+                f"{path} is damaged at line {number}: restore it from a copy, or repeat the run"
+            ) from error
+    if not logs:
+        raise UsageError(f"{path} has no complete round yet: wait for the run's first rounds")
+    return logs
+
+
+def _log(row: Mapping[str, str], watched: Mapping[int, dict[str, float]]) -> RoundLog:
+    real, estimated, used = (
+        float(row[name]) if row[name] else None for name in ("real", "estimated", "used")
+    )
+    scale, epsilon, loss = (float(row[name]) for name in ("scale", "epsilon", "loss"))
+    at = int(row["round"])
+    return RoundLog(at, real, estimated, used, scale, epsilon, loss, watched=watched.get(at, {}))

@@ -1,0 +1,1 @@
+"""One run: its folder, log, checkpoints, and where it is carried out."""

@@ -1,0 +1,191 @@
+"""How much a data set has ever spent: every run whose messages really leave is noted for the data of its nodes.
+
+The notes are in one file of the user's (`$DPPS_STATE`, or the system's folder for state),
+one JSON object per line: which data, by its path and by a checksum of its files,
+so that it is found again where it was moved; and where the run's ledger is, and the checksum of its first line,
+so that another run's ledger in the same place is not taken for it.
+What was spent is read from the ledgers themselves. A note is written before the first message of a run;
+of a ledger that is gone, the whole of what was promised counts. :mod:`dpps.runs.data_totals` adds up.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpps.disk import private, private_folder, sync_folder
+from dpps.errors import RunError, UsageError
+from dpps.privacy.accountant import Charge
+from dpps.privacy.ledger_file import LedgerFile
+from dpps.runs.folder import replaced_ledgers
+from dpps.runs.start import keeps_ledger
+
+if TYPE_CHECKING:
+    from dpps.runs.run import Run
+
+STATE = "DPPS_STATE"
+_FILE = "data-ledgers.jsonl"
+_FEATURES = re.compile(r"features-[0-9a-f]{32}\.safetensors")
+
+
+@dataclass(frozen=True)
+class Note:
+    """One run of one data set."""
+
+    data: str
+    """Where it was."""
+    checksum: str
+    """Of the files there."""
+    ledger: str
+    """Path of the run's ledger."""
+    first_seal: str
+    """Checksum of the ledger's first line, which no other run has."""
+    node: int
+    unit: str
+    delta: float
+    records_per_user: int
+    promised: float | None
+    """The epsilon that the run may spend; None: it has no such limit."""
+    distance: float
+    """Of the noise of all planned rounds from the noise charged for."""
+    started: str
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run has spent of a data set."""
+
+    note: Note
+    charges: list[Charge] | None
+    """None: its ledger, or the end of it, is gone."""
+
+
+def note_runs(run: "Run") -> None:
+    """Note a run before it sends anything, for each data set of the nodes held here.
+
+    A run that goes on was noted at its first start, unless that was cut off: what is missing is made up for.
+    A simulation is not noted: nothing leaves it.
+    """
+    durable, ledger = keeps_ledger(run), run.protocol.ledger
+    if run.unit is None or not durable or not run.description.sources or not isinstance(ledger, LedgerFile):
+        return
+    noted = {(n.first_seal, n.node, n.data) for n in _notes()} if run.resumed else set()
+    lines = []
+    for node, source in zip(run.nodes.rows, run.description.sources, strict=True):
+        data = Path(source).resolve()
+        if (ledger.first_seal, node, str(data)) in noted:
+            continue
+        note = Note(
+            str(data),
+            checksum(data),
+            str(ledger.path.resolve()),
+            ledger.first_seal,
+            node,
+            run.unit.name,
+            run.unit.delta,
+            run.unit.records_per_user,
+            run.unit.epsilon,
+            run.nodes.noise_distance(run.plan.paid),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        lines.append(json.dumps(asdict(note)).encode() + b"\n")
+    if lines:
+        _append(_path(), b"".join(lines))
+
+
+def notes_of(data: Path) -> list[Note]:
+    """All runs of a data set, each node's once: by its path, or by the checksum of what is there now."""
+    exists = data.exists()
+    wanted, content = str(data.resolve()), checksum(data) if exists else None
+    found = [n for n in _notes() if n.data == wanted or n.checksum == content]
+    if not found and not exists:
+        names = sorted({n.data for n in _notes()})
+        raise UsageError(f"no run of {data} is noted in {_path()}: it knows {', '.join(names) or 'nothing'}")
+    return list({(n.first_seal, n.node): n for n in reversed(found)}.values())[::-1]
+
+
+def spent(notes: Sequence[Note], read: Callable[[Path], LedgerFile | None]) -> list[Spent]:
+    """What each run has spent, from its ledger.
+
+    Args:
+        notes: of the runs.
+        read: gives a ledger with all its lines; None where some of them may be gone.
+    """
+    found = []
+    for note in notes:
+        path = _ledger_of(note)
+        ledger = None if path is None else read(path)
+        found.append(Spent(note, None if ledger is None else ledger.charges_by_row()[note.node]))
+    return found
+
+
+def checksum(path: Path) -> str:
+    """Of the files in a folder (or of one file): their names and contents."""
+    digest = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if _counts(p, path)) if path.is_dir() else [path]:
+        name = file.relative_to(path).as_posix() if path.is_dir() else ""
+        with file.open("rb") as content:
+            digest.update(f"{name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _ledger_of(note: Note) -> Path | None:
+    """Where the ledger of this very run is: at its path, or moved aside there when the run was replaced."""
+    path = Path(note.ledger)
+    places = [*([path] if path.exists() else []), *replaced_ledgers(path)]
+    return next((p for p in places if LedgerFile.read_first_seal(p) == note.first_seal), None)
+
+
+def _counts(file: Path, folder: Path) -> bool:
+    """Files of examples; what was computed of them and is kept beside them is hidden, or named as features are."""
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.is_file() and not hidden and not _FEATURES.fullmatch(file.name)
+
+
+def _path() -> Path:
+    own = os.environ.get(STATE)
+    if own:
+        return Path(own) / _FILE
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "dpps" / _FILE
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """Put lines on disk. A last line that was cut off goes: it is of a run that never began."""
+    import fcntl  # there is none on Windows, where no run is durable
+
+    try:
+        private_folder(path.parent)
+        with open(path, "ab+", opener=private) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}), so what this data spends would not be known later: set ${STATE} to a "
+            "folder that can; nothing was sent"
+        ) from error
+
+
+def _notes() -> Iterator[Note]:
+    path = _path()
+    if not path.exists():
+        return
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            found: dict[str, Any] = json.loads(line)
+            yield Note(**found)
+        except (ValueError, TypeError) as error:
+            raise RunError(
+                f"{path} is damaged at line {number}: what was spent is not known; restore the file from a copy"
+            ) from error

@@ -1,0 +1,131 @@
+"""Which batch, epochs, clip and rate a run has whose options leave them open: those of the rule, where there is one."""
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dpps import models
+from dpps.data.facts import CLASSES, FACTS
+from dpps.data.schema import read_schema
+from dpps.errors import UsageError
+from dpps.features import FEATURES
+from dpps.learning.algorithm import ALGORITHMS
+from dpps.learning.batch_sizes import parse_batch
+from dpps.learning.suggestion import CLIP, MOMENTUM, Suggestion, suggest
+from dpps.privacy.units import Plan, PrivacyOptions
+
+if TYPE_CHECKING:
+    from dpps.runs.config import TrainConfig
+
+
+def sizes(config: "TrainConfig") -> tuple[int, ...] | None:
+    """What every node holds, as far as options and published facts say: declared sizes, or equal shares of a named data set."""
+    declared = config.sizes()
+    if declared is not None or config.node_data is not None:
+        return declared
+    held = config.hold_out if config.hold_out is not None else 0.0 if config.split == "iid" else 0.1
+    return (int(FACTS[config.data].examples / config.nodes * (1 - held)),) * config.nodes
+
+
+def shape(config: "TrainConfig") -> tuple[int, ...] | None:
+    """Of what a model reads of one example of a named data set or by a schema; None: not known before the files are read."""
+    if config.node_data is not None:
+        if config.schema is None:
+            return None
+        stored: tuple[int, ...] = read_schema(config.schema).shape
+        read = stored
+    else:
+        stored, read = FACTS[config.data].shape, FACTS[config.data].read
+    if config.features == "none":
+        return read
+    with torch.no_grad():
+        features: torch.Tensor = FEATURES[config.features](stored)(torch.zeros(1, *stored))
+    return tuple(features.shape[1:])
+
+
+def planned(config: "TrainConfig") -> tuple[Plan, int]:
+    """The plan of a run with these options, and how many parameters it shares, before any data is read.
+
+    Args:
+        config: resolved.
+    """
+    held, read = sizes(config), shape(config)
+    if held is None or read is None:
+        raise UsageError(
+            "--node-data is read by the run alone; plan with --declared-sizes, and --schema or "
+            "a named --data of that shape"
+        )
+    assert config.epochs is not None
+    algorithm = ALGORITHMS[config.algorithm]
+    names = config.model, algorithm.shares(config.shared)
+    classes = CLASSES if config.schema is None else len(read_schema(config.schema).classes)
+    model, prefixes = models.build(*names, read, classes, norm=config.norm, dropout=0.0)
+    made = algorithm(model, prefixes, **config.rates())
+    plan = made.plan(held, config.epochs, config.spare_rounds, config.privacy())
+    return plan, made.partition.shared_size
+
+
+def by_rule(config: "TrainConfig") -> dict[str, Any]:
+    """What the rule fills in for options left open. Of nodes that have not declared what they hold,
+    epochs, batch and rates stay open: the run chooses them when all nodes have announced their sizes.
+
+    Args:
+        config: with an epsilon or a noise multiplier.
+    """
+    found = suggestion(config)
+    if found is not None:
+        rate = found.rate if config.lr_shared is None else config.lr_shared
+        part = isinstance(found.batch_size, float)
+        chosen = {
+            "batch_size": f"{found.batch_size:g}" if part else found.batch_size,
+            "epochs": found.epochs,
+            "clip": found.clip,
+            "momentum": found.momentum,
+        }
+        return chosen | {"lr_shared": found.rate, "lr_local": rate}
+    if not _has_rule(config) or sizes(config) is not None:
+        return {}
+    rates = {} if config.lr_shared is not None else {"batch_size": None, "lr_shared": None, "lr_local": None}
+    return {"epochs": None, "clip": CLIP, "momentum": MOMENTUM, **rates}
+
+
+def _has_rule(config: "TrainConfig") -> bool:
+    left_open = None in (config.batch_size, config.epochs, config.clip, config.momentum, config.lr_shared)
+    softmax = config.model in models.MODELS and models.MODELS[config.model].softmax_regression
+    return softmax and config.per_example and config.noisy and left_open
+
+
+def mean_noise(config: "TrainConfig") -> float:
+    """Deviation of the noise in the network's mean over that of independent noise:
+    below 1 where partners share noise that cancels."""
+    partners = PrivacyOptions.of(config).trusted().partners(config.nodes)
+    return 1.0 if partners is None else partners.shares().independent
+
+
+def suggestion(config: "TrainConfig") -> Suggestion | None:
+    """What the rule says; None where it says nothing: for other models and units, data nobody has described,
+    or when all is given.
+
+    Args:
+        config: with an epsilon or a noise multiplier.
+    """
+    if not _has_rule(config):
+        return None
+    held, read = sizes(config), shape(config)
+    if held is None or read is None:
+        return None
+    return suggest(
+        held,
+        prod(read),
+        epsilon=config.epsilon,
+        delta=config.delta,
+        noise_multiplier=config.noise_multiplier,
+        records_per_user=config.records_per_user,
+        spare_rounds=config.spare_rounds,
+        mean_noise=mean_noise(config),
+        batch_size=None if config.batch_size is None else parse_batch(config.batch_size),
+        epochs=config.epochs,
+        clip=config.clip,
+        momentum=config.momentum,
+    )

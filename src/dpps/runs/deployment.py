@@ -1,0 +1,165 @@
+"""Where the nodes of a run are: what every deployment answers, and the one with all nodes in this process (a simulation)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpps.errors import RunError, UsageError
+from dpps.noise.secure import SecureNoise
+from dpps.noise.source import NoiseSource, Seeded
+from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy.statement import Privacy
+from dpps.runs.folder import RunFolder
+from dpps.transport import Fabric, Stacked
+
+if TYPE_CHECKING:
+    from dpps.runs.run import Run
+
+TRACKED = (
+    "Also not covered: the real and the watched sensitivities of every round (--track-real), which are "
+    "computed of rows without noise."
+)
+
+
+class Deployment(ABC):
+    """How a run is carried out. One object serves one run."""
+
+    durable = False
+    """Whether every charge must be on disk before its message leaves."""
+    processes = 1
+    """How many processes the run has."""
+    voice = ""
+    """What this process puts before each line it tells the user."""
+    share_metrics = False
+    """Whether the processes tell each other losses and accuracies."""
+    ledger: type[LedgerFile] = LedgerFile
+    """What charges are written with."""
+
+    def rows(self, nodes: int) -> range:
+        """The nodes held here."""
+        return range(nodes)
+
+    def folder(self, out: Path) -> RunFolder:
+        """Where this process writes."""
+        return RunFolder(out)
+
+    def settle(self, folder: RunFolder | None, resume: bool, overwrite: bool) -> tuple[bool, bool]:
+        """Whether a run is resumed and whether one is replaced, as this process carries it out."""
+        return resume, overwrite
+
+    @abstractmethod
+    def noise(self, secure: bool, seed: int) -> NoiseSource:
+        """Where noise comes from."""
+
+    @abstractmethod
+    def connect(self, run: Run) -> Fabric:
+        """How the nodes reach each other; nothing private has moved yet."""
+
+    def header(self) -> dict[str, Any]:
+        """What the ledger's first line says beside the contract; a resumed run must have the same."""
+        return {}
+
+    @abstractmethod
+    def take_up(self, run: Run) -> None:
+        """Go on from a checkpoint if that was asked for."""
+
+    def before_round(self, run: Run) -> bool:
+        """Called before every round. False: the nodes here take no further part."""
+        return True
+
+    @abstractmethod
+    def after_round(self, run: Run) -> None:
+        """A round is complete."""
+
+    def conclude(self, run: Run) -> None:  # noqa: B027 - most have nothing to do
+        """The last round is complete, and nothing of the results is written yet."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to do
+        """The run is over, finished or failed: end what goes on beside it."""
+
+    def privacy(self, privacy: Privacy, run: Run) -> Privacy:
+        """What can be said about the run as it was carried out here."""
+        return privacy
+
+    def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
+        """The summary of all nodes from that of the nodes here; None where there is none to write."""
+        return own
+
+
+class Here(Deployment):
+    """All nodes in this process.
+
+    Args:
+        fabric: how rows reach each other, for studying what is sent; by default one tensor.
+    """
+
+    def __init__(self, fabric: Fabric | None = None) -> None:
+        self._fabric = fabric
+
+    def noise(self, secure: bool, seed: int) -> NoiseSource:
+        """Seeded for simulation, the keystream when asked for."""
+        return SecureNoise() if secure else Seeded(seed)
+
+    def connect(self, run: Run) -> Fabric:
+        return self._fabric or Stacked(run.topology.nodes)
+
+    def rows(self, nodes: int) -> range:
+        return range(nodes) if self._fabric is None else range(len(self._fabric.rows))
+
+    def take_up(self, run: Run) -> None:
+        """Go on from the newest whole checkpoint.
+
+        Raises:
+            RunError: the ledger is not the one it was, or what is left to do is more than what is left to spend.
+        """
+        if not run.resumed:
+            return
+        assert run.folder is not None
+        if finished(run):
+            raise nothing_left(run, run.folder.path)
+        found = run.restore()
+        if not run.affords_rest(found):
+            folder = run.folder.checkpoints
+            where = (
+                f"the newest whole checkpoint in {folder}" if found else f"no whole checkpoint in {folder}"
+            )
+            raise too_dear(run, found, where, "")
+
+    def after_round(self, run: Run) -> None:
+        """There is nobody else whose messages would have to be noted."""
+
+    def privacy(self, privacy: Privacy, run: Run) -> Privacy:
+        tracked = run.protocol.track_real or run.protocol.watch
+        if not tracked or privacy.unit == "none":
+            return privacy
+        return replace(privacy, statement=f"{privacy.statement} {TRACKED}")
+
+
+def finished(run: Run) -> bool:
+    """Whether the folder holds the results of all planned rounds."""
+    folder = run.folder
+    return (
+        folder is not None
+        and folder.summary.exists()
+        and folder.read_summary().get("rounds", 0) >= run.plan.count
+    )
+
+
+def nothing_left(run: Run, place: Path) -> UsageError:
+    """The refusal to go on with a run whose results are there."""
+    return UsageError(
+        f"the run in {place} is finished ({run.plan.count} of {run.plan.count} rounds): there is nothing to go on "
+        "with, and nothing was sent; dpps.load opens its models"
+    )
+
+
+def too_dear(run: Run, position: int, where: str, whose: str) -> RunError:
+    """The refusal to go on from a round where what is left to do costs more than what is left to spend."""
+    return RunError(
+        f"--resume: from round {position} ({where}) {run.plan.count - position} rounds are to come, and what is left of the "
+        f"budget{whose} does not pay for them; nothing was sent; restore the lost checkpoint, or start a new run in another "
+        "folder (with --checkpoint-every, and --spare-rounds for rounds that are repeated)"
+    )

@@ -1,0 +1,178 @@
+"""A run's folder: the only place that knows the names of its files."""
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from dpps.disk import locked, private, private_folder, write_private, writing
+from dpps.errors import RunError, UsageError
+from dpps.privacy.contract import Contract
+from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy.witness import unused, witness_of
+from dpps.runs.log import COLUMNS, RoundLog
+
+
+def model_name(node: int | str) -> str:
+    """What the file of a node's model is called."""
+    return f"node-{node}.safetensors"
+
+
+def replaced_ledgers(ledger: Path) -> list[Path]:
+    """Ledgers of messages that left which --overwrite moved aside, in the place of this one."""
+    return sorted(ledger.parent.glob("ledger-until-*.jsonl"))
+
+
+class RunFolder:
+    """Where one process of a run keeps its ledger, log, checkpoints, models and summary. All files are the owner's alone."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.ledger = self.path / "ledger.jsonl"
+        self.rounds = self.path / "rounds.csv"
+        self.summary = self.path / "summary.json"
+        self.settings = self.path / "run.json"
+        self.models = self.path / "models"
+        self.checkpoints = self.path / "checkpoint"
+        self.tensorboard = self.path / "tensorboard"
+        self.report = self.path / "report.html"
+        self.identity = self.path / "identity.key"
+        self.card = self.path / "model-card.md"
+
+    @property
+    def _ours(self) -> tuple[Path, ...]:
+        """What a run writes: beside its ledger, the only things --overwrite deletes (of `models` only its models)."""
+        return (
+            self.summary,
+            self.rounds,
+            self.checkpoints,
+            self.models,
+            self.settings,
+            self.report,
+            self.card,
+            self.tensorboard,
+        )
+
+    # Before a run starts
+
+    def check_new(self, overwrite: bool = False) -> None:
+        """Refuse a folder that holds a run, unless it may be replaced, or files of others under the names of a run's.
+        A ledger with nothing charged, and nothing else, is of a start that died on the way."""
+        self._check_is_folder()
+        used = [] if unused(self.ledger) else [self.ledger]
+        found = ", ".join(path.name for path in (*used, *(p for p in self._ours if p.exists())))
+        is_run = self.settings.exists() or self.ledger.exists()
+        if found and not is_run:
+            raise UsageError(
+                f"--out {self.path} holds {found}, which no run wrote (there is no {self.settings.name}): choose another folder"
+            )
+        if found and not overwrite:
+            raise UsageError(
+                f"--out {self.path} already holds a run ({found}): add --resume or --overwrite, or choose another folder"
+            )
+
+    def check_same(self, fingerprint: str, config: Mapping[str, Any]) -> None:
+        """Refuse to go on with a run that is not there, or that computes something else."""
+        self._check_is_folder()
+        if not self.settings.exists():
+            raise UsageError(f"--resume: there is no run in {self.path}; leave --resume out to start one")
+        before = self.read_settings()
+        if before.get("fingerprint") != fingerprint:
+            circumstances = ("out", "resume", "overwrite", "quiet")
+            differ = [
+                k
+                for k, v in before.get("config", {}).items()
+                if config.get(k) != v and k not in circumstances
+            ]
+            raise UsageError(
+                f"--resume: the run in {self.path} has other settings "
+                f"({', '.join(differ) or 'the shape of the model, the weights of the topology, or what --schema says'}): use the same, or start a new run"
+            )
+
+    def _check_is_folder(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"--out {self.path} is a file: name a folder")
+
+    def claim(self, overwrite: bool = False) -> None:
+        """Everything is checked: make the folder ours. A ledger of messages that really left is moved aside, never deleted."""
+        try:
+            private_folder(self.path)
+        except OSError as error:
+            raise UsageError(f"--out {self.path} cannot be made: {error.strerror}") from error
+        if not overwrite:
+            return
+        self._remove_ledger()
+        for path in self.models.glob(model_name("*")):
+            path.unlink()
+        for path in self._ours:
+            if path.is_dir() and (path != self.models or not any(path.iterdir())):
+                shutil.rmtree(path)
+            elif not path.is_dir():
+                path.unlink(missing_ok=True)
+
+    def _remove_ledger(self) -> None:
+        """Messages that left cannot be taken back, so the ledger of a run with secure noise outlives it."""
+        with locked(self.ledger):
+            left = self.ledger.exists() and b'"durable":true' in self.ledger.read_bytes().partition(b"\n")[0]
+            kept = self.ledger.with_name(f"ledger-until-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl")
+            for old, new in ((witness_of(self.ledger), witness_of(kept)), (self.ledger, kept)):
+                if left and old.exists():
+                    old.rename(new)
+                old.unlink(missing_ok=True)
+
+    def sign(self, settings: Mapping[str, Any]) -> None:
+        """Say which run this is. After its ledger was begun: where this file is, a missing ledger was lost."""
+        write_private(self.settings, (json.dumps(settings, indent=1) + "\n").encode())
+
+    # What is there
+
+    def read_settings(self) -> dict[str, Any]:
+        """What `sign` wrote."""
+        return _read_json(self.settings)
+
+    def read_summary(self) -> dict[str, Any]:
+        """The summary of a finished run."""
+        return _read_json(self.summary)
+
+    def model_files(self) -> dict[int, Path]:
+        """The models that are here, by node: of this process, of all processes below, or saved by hand."""
+        places = (self.models, *self.path.glob("rank-*/models"), self.path)
+        files = {p.stem.removeprefix("node-"): p for place in places for p in place.glob(model_name("*"))}
+        return dict(sorted((int(node), p) for node, p in files.items() if node.isdecimal()))
+
+    def contract(self) -> Contract | None:
+        """What was promised at the first start; None when there is no ledger."""
+        if not self.ledger.exists():
+            return None
+        return Contract.from_json(
+            LedgerFile.read_header(self.ledger).get("contract"), f"ledger {self.ledger}"
+        )
+
+    # While it runs
+
+    @contextmanager
+    def log(self, before: Sequence[RoundLog]) -> Iterator[IO[str]]:
+        """rounds.csv, begun with the rounds of earlier starts; `append` adds to it."""
+        with writing(self.rounds), open(self.rounds, "w", newline="", opener=private) as file:
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
+            writer.writerows(log.row() for log in before)
+            yield file
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """summary.json, whole or not at all."""
+        text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
+        private_folder(self.path)
+        write_private(self.summary, text.encode())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error}): start a new run in another folder") from error
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,234 @@
+"""A search for batch, epochs, clip and rate: short trials in simulation, on public or stand-in data.
+
+Every trial learns from the data, so on private data a search costs privacy,
+and so does choosing by accuracies on private examples. When asked to (`charge`),
+the search pays for itself by the simplest composition: each of k trials is a run of its own with epsilon / k
+and delta / k, noise that nobody knows and a ledger in its folder, and is scored by a count of right answers.
+These k counts, and the number of examples held out, get discrete Laplace noise of scale (k + 1) / epsilon.
+An example is either trained on, or held out for scoring, where it changes each of the k + 1 numbers by at most 1;
+so each pays at most epsilon (and delta) for the whole search. That is a promise for one example:
+who owns several, or a whole node, is on both sides, so other units are refused.
+Whatever is trained afterwards is paid for in addition.
+
+A bound for choosing the best of a *random* number of trials would be less (Liu and Talwar,
+"Private Selection from Private Candidates", STOC 2019; Papernot and Steinke,
+"Hyperparameter Tuning with Renyi Differential Privacy", ICLR 2022), but only the winner may be looked at
+then, and here every trial leaves a folder.
+"""
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpps.disk import private_folder, write_private
+from dpps.errors import UsageError
+from dpps.learning.batch_sizes import parse_batch
+from dpps.noise.keystream import Keystream
+from dpps.runs.config import TrainConfig
+from dpps.runs.configured import make_run
+from dpps.runs.run import Run
+
+FACTORS: dict[str, tuple[float, ...]] = {
+    "lr_shared": (1, 1 / 3, 3),
+    "batch_size": (1, 1 / 2, 2),
+    "epochs": (1, 1 / 2, 2),
+    "clip": (1, 1 / 4, 4),
+}
+"""By which the options left open are multiplied; the clip at the same rate x clip,
+which is what matters when most examples are clipped."""
+
+HELD_OUT = 0.1
+"""Part of each node's training examples that trials are scored on; the test set is not looked at."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting and how it did.
+
+    Attributes:
+        options: what was tried.
+        accuracy: percent on held-out examples, with noise when the search is charged for.
+        epsilon: what this trial cost an example.
+        folder: where its run is.
+    """
+
+    options: dict[str, Any]
+    accuracy: float
+    epsilon: float | None
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All trials, best first, and what they cost together."""
+
+    trials: tuple[Trial, ...]
+    epsilon: float | None
+    """None: nothing was charged, for the data is public or a stand-in."""
+    delta: float | None
+
+    @property
+    def best(self) -> Trial:
+        """The setting to take."""
+        return self.trials[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """For tuning.json."""
+        found = [{**vars(t), "folder": t.folder.name} for t in self.trials]
+        composed = None if self.epsilon is None else "sum of the trials' epsilons and deltas"
+        return {"trials": found, "epsilon": self.epsilon, "delta": self.delta, "composition": composed}
+
+
+def candidates(config: TrainConfig, trials: int) -> Iterator[dict[str, Any]]:
+    """Settings to try: first what a run would do anyway, then others around it in an order drawn from the seed.
+
+    Options that the user gave are kept.
+    """
+    start = config.resolved()
+    names = [name for name in FACTORS if getattr(config, name) is None and getattr(start, name) is not None]
+    if not names:
+        raise UsageError(
+            "nothing is left to tune: leave at least one of --lr-shared, --batch-size, --epochs, --clip open"
+        )
+    mixtures = list(itertools.product(*(FACTORS[name] for name in names)))
+    others = mixtures[1:]
+    random.Random(config.seed).shuffle(others)
+    seen: set[tuple[Any, ...]] = set()
+    for mixture in [mixtures[0], *others]:
+        found = _setting(start, dict(zip(names, mixture, strict=True)))
+        if tuple(found.values()) not in seen:
+            seen.add(tuple(found.values()))
+            yield found
+        if len(seen) == trials:
+            return
+
+
+def _setting(start: TrainConfig, factors: dict[str, float]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, factor in factors.items():
+        value = getattr(start, name)
+        if name == "batch_size":
+            found[name] = _batch(value, factor)
+        else:
+            found[name] = (
+                max(1, round(value * factor)) if name == "epochs" else float(f"{value * factor:.3g}")
+            )
+    if "lr_shared" in found and "clip" in found:
+        found["lr_shared"] = float(f"{found['lr_shared'] / factors['clip']:.3g}")
+    return found
+
+
+def _batch(value: int | str, factor: float) -> int | str:
+    """Within a node's examples: a part stays one, and a number is at most doubled where the default is an eighth."""
+    batch = parse_batch(value)
+    if isinstance(batch, float):
+        return f"{min(0.9, batch * factor):.3g}"
+    if isinstance(batch, int):
+        return max(1, round(batch * factor))
+    return value
+
+
+def tune(
+    config: TrainConfig,
+    trials: int,
+    out: Path,
+    charge: bool = False,
+    tell: Callable[[Trial], None] | None = None,
+) -> Tuning:
+    """Try settings and order them by accuracy.
+
+    Args:
+        config: of the run that is tuned for; options left open are searched.
+        trials: how many settings.
+        out: a new folder for the trials and tuning.json.
+        charge: whether the data is private, so that the search has to stay within the epsilon of `config`.
+        tell: called with every trial when it is done.
+    """
+    if trials < 1:
+        raise UsageError(f"--trials is {trials}: it must be 1 or more")
+    if config.node_data is not None and not charge:
+        raise UsageError(
+            "tuning on --node-data learns from it in every trial, which costs privacy: tune on public or "
+            "stand-in data of the same shape, "
+            "or give --charge to pay for the search with --epsilon (nothing of it is left for training then)"
+        )
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"--out {out} holds something already: choose a new folder")
+    if charge:
+        _check_charged(config)
+    settings = list(candidates(config, trials))
+    private_folder(out)
+    done: list[Trial] = []
+    examples: int | None = None
+    scored = full_epsilon(config) / (len(settings) + 1) if charge else None
+    for k, setting in enumerate(settings):
+        run = _trained(config, setting, out / f"trial-{k}", len(settings) if charge else None)
+        if examples is None:
+            examples = _noised(_held_out(run), scored)
+        accuracy = _percent(_noised(_right(run), scored), examples)
+        done.append(Trial(setting, accuracy, run.privacy.epsilon, out / f"trial-{k}"))
+        if tell:
+            tell(done[-1])
+    done.sort(key=lambda trial: -trial.accuracy)
+    full = config.resolved()
+    spent = (full.epsilon, full.delta) if charge else (None, None)
+    found = Tuning(tuple(done), *spent)
+    write_private(out / "tuning.json", json.dumps(found.to_json(), indent=1, default=str).encode())
+    return found
+
+
+def full_epsilon(config: TrainConfig) -> float:
+    """What a charged search may spend."""
+    found = config.resolved().epsilon
+    if found is None:
+        raise UsageError("--charge divides --epsilon among the trials: give one")
+    return found
+
+
+def _check_charged(config: TrainConfig) -> None:
+    """Refuse, before anything is spent, what the promise of a charged search does not hold for."""
+    full = config.resolved()
+    if config.node_data is None:
+        raise UsageError("--charge is for private data (--node-data): that of --data is public")
+    if not full.per_example or full.records_per_user != 1:
+        raise UsageError(
+            f"--charge promises something for one example: --unit {full.unit} with --records-per-user "
+            f"{full.records_per_user} hides more; use --unit record and --records-per-user 1, or tune on stand-in data"
+        )
+    full_epsilon(config)
+
+
+def _trained(config: TrainConfig, setting: dict[str, Any], folder: Path, shared_by: int | None) -> Run:
+    full = config.resolved()
+    if shared_by is not None:
+        assert full.epsilon is not None
+        epsilon, delta = full.epsilon / shared_by, full.delta / shared_by
+        full = replace(full, epsilon=epsilon, delta=delta, secure_noise=True)
+    rates = {"lr_local": setting["lr_shared"]} if config.lr_local is None and "lr_shared" in setting else {}
+    options = {**setting, **rates, "hold_out": config.hold_out or HELD_OUT, "out": folder, "quiet": True}
+    run = make_run(replace(full, **options))
+    return run.fit(options.get("epochs", full.epochs))
+
+
+def _held_out(run: Run) -> int:
+    """How many examples trials are scored on."""
+    return sum(len(labels) for _, labels in run._held_out)
+
+
+def _right(run: Run) -> int:
+    """How many of them the nodes' models get right."""
+    sizes = [len(labels) for _, labels in run._held_out]
+    return sum(round(p * n / 100) for p, n in zip(run.own_accuracy_by_node, sizes, strict=True))
+
+
+def _noised(count: int, epsilon: float | None) -> int:
+    """A number that one example changes by at most 1, with noise that pays for it; None: as it is."""
+    return count if epsilon is None else count + int(Keystream().discrete_laplace(1 / epsilon, 1)[0])
+
+
+def _percent(right: int, of: int) -> float:
+    return min(100.0, max(0.0, 100 * right / max(1, of)))

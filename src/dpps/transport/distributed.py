@@ -1,0 +1,396 @@
+"""A few rows in each of many processes, on one machine or many: torch.distributed."""
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpps.errors import PeerError, RunError
+from dpps.topology import Weights
+from dpps.transport.base import Arrived, Exchange, Fabric, Link, average, combine, synchronised
+from dpps.transport.bound import Bound
+from dpps.transport.control import Between
+from dpps.transport.header import HEADER_SIZE, check_header, header
+from dpps.transport.routes import Route, blocks
+from dpps.transport.stacked import entries
+from dpps.transport.wire import FLAG, HEADER, MIXING, ROWS, SMALL, SPREAD, Message, Wire, Works
+
+_SIDE = struct.Struct("<q")
+_NOBODY = -1  # nobody has asked to stop
+_ALIGNED = 64  # columns: chunks of a row start where the vector loop of the whole row would pass, too
+
+
+class Distributed(Fabric):
+    """Contiguous blocks of rows, one block per process; the results have the bits that `Stacked` gives.
+
+    A process sends a row only to processes that need it, straight to them, and is ready to receive those of the next round of
+    mixing while it still waits for this one: gloo sends nothing before the receiver has said that it is
+    ready. Sums run in the order of node ids, whoever computes them. The scalars `a` follow from the weights
+    alone; they are computed here and not believed.
+
+    What messages hold is announced once and repeated on each of them, so that a peer with rows of another
+    shape is named instead of believed; rows that are not finite, or longer than the contract makes possible, are
+    refused with the name of their node.
+
+    Args:
+        nodes: N.
+        wire: the connections of this process.
+    """
+
+    simulation = False
+
+    def __init__(self, nodes: int, wire: Wire) -> None:
+        self.nodes, self.wire = nodes, wire
+        self.blocks = blocks(nodes, wire.size)
+        self.rows: range = self.blocks[wire.rank]
+        self.control = Between(wire, self.blocks)
+        self._routes = lru_cache(maxsize=64)(self._route)
+        self._entries = lru_cache(maxsize=64)(entries)
+        self._tables: dict[tuple[int, torch.dtype, int], Tensor] = {}
+        self._agreed: set[bytes] = set()
+        self._count = 0
+        self._ahead: _Receiving | None = None
+        self._flight: _Flight | None = None
+        self._midway = False
+        """From the first message of a round until all of it has arrived; for good when the round has failed."""
+        self.heard: set[int] = set()
+        """Ranks whose rows have arrived; whoever keeps count empties it."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload that left this process so far."""
+        return self.wire.sent_bytes
+
+    # A round
+
+    def start(self, s: Tensor, common: bool) -> Link:
+        self._announce(header("mix", s))
+        own = torch.linalg.vector_norm(s[0], dtype=torch.float64) if common else math.inf
+        return {"a": torch.ones(self.nodes, dtype=torch.float64), "bound": Bound(float(own)).tensor()}
+
+    def push(self, exchange: Exchange, s: Tensor, a: Tensor, link: Link) -> None:
+        if self._midway:  # its messages would be taken for those of a later round
+            raise RunError(
+                "a round has failed, and the others are no longer where this process is: end it, and open the run again"
+            )
+        receiving, works, self._midway = None, [], True
+        if exchange.weights is not None:
+            kind = header("mix", s)
+            receiving = self._expected(exchange.weights, kind, s)
+            works = self.wire.post(self._outgoing(receiving, kind, s), receiving.late)
+            if exchange.ahead is not None and self.wire.device.type == "cpu":
+                self._ahead = self._receive(exchange.ahead, kind, s)
+                self._ahead.works, self._ahead.late = self.wire.prepare(self._ahead.late)
+        self._flight = _Flight(exchange, s, a, link, receiving, works)
+
+    def collect(self, seconds: float | None = None) -> Arrived:
+        flight, self._flight = self._flight, None
+        assert flight is not None, "push first"
+        arrived = self._collect(flight, seconds)
+        self._midway = False
+        return arrived
+
+    def _collect(self, flight: "_Flight", seconds: float | None) -> Arrived:
+        bound = Bound.of(flight.link["bound"]).after(flight.exchange, flight.link["a"])
+        limits = bound.limits(flight.link["a"], flight.s.shape[1])
+        if flight.receiving is None:
+            return self._synchronise(flight, bound, limits, seconds)
+        s = self._mix(flight, flight.receiving, limits, seconds)
+        assert flight.exchange.weights is not None
+        everybody = flight.link["a"][:, None]
+        a = combine(everybody, *self._entries(flight.exchange.weights, everybody.device, everybody.dtype))[
+            :, 0
+        ]
+        own = a[self.rows.start : self.rows.stop].clone()
+        took_part = frozenset(flight.receiving.route.needed.tolist()) | frozenset(self.rows)
+        return Arrived(s, own, {"a": a, "bound": bound.tensor()}, took_part)
+
+    def _synchronise(
+        self, flight: "_Flight", bound: Bound, limits: Tensor | None, seconds: float | None
+    ) -> Arrived:
+        present, everybody = flight.exchange.present, flight.link["a"]
+        ids = np.arange(self.nodes) if present is None else np.flatnonzero(present)
+        s_mean = self._mean(flight.s, present, limits, seconds)
+        a_mean = average(everybody[:, None], torch.from_numpy(ids))
+        a = (
+            a_mean.expand(self.nodes)
+            if present is None
+            else everybody.where(~torch.from_numpy(present), a_mean)
+        )
+        here = None if present is None else torch.from_numpy(present[list(self.rows)])
+        s, own = synchronised(flight.s, flight.a, s_mean, a_mean, here)
+        return Arrived(s, own, {"a": a.clone(), "bound": bound.tensor()}, frozenset(ids.tolist()))
+
+    # Mixing
+
+    def _expected(self, weights: Weights, kind: bytes, s: Tensor) -> "_Receiving":
+        """The messages of this round: being received already if this is the round that was expected."""
+        ready, self._ahead = self._ahead, None
+        if ready is not None and ready.weights is weights and ready.kind == kind:
+            return ready
+        # the clock was restarted, and so everybody knows that these messages do not come
+        if ready is not None:
+            self._withdraw(ready, header("skip", s))
+        self._announce(kind)
+        return self._receive(weights, kind, s)
+
+    def _receive(self, weights: Weights, kind: bytes, s: Tensor) -> "_Receiving":
+        """Where the messages of the next round of mixing go; two rounds take turns in memory."""
+        route, number = self._routes(weights), self._count
+        self._count += 1
+        table = self._table(number % 2, s, len(route.needed))
+        sides = {p: self._bytes(HEADER_SIZE + _SIDE.size) for p in route.incoming}
+        late = [Message(p, _tag(number), side) for p, side in sides.items()]
+        late += [Message(p, _tag(number) + 1, table[at]) for p, at in route.incoming.items()]
+        return _Receiving(number, weights, kind, route, table, sides, late)
+
+    def _withdraw(self, ready: "_Receiving", skip: bytes) -> None:
+        """Tell whom we had led to expect a row that it does not come, and hear the same of others."""
+        side, nothing = self._side(skip), self._bytes(1)
+        outgoing = [Message(p, _tag(ready.number), side) for p in ready.route.outgoing]
+        outgoing += [Message(p, _tag(ready.number) + 1, nothing) for p in ready.route.outgoing]
+        self.wire.finish(ready.works + self.wire.post(outgoing, ready.late))
+        self._read_sides(ready, skip)
+
+    def _outgoing(self, receiving: "_Receiving", kind: bytes, s: Tensor) -> list[Message]:
+        """Per peer: what the message is, and the rows as they are."""
+        side, tag = self._side(kind), _tag(receiving.number)
+        messages = []
+        for peer, rows in receiving.route.outgoing.items():
+            messages.append(Message(peer, tag, side))
+            messages.append(Message(peer, tag + 1, s[rows].to(self.wire.device).contiguous()))
+        return messages
+
+    def _mix(
+        self, flight: "_Flight", receiving: "_Receiving", limits: Tensor | None, seconds: float | None
+    ) -> Tensor:
+        """Rows that need nobody else are computed while messages travel."""
+        route, table, s = receiving.route, receiving.table, flight.s
+        early: list[Tensor] = []
+        if len(route.inner_rows):
+            early.append(combine(s.to(self.wire.device), *route.inner))
+        table[route.own_places] = s[route.own_rows].to(table.device)
+        self.wire.finish(receiving.works + flight.works, seconds)
+        self._read_sides(receiving, receiving.kind)
+        for place in route.incoming.values():
+            self._check_rows(table[place], route.needed[place], limits)
+        self.heard.update(route.incoming)
+        return self._finish(route, table, early, limits).to(s.device)
+
+    def _finish(self, route: Route, table: Tensor, early: Sequence[Tensor], limits: Tensor | None) -> Tensor:
+        """Rows computed early and those that had to wait, in their places."""
+        if not len(route.outer_rows):
+            return early[0]
+        late = combine(table, *route.outer)
+        if limits is None:
+            self._refuse_non_finite(late, table, route.needed)
+        if not early:
+            return late
+        merged = torch.empty(len(self.rows), late.shape[1], dtype=late.dtype, device=late.device)
+        merged[route.inner_rows], merged[route.outer_rows] = early[0], late
+        return merged
+
+    # Meetings
+
+    def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:
+        return self._mean(x, present, None, None, in_round=False)
+
+    def _mean(
+        self,
+        x: Tensor,
+        present: np.ndarray | None,
+        limits: Tensor | None,
+        seconds: float | None,
+        in_round: bool = True,
+    ) -> Tensor:
+        """Every process averages some of the columns over all nodes and hands them to everybody: what an all-reduce costs."""
+        self._announce(header("mean", x))
+        here = np.ones(self.nodes, dtype=bool) if present is None else present
+        counts = [int(here[list(block)].sum()) for block in self.blocks]
+        chosen = torch.from_numpy(here[list(self.rows)])
+        mine = (x if bool(chosen.all()) else x[chosen.to(x.device)]).to(self.wire.device)
+        chunks = _chunks(x.shape[1], self.wire.size)
+        own, peers = chunks[self.wire.rank], self.wire.peers
+        table = torch.empty(sum(counts), own.stop - own.start, dtype=x.dtype, device=self.wire.device)
+        whole = torch.empty(x.shape[1], dtype=x.dtype, device=self.wire.device)
+        places = [slice(a, b) for a, b in pairwise(np.cumsum([0, *counts]).tolist())]
+        table[places[self.wire.rank]] = mine[:, own]
+        flags = {p: self._bytes(_SIDE.size) for p in peers if in_round}
+        later = self.wire.post([], _filled([Message(p, SPREAD, whole[chunks[p]]) for p in peers]))
+        self.wire.exchange(
+            _filled([Message(p, ROWS, mine[:, chunks[p]].contiguous()) for p in peers])
+            + [Message(p, FLAG, self._sent(self._flag())) for p in flags],
+            _filled([Message(p, ROWS, table[places[p]]) for p in peers])
+            + [Message(p, FLAG, flag) for p, flag in flags.items()],
+        )
+        self._hear(flags.values())
+        nodes = np.flatnonzero(here)
+        self._check_rows(table, nodes, limits)
+        self.heard.update(p for p in peers if counts[p])
+        part = average(table, torch.arange(len(table), device=table.device))
+        self._refuse_non_finite(part[None], table, nodes)
+        whole[own] = part
+        self.wire.finish(
+            later + self.wire.post(_filled([Message(p, SPREAD, part) for p in peers]), []), seconds
+        )
+        self._check_mean(whole, chunks, limits)
+        return whole.to(x.device)
+
+    def gather(self, v: Tensor) -> Tensor:
+        self._announce(header("gather", v[:, None]))
+        own = v.to(self.wire.device).contiguous()
+        everybody = torch.empty(self.nodes, dtype=v.dtype, device=self.wire.device)
+        everybody[self.rows.start : self.rows.stop] = own
+        parts = {p: everybody[self.blocks[p].start : self.blocks[p].stop] for p in self.wire.peers}
+        self.wire.exchange(
+            [Message(p, SMALL, own) for p in parts], [Message(p, SMALL, part) for p, part in parts.items()]
+        )
+        result = everybody.to(v.device)
+        if result.is_floating_point():
+            self._refuse_rows(torch.isfinite(result).logical_not().nonzero().flatten().tolist())
+        return result
+
+    # What stands beside the rows
+
+    def _announce(self, kind: bytes) -> None:
+        """Before the first messages of a kind all processes compare what these will hold."""
+        if kind in self._agreed:
+            return
+        theirs = [Message(peer, HEADER, self._bytes(len(kind))) for peer in self.wire.peers]
+        self.wire.exchange([Message(p, HEADER, self._sent(kind)) for p in self.wire.peers], theirs)
+        for message in theirs:
+            check_header(message.peer, message.tensor, kind)
+        self._agreed.add(kind)
+
+    def _side(self, kind: bytes) -> Tensor:
+        return self._sent(kind + self._flag())
+
+    def _flag(self) -> bytes:
+        after = self.control.stop_after
+        return _SIDE.pack(_NOBODY if after is None else after)
+
+    def _read_sides(self, receiving: "_Receiving", expected: bytes) -> None:
+        for peer, side in receiving.sides.items():
+            check_header(peer, side, expected)
+        self._hear(side[HEADER_SIZE:] for side in receiving.sides.values())
+
+    def _hear(self, flags: Iterable[Tensor]) -> None:
+        for flag in flags:
+            (after,) = _SIDE.unpack(bytes(flag.tolist()))
+            if after != _NOBODY:
+                self.control.ask_to_stop(after)
+
+    # Rows that are not believed
+
+    def _check_rows(self, rows: Tensor, nodes: np.ndarray, limits: Tensor | None) -> None:
+        """Refuse rows (or parts of them) that no honest node can have."""
+        if limits is None or not rows.numel():
+            return
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide).to("cpu", torch.float64)
+        bad = (~(norms <= limits[nodes])).nonzero().flatten().tolist()
+        if bad:
+            self._refuse_rows([int(nodes[k]) for k in bad if not bool(torch.isfinite(rows[k]).all())])
+            node, norm, most = int(nodes[bad[0]]), float(norms[bad[0]]), float(limits[nodes[bad[0]]])
+            raise PeerError(
+                f"the row of node {node} (rank {self._rank_of(node)}) has norm {norm:.4g} and clip, rates "
+                "and noise of this run make at "
+                f"most {most:.4g} possible: refused, nothing of this round was used"
+            )
+
+    def _check_mean(self, whole: Tensor, chunks: Sequence[slice], limits: Tensor | None) -> None:
+        most = math.inf if limits is None else float(limits.max())
+        for rank, columns in enumerate(chunks):
+            norm = float(torch.linalg.vector_norm(whole[columns].double()))
+            if not norm <= most or not math.isfinite(norm):
+                raise PeerError(
+                    f"the part of the mean from rank {rank} has norm {norm:.4g} and at most {most:.4g} is "
+                    "possible: refused, nothing of "
+                    "this round was used"
+                )
+
+    def _refuse_non_finite(self, result: Tensor, table: Tensor, nodes: np.ndarray) -> None:
+        """A NaN or infinity in a sum comes from a row that has one; looking at the sum is looking once."""
+        if not result.numel():
+            return
+        low, high = torch.aminmax(result)
+        if not bool(torch.isfinite(low + high)):
+            bad = torch.isfinite(table).all(1).logical_not().nonzero().flatten().tolist()
+            self._refuse_rows([int(nodes[k]) for k in bad])
+
+    def _refuse_rows(self, nodes: Sequence[int]) -> None:
+        if nodes:
+            ranks = sorted({self._rank_of(n) for n in nodes})
+            raise PeerError(
+                f"the row of node {', '.join(map(str, nodes[:8]))} (rank {', '.join(map(str, ranks[:8]))}) "
+                "holds NaN or infinity: "
+                "refused, nothing of this round was used"
+            )
+
+    def _rank_of(self, node: int) -> int:
+        return next(r for r, block in enumerate(self.blocks) if node in block)
+
+    def _route(self, weights: Weights) -> Route:
+        return Route.of(weights, self.blocks, self.wire.rank, self.wire.device)
+
+    def _table(self, turn: int, x: Tensor, rows: int) -> Tensor:
+        """Where the rows of a round come together; the memory is used again every other round."""
+        key = turn, x.dtype, x.shape[1]
+        if key not in self._tables or len(self._tables[key]) < rows:
+            self._tables[key] = torch.empty(rows, x.shape[1], dtype=x.dtype, device=self.wire.device)
+        return self._tables[key][:rows]
+
+    def _bytes(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.uint8, device=self.wire.device)
+
+    def _sent(self, data: bytes) -> Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.wire.device)
+
+
+@dataclass
+class _Receiving:
+    """The messages of one round of mixing on their way to this process."""
+
+    number: int
+    weights: Weights
+    kind: bytes
+    route: Route
+    table: Tensor
+    """The rows of `route.needed`."""
+    sides: dict[int, Tensor]
+    late: list[Message]
+    """What is still to be posted."""
+    works: Works = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A round between `push` and `collect`."""
+
+    exchange: Exchange
+    s: Tensor
+    a: Tensor
+    link: Link
+    receiving: _Receiving | None
+    works: Works
+
+
+def _tag(number: int) -> int:
+    return MIXING + 2 * (number % (1 << 20))
+
+
+def _chunks(width: int, processes: int) -> list[slice]:
+    """Columns of each process; some have none when rows are short."""
+    units = -(-width // _ALIGNED)
+    ends = [min(width, k * units // processes * _ALIGNED) for k in range(processes + 1)]
+    return [slice(a, b) for a, b in pairwise(ends)]
+
+
+def _filled(messages: Sequence[Message]) -> list[Message]:
+    return [m for m in messages if m.tensor.numel()]

@@ -1,0 +1,82 @@
+"""`dpps audit`: its table, its exit code, and what it refuses."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from dpps.audit.absences import absence_cases
+from dpps.audit.attacks import Finding
+from dpps.audit.bounds import Bound
+from dpps.audit.cases import Case, cases
+from dpps.audit.coalition import coalition_cases
+from dpps.cli import audit as command
+from dpps.cli import main
+from dpps.sensitivity import Bounded
+
+
+def _name(value: object) -> str:
+    return f"{value.name}-{value.kind}" if isinstance(value, Case) else str(value)
+
+
+def test_command_prints_a_table_and_judges(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--unit", "contribution", "--samples", "5000", "--epsilon", "5000"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("holds") == 10  # two mechanisms, two partner graphs, and absences, seeded and secure
+    assert text.count("caught") >= 4
+    assert "beyond testing" in text
+
+
+def test_command_for_programs_and_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = [replace(c, leak_trials=300) if c.leaks else c for c in cases()]
+    monkeypatch.setattr(command, "cases", lambda: quick)
+    assert main(["audit", "--sensitivity", "paper", "--json", "--no-secure-noise"]) == 0
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["verdict"] == "leaks, as documented"
+    assert finding["epsilon_lower"] > 3
+    monkeypatch.setattr(Bounded, "admit", lambda self, eps, norms, rate: (eps, norms))
+    assert main(["audit", "--unit", "contribution", "--samples", "2000", "--no-secure-noise", "--json"]) == 1
+    assert "VIOLATED" in capsys.readouterr().out
+
+
+def test_thorough_runs_every_claim_more_often(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Case, int]] = []
+
+    def counted(case: Case, *, trials: int, **_: object) -> Finding:
+        asked.append((case, trials))
+        logging.getLogger("dpps.learning").warning("advice for a run of the user's")
+        bound = Bound(0.5, 1, 1, trials)
+        twin = None if case.leaks else Bound(2.0, 1, 1, trials)
+        return Finding(case, "secure", Bound(2.0, 1, 1, trials) if case.leaks else bound, twin)
+
+    monkeypatch.setattr(command, "audit", counted)
+    for options, trials in (([], 10_000), (["--thorough"], 100_000)):
+        asked.clear()
+        assert main(["audit", *options]) == 0
+        told = capsys.readouterr().err
+        assert "idle core" in told
+        assert "advice" not in told
+        assert {each for _, each in asked} == {trials}
+        assert {_name(case) for case, _ in asked} == {
+            *map(_name, (*cases(), *coalition_cases(), *absence_cases()))
+        }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--samples", "10"], "1000 or more"),
+        (["--plot", "x.png"], "--attack"),
+        (["--thorough", "--samples", "5000"], "leave one out"),
+        (["--unit", "record", "--sensitivity", "paper"], "leave it out"),
+        (["--epsilon", "0"], "above 0"),
+    ],
+)
+def test_command_refuses(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", *options]) == 2
+    assert said in capsys.readouterr().err

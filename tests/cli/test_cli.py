@@ -1,0 +1,111 @@
+"""The command line as a user meets it: every wrong request answered in one useful line, every command explained."""
+
+from pathlib import Path
+
+import pytest
+
+from dpps.cli import COMMANDS, main
+
+WRONG = [
+    (["trian"], "unknown command 'trian'.*did you mean 'train'"),
+    (["train", "--data", "mnits"], "unknown data set 'mnits'.*did you mean 'mnist'"),
+    (["train", "--model", "mpl"], "unknown model 'mpl'.*did you mean 'mlp'"),
+    (["train", "--topology", "exq"], "unknown topology 'exq'.*did you mean 'exp'"),
+    (["train", "--topology", "20-out"], "20"),
+    (["train", "--split", "dirichelt:1"], "dirichlet"),
+    (["train", "--split", "dirichlet:-1"], "-1"),
+    (["train", "--split", "label:11"], "11"),
+    (["train", "--shared", "layer7"], "layer7"),
+    (["train", "--unit", "recrod"], "unknown unit 'recrod'.*did you mean 'record'"),
+    (["train", "--nodes", "1"], "--nodes is 1"),
+    (["train", "--nodes", "1000"], "10000 training examples, fewer than 1000 nodes"),
+    (["train", "--epsilon", "0"], "epsilon is 0"),
+    (["train", "--epsilon", "-3"], "epsilon is -3"),
+    (["train", "--unit", "contribution", "--mechanism", "gaussian", "--delta", "0"], "delta is 0"),
+    (["train", "--unit", "node-swap", "--budget", "-1"], "budget is -1"),
+    (["train", "--unit", "node-swap", "--sensitivity", "paper", "--decay", "1"], "decay is 1"),
+    (["train", "--model", "resnet18", "--nodes", "2"], "BatchNorm.*--norm group"),
+    (["train", "--weights", "nowhere.pt"], "nowhere.pt"),
+    (["train", "--data", "mnist", "--data-dir", "nowhere"], "nowhere"),
+    (["train", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
+    (["train", "--config"], "--config needs a file"),
+    (["train", "--resume", "--overwrite"], "exclude each other"),
+    (["train", "--resume", "--out", "nothing"], "no run in nothing"),
+    (["train", "--hold-out", "1.5"], "--hold-out is 1.5"),
+    (["train", "--dropouts", "1.5"], "1.5"),
+    (["train", "--epsilon", "3", "--noise-multiplier", "1"], "both are given"),
+    (["train", "--algorithm", "sgp", "--epsilon", "1"], "--epsilon has no meaning without noise"),
+    (["train", "--unit", "none", "--clip", "1"], "--clip has no meaning without noise"),
+    (["train", "--unit", "node-swap", "--noise-multiplier", "3"], "--noise-multiplier belongs to Gaussian"),
+    (["train", "--unit", "node-swap", "--mechanism", "gaussian"], "defined with Laplace noise"),
+    (["train", "--budget", "5"], "--budget belongs to Laplace"),
+    (["train", "--unit", "contribution", "--budget", "5", "--noise-rate", "0"], "--noise-rate is 0"),
+    (["train", "--out", "/proc/nope"], "/proc/nope cannot be made"),
+    (["train", "--resume"], "--resume needs --out"),
+    (["plan", "--epsilon", "0"], "epsilon is 0"),
+    (["plan", "--rounds", "0"], "--rounds is 0"),
+    (["plan", "--examples", "50", "--batch-size", "100"], "--batch-size is 100, larger than the 50 examples"),
+    (["plan", "--delta", "1e-3"], "delta is 0.001 and a node has 1000 records"),
+    (["plan", "--mechanism", "laplace"], "--mechanism belongs to"),
+    (["train", "--mechanism", "laplace"], "--mechanism belongs to the unit contribution"),
+    (["train", "--unit", "node-swap", "--epsilon", "3"], "the noise outgrows all numbers"),
+    (["train", "--unit", "node-swap"], "the noise outgrows all numbers.*--sync-every 3"),
+    (["train", "--seed", "-1"], "--seed is -1"),
+    (["train", "--delta", "0.1"], "delta is 0.1"),
+    (["train", "--delta", "0.002"], "delta is 0.002 and a node has 1000 records"),
+    (["topology", "base-0", "--nodes", "5"], "0"),
+    (["topology", "exp", "--nodes", "5", "--plot", "x.bmp"], "bmp"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), WRONG, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
+)
+def test_a_wrong_request_gets_one_useful_line_and_exit_code_2(
+    arguments, message, capsys, tmp_path, monkeypatch
+):
+    import re
+
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert re.search(message, captured.err), captured.err
+    assert len(captured.err.strip().splitlines()) == 1
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "runs").exists()  # refused before anything was written
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "--nodes", "many"], ["train", "--unknown-option"], ["topology"]]
+)
+def test_what_the_parser_refuses_is_exit_code_2_too(arguments, capsys):
+    assert main(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_no_arguments_show_what_to_do_next(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+    assert "Start here" in shown
+    assert main(["--version"]) == 0
+    assert "torch 2" in capsys.readouterr().out
+
+
+def test_every_module_of_the_command_line_is_a_command():
+    import dpps.cli
+
+    modules = {p.stem for p in Path(dpps.cli.__file__).parent.glob("*.py")} - {
+        "__init__",
+        "arguments",
+        "console",
+        "outcome",
+        "progress",
+    }
+    assert modules == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert len(capsys.readouterr().out) > 200

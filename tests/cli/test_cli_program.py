@@ -1,0 +1,72 @@
+"""`dpps` as a program: what it loads, how it ends, and who still listens."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def test_the_package_loads_torch_when_it_is_needed_and_not_before():
+    code = (
+        "import sys, dpps, dpps.cli\n"
+        "assert 'torch' not in sys.modules and 'PartPSP' in dir(dpps) and not hasattr(dpps, 'no_such_thing')\n"
+        "assert dpps.topology.Ring is dpps.Ring and dpps.data.load and dpps.__version__ and dpps.privacy.accountant\n"
+        "from dpps import *\n"
+        "assert all(getattr(dpps, name) is globals()[name] for name in dpps.__all__) and 'torch' in sys.modules\n"
+        "import dpps.protocol\n"
+        "assert dpps.DPPS is dpps.protocol.DPPS is DPPS"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def as_program(code: str, **settings) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a process of its own, and then the program with what it left in sys.argv."""
+    text = f"import atexit, sys, threading, time\nfrom dpps.__main__ import program\n{code}\nprogram()"
+    return subprocess.run(
+        [sys.executable, "-c", text], text=True, stderr=subprocess.PIPE, check=False, **settings
+    )
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["nonsense"], 2)])
+def test_the_program_ends_with_its_code_and_everything_said(words, code):
+    done = as_program(f"sys.argv = ['dpps', *{words}]", stdout=subprocess.PIPE)
+    assert done.returncode == code
+    assert ("torch" in done.stdout) == (code == 0)
+    assert ("did you mean" in done.stderr or "choose one of" in done.stderr) == (code == 2)
+
+
+def test_the_program_s_quick_end_forgets_nobody():
+    asked = "sys.argv = ['dpps', '--version']; atexit.register(print, 'was asked for')"
+    assert "was asked for" in as_program(asked, stdout=subprocess.PIPE).stdout
+    busy = "sys.argv = ['dpps', '--version']\nthreading.Thread(target=lambda: (time.sleep(0.5), print('worked'))).start()"
+    assert "worked" in as_program(busy, stdout=subprocess.PIPE).stdout
+
+
+def test_a_listener_who_left_is_no_error_and_does_not_change_the_code():
+    stopped = "import dpps.cli\ndpps.cli._dispatch = lambda *_: print('said') or 3"
+    for code, expected in (("sys.argv = ['dpps', '--version']", 0), (stopped, 3)):
+        read, write = os.pipe()
+        os.close(read)
+        done = as_program(code, stdout=write, env=os.environ | {"PYTHONUNBUFFERED": ""})
+        os.close(write)
+        assert (done.returncode, done.stderr) == (expected, "")
+
+
+def test_closed_streams_are_no_failure():
+    for closed in ("stdout", "stderr"):
+        done = as_program(f"sys.argv = ['dpps', '--version']; sys.{closed} = None", stdout=subprocess.PIPE)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_profiler_gets_its_results():
+    command = [sys.executable, "-m", "cProfile", "-m", "dpps", "--version"]
+    assert "function calls" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_only_the_program_takes_modules_out_of_the_collector_s_sight():
+    code = "import gc, sys\nfrom dpps.cli import main\nmain(['topology', 'ring', '--help'], alone=sys.argv[1] == 'alone')\n"
+    code += "assert gc.isenabled()\nprint('frozen', gc.get_freeze_count() > 0)"
+    for how in ("alone", "guest"):
+        done = subprocess.run([sys.executable, "-c", code, how], check=True, capture_output=True, text=True)
+        assert f"frozen {how == 'alone'}" in done.stdout

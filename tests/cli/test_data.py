@@ -1,0 +1,138 @@
+"""From files as they come to a run, without an edit."""
+
+import json
+
+import pytest
+
+from dpps.cli import main
+from dpps.data.schema import read_schema
+from hospitals import SIZES, write_hospitals
+
+
+def train(template, schema, out, *more):
+    options = ["--nodes", "3", "--topology", "exp", "--node-data", str(template), "--schema", str(schema)]
+    return main(
+        ["train", *options, "--model", "linear", "--shared", "all", "--quiet", "--out", str(out), *more]
+    )
+
+
+@pytest.fixture
+def described(tmp_path, capsys):
+    template, schema = write_hospitals(tmp_path / "hospitals"), tmp_path / "schema.toml"
+    file = tmp_path / "hospitals" / "node-2" / "train.csv"
+    assert main(["data", "describe", str(file), "--label", "diagnosis", "--out", str(schema)]) == 0
+    assert "becomes PUBLIC: correct ranges" in " ".join(capsys.readouterr().out.split())
+    return template, schema
+
+
+def test_three_hospitals_train_with_no_edit_of_their_files(described, tmp_path):
+    template, schema = described
+    assert train(template, schema, tmp_path / "run") == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [sum(counts) for counts in summary["split"]] == list(SIZES)
+    assert summary["privacy"]["epsilon"] <= 3
+    assert summary["schema"] == read_schema(schema).to_toml()
+    assert main(["report", str(tmp_path / "run")]) == 0
+
+
+def test_with_declared_sizes_the_rule_chooses_batch_and_rate(described, tmp_path, capsys):
+    template, schema = described
+    sizes = ["--declared-sizes", ",".join(map(str, SIZES))]
+    assert train(template, schema, tmp_path / "run", *sizes) == 0
+    config = json.loads((tmp_path / "run" / "summary.json").read_text())["config"]
+    assert 0 < float(config["batch-size"]) <= 1  # a part of each node's own
+    assert (config["clip"], config["momentum"]) == (0.1, 0.8)
+    words = ["--node-data", str(template), "--schema", str(schema), "--model", "linear", "--shared", "all"]
+    capsys.readouterr()
+    assert main(["plan", "--nodes", "3", *words, *sizes, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == pytest.approx(3, rel=2e-3)
+
+
+def test_it_learns_without_noise_and_metrics_are_told(described, tmp_path, capsys):
+    template, schema = described
+    for node in range(3):
+        folder = tmp_path / "hospitals" / f"node-{node}"
+        (folder / "test.csv").write_bytes((folder / "train.csv").read_bytes())
+    assert (
+        train(
+            template,
+            schema,
+            tmp_path / "run",
+            "--unit",
+            "none",
+            "--epochs",
+            "60",
+            "--batch-size",
+            "30",
+            "--metrics",
+            "accuracy, auroc",
+        )
+        == 0
+    )
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["own_accuracy"] > 75
+    (own,) = summary["metrics_by_node"].values()
+    assert [100 * share for share in own["accuracy"]] == pytest.approx(summary["own_accuracy_by_node"])
+    assert all(value > 0.75 for value in own["auroc"])
+    shown = capsys.readouterr().out
+    assert (
+        f"auroc     {', '.join(f'{value:.3f}' for value in own['auroc'])} on data of its own kind, by node"
+        in shown
+    )
+
+
+def test_without_test_files_part_of_the_examples_answers_what_joining_gained(described, tmp_path, capsys):
+    template, schema = described
+    assert train(template, schema, tmp_path / "plain") == 0
+    assert "not measured: there is no test file" in capsys.readouterr().out
+    assert train(template, schema, tmp_path / "run", "--baselines", "--epochs", "3") == 0
+    shown = capsys.readouterr().out
+    assert "on data of each node's own kind" in shown
+    assert "gain      of joining: " in shown
+    assert "held-out examples: differences below about" in shown
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert all(sum(counts) < size for counts, size in zip(summary["split"], SIZES, strict=True))
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = " ".join((tmp_path / "run" / "report.html").read_text().split())
+    assert f"<strong>{summary['own_accuracy']:.1f} %</strong>" in page
+    alone = summary["own_accuracy"] - summary["baselines"]["alone"]["own_accuracy"]
+    assert f"{alone:+.1f} points" in page
+    assert train(template, schema, tmp_path / "none", "--hold-out", "0.001") == 2
+    assert "choose another part" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_with_the_same_schema_only(described, tmp_path, capsys):
+    template, schema = described
+    assert train(template, schema, tmp_path / "run") == 0
+    schema.write_text(schema.read_text().replace("[0, 100]", "[0, 120]"))
+    assert train(template, schema, tmp_path / "run", "--resume") == 2
+    assert "what --schema says)" in capsys.readouterr().err
+
+
+def test_a_schema_that_is_there_is_not_written_over(described, tmp_path, capsys):
+    _, schema = described
+    file = str(tmp_path / "hospitals" / "node-0" / "train.csv")
+    words = ["data", "describe", file, "--label", "diagnosis", "--out", str(schema)]
+    assert main(words) == 2
+    assert "add --overwrite" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("data descrbe", "did you mean 'describe'"),
+        ("data describe absent.csv --label x", "absent.csv cannot be read"),
+        ("train --schema s.toml", "belong together"),
+        ("train --node-data d", "belong together"),
+        ("train --metrics acuracy", "did you mean 'accuracy'"),
+        ("train --node-data d --classes 2 --schema s.toml", "leave --classes out"),
+        ("train --node-data d --schema absent.toml", "dpps data describe FILE"),
+    ],
+)
+def test_wrong_requests_are_one_line(words, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    shown = capsys.readouterr().err.strip()
+    assert told in shown
+    assert "\n" not in shown

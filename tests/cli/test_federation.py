@@ -1,0 +1,89 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from dpps.cli import DONE, WRONG, main
+from dpps.peers.federation import Federation
+from dpps.runs.config import TrainConfig
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, where in (
+        ("a", ["--listen", "127.0.0.1:7441"]),
+        ("b", ["--listen", "127.0.0.1:7442"]),
+        ("c", []),
+    ):
+        assert main(["member", "init", "--name", name, *where, "--out", name]) == DONE
+    Path("plan.toml").write_text(TrainConfig(nodes=3, declared_sizes="200", topology="ring").to_toml())
+    return tmp_path
+
+
+CREATE = ["federation", "create", "plan.toml", "--member", "a/member.csr", "--member", "b/member.csr"]
+
+
+def test_create_show_expel_renew(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CREATE, "--member", "c/member.csr", "--out", "f", "--min-members", "2"]) == DONE
+    said = capsys.readouterr().out
+    first = Federation.read(Path("f/federation.toml"))
+    for member in first.members:
+        assert " ".join(member.fingerprint[k : k + 4] for k in range(0, 64, 4)) in said
+    assert "unit record: epsilon 3, delta 1e-05" in said
+    assert stat.S_IMODE(Path("f/convener.key").stat().st_mode) == 0o600
+    assert main(["federation", "expel", "f/federation.toml", "c"]) == DONE
+    assert main(["federation", "renew", "f/federation.toml", "--days", "30"]) == DONE
+    capsys.readouterr()
+    assert main(["federation", "show", "f/federation.toml"]) == DONE
+    assert "epoch 3" in (said := capsys.readouterr().out)
+    assert "expelled" in said
+    first.check_next(Federation.read(Path("f/federation.toml")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["federation", "expel", "f/federation.toml", "x"], "unknown member 'x'"),
+        ([*CREATE, "--member", "c/member.csr", "--out", "f"], "already holds a federation"),
+        ([*CREATE, "--out", "g"], "nodes = 3 and there are 2 requests"),
+        ([*CREATE, "--member", "nothing.csr", "--out", "g"], "cannot be read"),
+        ([*CREATE, "--member", "plan.toml", "--out", "g"], "not a certificate request"),
+        ([*CREATE, "--member", "c/member.csr", "--out", "g", "--days", "0"], "--days is 0"),
+        (["federation", "dissolve"], "unknown command of dpps federation"),
+        (["member", "init", "--name", "A", "--out", "x"], "--name is 'A'"),
+        (["member", "remove"], "unknown command of dpps member"),
+        (["status", "f"], "holds no run of dpps join"),
+        (["leave", "f"], "holds no run of dpps join"),
+        (["join", "f/federation.toml", "--member", "f", "--out", "run"], "holds no member.key"),
+        (
+            ["join", "f/federation.toml", "--member", "a", "--out", "run", "--page", "0.0.0.0:80"],
+            "stays on this machine",
+        ),
+        (
+            ["join", "f/federation.toml", "--member", "a", "--out", "run", "--node-data", "x"],
+            "leave --node-data out",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main([*CREATE, "--member", "c/member.csr", "--out", "f"]) == DONE
+    capsys.readouterr()
+    assert main(arguments) == WRONG
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.splitlines()[-1].startswith("dpps: ")
+    assert "Traceback" not in said
+
+
+def test_a_missing_extra_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    assert main([*CREATE, "--member", "c/member.csr", "--out", "f"]) == DONE
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert main(["join", "f/federation.toml", "--member", "a", "--out", "run"]) == WRONG
+    assert "pip install 'dpps[peers]'" in capsys.readouterr().err

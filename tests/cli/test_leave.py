@@ -1,0 +1,35 @@
+"""`dpps leave`: asks the process that runs, and refuses where there is none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpps.cli import DONE, FAILED, WRONG, leave, main
+from dpps.peers.status import FINISHED, LEAVE, LEFT, write_status
+from peers.test_live import status
+
+
+def test_only_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(tmp_path, status())
+    assert main(["leave", str(tmp_path), "--wait", "0"]) == DONE
+    assert (tmp_path / LEAVE).exists()
+    assert "hospital-a was asked to leave" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("state", "code"), [(LEFT, DONE), (FINISHED, FAILED)])
+def test_it_waits_until_the_process_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str, code: int
+) -> None:
+    """Instead of sleeping, the process of the member ends, as it does after being asked."""
+    write_status(tmp_path, status())
+    monkeypatch.setattr(leave.time, "sleep", lambda _: write_status(tmp_path, replace(status(), state=state)))
+    assert main(["leave", str(tmp_path)]) == code
+    assert f"{state}, after round 17 of 100" in capsys.readouterr().out
+
+
+def test_nobody_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(tmp_path, replace(status(), state=FINISHED))
+    assert main(["leave", str(tmp_path)]) == WRONG
+    assert "no process of hospital-a is running there" in capsys.readouterr().err
+    assert not (tmp_path / LEAVE).exists()

@@ -1,0 +1,54 @@
+"""What is said when a run is over."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dpps.cli.outcome import put_together, say_outcome
+from dpps.runs.folder import RunFolder
+
+TOLD = {
+    "test_accuracy": 91.234,
+    "own_accuracy": None,
+    "accuracy_by_node": [90.0, 92.5],
+    "accuracy_by_epoch": [91.0],
+    "own_accuracy_by_node": [],
+    "metrics_by_node": {},
+    "rounds": 8,
+    "config": {},
+    "privacy": {"unit": "record", "epsilon": 2.5, "delta": 1e-5},
+}
+
+
+def _said(told, **options) -> str:
+    text = io.StringIO()
+    options = {"private_noise": True, **options}
+    say_outcome(Console(file=text, width=200, highlight=False), told, Path("runs/x"), **options)
+    return text.getvalue()
+
+
+def test_accuracy_privacy_and_files() -> None:
+    said = _said(TOLD, voice="rank 0: ")
+    assert "rank 0: accuracy  91.23 % on the test set, mean over 2 nodes" in said
+    assert "epsilon 2.5, delta 1e-05, unit record, 8 rounds" in said
+    assert "runs/x" in said
+    assert "seeded noise" in _said(TOLD, private_noise=False)
+
+
+def test_no_noise_and_no_guarantee_are_said_so() -> None:
+    assert "messages were sent without noise" in _said(TOLD | {"privacy": {"unit": "none"}})
+    swapped = TOLD | {"privacy": {"unit": "node-swap", "epsilon": None, "delta": 0.0}}
+    assert "sum of rounds, no guarantee" in _said(swapped)
+
+
+def test_the_processes_of_one_machine_are_put_together_once_all_have_finished(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_summary(TOLD | {"test_accuracy": None})
+    RunFolder(tmp_path / "rank-0").write_summary(TOLD)
+    assert put_together(tmp_path, 2) is None
+    RunFolder(tmp_path / "rank-1").write_summary(TOLD | {"accuracy_by_node": [80.0, 81.5]})
+    whole = put_together(tmp_path, 2)
+    assert whole is not None
+    assert whole["accuracy_by_node"] == [90.0, 92.5, 80.0, 81.5]
+    assert whole["test_accuracy"] == pytest.approx(86.0)

@@ -1,0 +1,58 @@
+"""`dpps report`."""
+
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from dpps import cli
+from dpps.runs.config import TrainConfig
+from dpps.runs.configured import make_run
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    base = tmp_path_factory.mktemp("runs")
+    for name in ("one", "two"):
+        config = TrainConfig(out=base / name, nodes=5, batch_size=250, epochs=1, unit="none", quiet=True)
+        make_run(config).fit(1)
+    return [base / "one", base / "two"]
+
+
+def test_command_line(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.chdir(tmp_path)
+    one, two = map(str, folders)
+    assert cli.main(["report", one]) == cli.DONE
+    said = capsys.readouterr().out
+    for name in ("report.html", "model-card.md"):
+        assert str(folders[0] / name) in said
+        assert (folders[0] / name).exists()
+    assert opened == []
+    assert cli.main(["report", one, two, "--open"]) == cli.DONE
+    assert opened == [(tmp_path / "comparison.html").as_uri()]
+    assert cli.main(["report", one, "--out", "mine.html"]) == cli.DONE
+    assert (tmp_path / "mine.html").exists()
+    assert cli.main(["report", one, "--out", "mine.md"]) == cli.DONE
+    assert (tmp_path / "mine.md").read_text().startswith("# Model card")
+
+
+def test_a_comparison_is_not_overwritten(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "comparison.html").write_text("of other runs")
+    for name in ("comparison-2.html", "comparison-3.html"):
+        assert cli.main(["report", *map(str, folders)]) == cli.DONE
+        assert name in capsys.readouterr().out
+    assert (tmp_path / "comparison.html").read_text() == "of other runs"
+
+
+def test_wrong_requests(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "nowhere"]) == cli.WRONG
+    assert "nowhere is not a run" in capsys.readouterr().err
+    assert cli.main(["report", *map(str, folders), "--out", "card.md"]) == cli.WRONG
+    assert "a model card is about one run" in capsys.readouterr().err

@@ -1,0 +1,252 @@
+"""Named data sets: what `load` returns, where it looks, and what it says when the files are not right."""
+
+import gzip
+import hashlib
+import importlib.util
+import lzma
+import os
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from dpps.data import DATA_SETS, Images, catalog, load
+from dpps.errors import RunError, UsageError
+from tests.data.samples import cifar_records, write_idx
+
+PIXELS = np.random.default_rng(2).integers(0, 256, (30, 28, 28), np.uint8)
+LABELS = (np.arange(30) % 10).astype(np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of our own, and no address to reach."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("dpps.data.fetch.fetch", refuse)
+
+
+@pytest.fixture
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DPPS_DATA", raising=False)
+
+
+def refuse(*_: object) -> Path:
+    raise RunError("nothing must be downloaded here")
+
+
+def write_mnist(folder: Path, pixels: np.ndarray = PIXELS, labels: np.ndarray = LABELS) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(write_idx(pixels)))
+    (folder / "train-labels-idx1-ubyte.xz").write_bytes(lzma.compress(write_idx(labels)))
+    (folder / "t10k-images-idx3-ubyte").write_bytes(write_idx(pixels[:5]))
+    (folder / "t10k-labels-idx1-ubyte").write_bytes(write_idx(labels[:5]))
+    return folder
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_mini_is_part_of_the_package() -> None:
+    data = load("mnist-mini")
+    assert (data.name, data.classes) == ("mnist-mini", 10)
+    assert "LeCun" in data.citation
+    for images, count in ((data.train, 10_000), (data.test, 2_000)):
+        assert images.pixels.shape == (count, 1, 28, 28)
+        assert images.pixels.dtype == torch.uint8
+        assert images.labels.dtype == torch.int64
+        assert len(images) == count
+        # MNIST has 9.0 % (digit 5) to 11.2 % (digit 1) of each; a sample is within a few tenths of a percent.
+        shares = images.labels.bincount(minlength=10) / count
+        assert shares.min() > 0.08
+        assert shares.max() < 0.125
+    mini = Path(catalog.__file__).parent / "mini"
+    assert "CC BY-SA 3.0" in (mini / "ATTRIBUTION.md").read_text()
+    assert sum(file.stat().st_size for file in mini.iterdir()) < 2_100_000
+
+
+def test_mini_pixels_are_those_committed() -> None:
+    data = load("mnist-mini")
+    content = hashlib.sha256()
+    for images in (data.train, data.test):
+        content.update(images.pixels.numpy().tobytes())
+        content.update(images.labels.numpy().astype(np.uint8).tobytes())
+    assert content.hexdigest() == "52970e738a513d859d71c21dad863eeafc7009fd28a76fa5102a35d9533fb2bc"
+
+
+def test_inputs_are_scaled_and_picked() -> None:
+    images = Images(torch.from_numpy(PIXELS[:, None].copy()), torch.from_numpy(LABELS.astype(np.int64)))
+    whole = images.inputs()
+    assert whole.dtype == torch.float32
+    np.testing.assert_allclose(whole.numpy(), PIXELS[:, None] / 255, rtol=1e-6)
+    index = np.array([[3, 1], [7, 7]])
+    assert torch.equal(images.inputs(index), whole[torch.from_numpy(index)])
+    assert torch.equal(images.inputs(slice(2, 5)), whole[2:5])
+    assert images.inputs(torch.tensor([4])).shape == (1, *images.shape) == (1, 1, 28, 28)
+    assert images.pixels.dtype == torch.uint8, "the bytes themselves are left alone"
+
+
+def test_images_and_labels_must_be_as_many() -> None:
+    with pytest.raises(UsageError, match="3 images but 2 labels"):
+        Images(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+
+
+def test_fashion_is_repeated_to_three_channels(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "fashion-mnist")
+    train = load("fashion-mnist", tmp_path).train
+    assert train.pixels.shape == (30, 1, 28, 28)
+    assert train.shape == (3, 28, 28)
+    inputs = train.inputs(np.array([[0, 1], [2, 3]]))
+    assert inputs.shape == (2, 2, 3, 28, 28)
+    for channel in range(3):
+        np.testing.assert_allclose(inputs[1, 0, channel].numpy(), PIXELS[2] / 255, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["whole", "batches", "folder"])
+def test_cifar_layouts_and_normalisation(tmp_path: Path, layout: str) -> None:
+    folder = tmp_path / "cifar-10" / ("cifar-10-batches-bin" if layout == "folder" else "")
+    folder.mkdir(parents=True)
+    batches = [cifar_records(range(start, start + 2)) for start in range(0, 10, 2)]
+    if layout == "whole":
+        (folder / "train.bin.xz").write_bytes(lzma.compress(b"".join(batches)))
+        (folder / "test.bin.gz").write_bytes(gzip.compress(batches[0]))
+    else:
+        for number, batch in enumerate(batches, 1):
+            (folder / f"data_batch_{number}.bin").write_bytes(batch)
+        (folder / "test_batch.bin").write_bytes(batches[0])
+    data = load("cifar-10", tmp_path)
+    assert data.train.labels.tolist() == list(range(10))
+    assert data.test.labels.tolist() == [0, 1]
+    record = np.frombuffer(batches[1], np.uint8)[1:3073].reshape(3, 32, 32)
+    np.testing.assert_array_equal(data.train.pixels[2].numpy(), record)
+    green = (record[1] / 255 - 0.4822) / 0.1994
+    np.testing.assert_allclose(data.train.inputs(slice(2, 3))[0, 1].numpy(), green, atol=1e-5)
+
+
+def test_colours_need_no_mean() -> None:
+    pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    images = Images(pixels, torch.zeros(6, dtype=torch.int64))
+    assert images.shape == (3, 8, 8)
+    assert torch.equal(images.inputs(), pixels / 255)
+    assert torch.equal(images[4][0], pixels[4] / 255)
+
+
+def test_unknown_name_gives_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        load("mnist-min")
+    assert f"choose one of {', '.join(DATA_SETS.names())}; did you mean 'mnist-mini'?" in str(caught.value)
+    assert DATA_SETS.names() == ("cifar-10", "fashion-mnist", "mnist", "mnist-mini")
+
+
+@pytest.mark.parametrize("name", [name for name in DATA_SETS.names() if name != "mnist-mini"])
+def test_directory_without_the_files_is_an_error_not_a_download(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(name, tmp_path)
+    message = str(caught.value)
+    assert str(tmp_path / name) in message
+    expected = ["train.bin", "data_batch_5.bin"] if name == "cifar-10" else ["t10k-labels-idx1-ubyte"]
+    assert all(file in message for file in expected)
+    assert "\n" not in message
+
+
+def test_directory_comes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mnist(tmp_path / "a" / "mnist", PIXELS[:7], LABELS[:7])
+    write_mnist(tmp_path / "b" / "mnist")
+    monkeypatch.setenv("DPPS_DATA", str(tmp_path / "b"))
+    assert len(load("mnist", tmp_path / "a").train) == 7
+    assert len(load("mnist").train) == 30
+
+
+def test_environment_must_name_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPPS_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=r"\$DPPS_DATA names .*nowhere.*: correct or unset it"):
+        load("mnist")
+
+
+def test_environment_with_half_a_data_set_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (write_mnist(tmp_path / "mnist") / "t10k-labels-idx1-ubyte").unlink()
+    monkeypatch.setenv("DPPS_DATA", str(tmp_path))
+    with pytest.raises(UsageError, match="lacks data files"):
+        load("mnist")
+
+
+@pytest.mark.parametrize("environment", [True, False])
+def test_last_resort_is_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: bool
+) -> None:
+    """Also when $DPPS_DATA holds other data sets, but not this one."""
+    monkeypatch.delenv("DPPS_DATA", raising=False)
+    if environment:
+        monkeypatch.setenv("DPPS_DATA", str(tmp_path))
+    with pytest.raises(RunError, match="nothing must be downloaded here"):
+        load("mnist")
+
+
+@pytest.mark.parametrize(
+    ("pixels", "labels", "message"),
+    [
+        (PIXELS, LABELS[:-1], "expected one label each, found 30 images, 29 labels"),
+        (PIXELS, LABELS + np.uint8(1), r"expected labels 0\.\.9, found 10"),
+        (PIXELS[:0], LABELS[:0], r"expected labels 0\.\.9, found none"),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray, message: str) -> None:
+    write_mnist(tmp_path / "mnist", pixels, labels)
+    with pytest.raises(RunError, match=message):
+        load("mnist", tmp_path)
+
+
+def full_data() -> Path:
+    if not os.environ.get("DPPS_DATA"):
+        pytest.skip("needs $DPPS_DATA")
+    return Path(os.environ["DPPS_DATA"])
+
+
+def script() -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts" / "make_mnist_mini.py"
+    spec = importlib.util.spec_from_file_location("make_mnist_mini", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_mini_is_what_the_script_makes() -> None:
+    made = script().sample(full_data() / "mnist", "train") | script().sample(full_data() / "mnist", "t10k")
+    data = load("mnist-mini")
+    for part, images in (("train", data.train), ("t10k", data.test)):
+        np.testing.assert_array_equal(made[f"{part}-images-idx3-ubyte"], images.pixels[:, 0].numpy())
+        np.testing.assert_array_equal(made[f"{part}-labels-idx1-ubyte"], images.labels.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("mnist", [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),
+        ("fashion-mnist", [6000] * 10),
+        ("cifar-10", [5000] * 10),
+    ],
+)
+def test_full_sets_are_complete(name: str, counts: list[int]) -> None:
+    data = load(name, full_data())
+    assert data.train.labels.bincount().tolist() == counts
+    assert len(data.test) == 10_000
+    if name == "mnist":
+        assert data.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_published_hashes_are_those_of_the_files(name: str) -> None:
+    for source in DATA_SETS[name].sources:
+        digest = hashlib.sha256((full_data() / name / source.file).read_bytes()).hexdigest()
+        assert source.hash == f"sha256:{digest}"
+
+
+def test_a_folder_may_be_named_by_its_text(tmp_path):
+    with pytest.raises(UsageError, match="lacks data files"):
+        load("mnist", str(tmp_path))

@@ -1,0 +1,308 @@
+"""Downloads against a local server: resumed, verified, from the next address when one fails."""
+
+import contextlib
+import hashlib
+import io
+import logging
+import re
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pooch
+import pytest
+
+from dpps.data.catalog import load, obtain
+from dpps.data.fetch import Source, fetch
+from dpps.data.formats import CIFAR_RECORD
+from dpps.data.recipe import DATA_SETS, Recipe
+from dpps.data.sets.cifar_10 import ARCHIVE
+from dpps.errors import RunError
+from tests.data.samples import write_idx
+
+CONTENT = np.random.default_rng(0).bytes(700_000)
+
+
+@dataclass
+class Site:
+    """What the server holds and how it misbehaves: `cuts` answers end after `cut_after` bytes."""
+
+    files: dict[str, bytes]
+    ranges: bool = True
+    cuts: int = 0
+    cut_after: int = 300_000
+    wrong_range: bool = False
+    delay: float = 0.0
+    address: str = ""
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
+
+
+def handler(site: Site) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name http.server calls
+            asked = self.headers.get("Range")
+            site.requests.append((self.path, asked))
+            time.sleep(site.delay)
+            content = site.files.get(self.path)
+            if content is None:
+                self.send_error(404)
+                return
+            match = re.fullmatch(r"bytes=(\d+)-", asked) if asked and site.ranges else None
+            start = int(match[1]) if match else 0
+            if match and start >= len(content):
+                self.send_error(416)
+                return
+            self.send_response(206 if match else 200)
+            if match:
+                shown = 0 if site.wrong_range else start
+                self.send_header("Content-Range", f"bytes {shown}-{len(content) - 1}/{len(content)}")
+            self.send_header("Content-Length", str(len(content) - start))
+            self.end_headers()
+            body = content[start:]
+            if site.cuts > 0:
+                site.cuts -= 1
+                body = body[: site.cut_after]
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    return Handler
+
+
+@contextlib.contextmanager
+def serving(site: Site) -> Iterator[Site]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler(site)) as server:
+        site.address = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield site
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy, no environment of the user, a cache of our own."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("DPPS_DATA", raising=False)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(Site({"/data.bin": CONTENT})) as running:
+        yield running
+
+
+def source(*sites: Site, content: bytes = CONTENT, name: str = "data.bin") -> Source:
+    digest = hashlib.sha256(content).hexdigest()
+    return Source(name, tuple(site.address for site in sites), f"sha256:{digest}")
+
+
+def left(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+def test_plain_download_and_no_second_one(
+    site: Site, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pooch's handler writes to the standard error of when it was imported; give it that of now.
+    monkeypatch.setattr(pooch.get_logger(), "handlers", [logging.StreamHandler()])
+    for _ in range(2):
+        file = fetch(source(site), tmp_path)
+        assert file == tmp_path / "data.bin"
+        assert file.read_bytes() == CONTENT
+    assert site.requests == [("/data.bin", None)]
+    assert left(tmp_path) == {"data.bin"}
+    assert capfd.readouterr() == ("", ""), "quiet when not on a terminal"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_bar_on_a_terminal(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    fetch(source(site), tmp_path, progress)
+    assert ("data.bin" in sys.stderr.getvalue()) == progress
+
+
+def test_cut_download_goes_on_where_it_stopped(site: Site, tmp_path: Path) -> None:
+    site.cuts = 1
+    assert fetch(source(site), tmp_path).read_bytes() == CONTENT
+    assert site.requests == [("/data.bin", None), ("/data.bin", "bytes=300000-")]
+
+
+def test_part_of_an_earlier_run_is_continued(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "data.bin.part").write_bytes(CONTENT[:123_456])
+    assert fetch(source(site), tmp_path).read_bytes() == CONTENT
+    assert site.requests == [("/data.bin", "bytes=123456-")]
+    assert left(tmp_path) == {"data.bin"}
+
+
+def test_part_is_kept_when_the_server_cuts_too_often(site: Site, tmp_path: Path) -> None:
+    site.cuts, site.cut_after = 5, 1000
+    with pytest.raises(RunError, match="connection cut 5 times; 5000 bytes are kept in"):
+        fetch(source(site), tmp_path)
+    assert (tmp_path / "data.bin.part").read_bytes() == CONTENT[:5000]
+    assert fetch(source(site), tmp_path).read_bytes() == CONTENT
+    assert site.requests[-1] == ("/data.bin", "bytes=5000-")
+
+
+@pytest.mark.parametrize("fault", ["no ranges", "wrong range", "part too long"])
+def test_unusable_range_starts_afresh(site: Site, tmp_path: Path, fault: str) -> None:
+    site.ranges = fault != "no ranges"
+    site.wrong_range = fault == "wrong range"
+    (tmp_path / "data.bin.part").write_bytes(bytes(800_000 if fault == "part too long" else 1000))
+    assert fetch(source(site), tmp_path).read_bytes() == CONTENT
+
+
+def test_tampered_file_is_refused_and_removed(tmp_path: Path) -> None:
+    changed = b"!" + CONTENT[1:]
+    expected, found = (hashlib.sha256(content).hexdigest() for content in (CONTENT, changed))
+    with serving(Site({"/data.bin": changed})) as bad, pytest.raises(RunError) as caught:
+        fetch(source(bad), tmp_path)
+    assert f"expected sha256:{expected} but got {found}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert left(tmp_path) == set()
+
+
+def test_tampered_part_is_refused_and_removed(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "data.bin.part").write_bytes(bytes(1000))
+    with pytest.raises(RunError, match="does not match"):
+        fetch(source(site), tmp_path)
+    assert left(tmp_path) == set()
+    assert fetch(source(site), tmp_path).read_bytes() == CONTENT
+
+
+def test_tampered_file_in_the_cache_is_replaced(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "data.bin").write_bytes(CONTENT[:-1])
+    assert fetch(source(site), tmp_path).read_bytes() == CONTENT
+    assert hashlib.sha256(CONTENT[:-1]).hexdigest() in caplog.text
+    assert hashlib.sha256(CONTENT).hexdigest() in caplog.text
+
+
+@pytest.mark.parametrize("fault", ["missing", "tampered", "gone"])
+def test_next_address_is_tried(site: Site, tmp_path: Path, fault: str) -> None:
+    files = {"/data.bin": b"<html>"} if fault == "tampered" else {}
+    if fault == "gone":
+        with serving(Site({})) as first:
+            pass
+        assert fetch(source(first, site), tmp_path).read_bytes() == CONTENT
+    else:
+        with serving(Site(files)) as first:
+            assert fetch(source(first, site), tmp_path).read_bytes() == CONTENT
+        assert first.requests == [("/data.bin", None)]
+
+
+def test_second_address_continues_what_the_first_began(site: Site, tmp_path: Path) -> None:
+    with serving(Site({"/data.bin": CONTENT}, cuts=99, cut_after=1000)) as first:
+        assert fetch(source(first, site), tmp_path).read_bytes() == CONTENT
+    assert site.requests == [("/data.bin", "bytes=5000-")]
+
+
+def test_no_address_works(tmp_path: Path) -> None:
+    with serving(Site({})) as one, serving(Site({})) as two, pytest.raises(RunError) as caught:
+        fetch(source(one, two), tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"{one.address}/data.bin (404" in message
+    assert f"{two.address}/data.bin (404" in message
+    assert f"put data.bin (sha256:{hashlib.sha256(CONTENT).hexdigest()}) into {tmp_path}" in message
+
+
+def mnist_like(count: int) -> dict[str, bytes]:
+    pixels = np.random.default_rng(1).integers(0, 256, (count, 28, 28), np.uint8)
+    labels = (np.arange(count) % 10).astype(np.uint8)
+    return {
+        f"{part}-{kind}": write_idx(values)
+        for part in ("train", "t10k")
+        for kind, values in (("images-idx3-ubyte", pixels), ("labels-idx1-ubyte", labels))
+    }
+
+
+def recipe_like(name: str, *sources: Source) -> Recipe:
+    return Recipe(DATA_SETS[name].layouts, DATA_SETS[name].read, "nobody", sources)
+
+
+def test_load_downloads_into_the_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = mnist_like(20)
+    with serving(Site({f"/{name}": content for name, content in files.items()})) as site:
+        sources = [source(site, content=content, name=name) for name, content in files.items()]
+        monkeypatch.setitem(DATA_SETS._entries, "mnist", recipe_like("mnist", *sources))
+        data = load("mnist", progress=False)
+        load("mnist", progress=False)
+    assert data.train.pixels.shape == (20, 1, 28, 28)
+    assert len(site.requests) == 4
+    assert set(files) <= left(tmp_path / "cache" / "dpps" / "mnist")
+
+
+def cifar_archive(names: tuple[str, ...]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for label, name in enumerate(names):
+            content = bytes([label]) + bytes([label] * (CIFAR_RECORD - 1))
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def test_cifar_archive_is_unpacked_once_and_nothing_else_of_it(tmp_path: Path) -> None:
+    names = (*ARCHIVE.files, "../escaped", "/absolute")
+    archive = cifar_archive(names)
+    with serving(Site({"/c.tar.gz": archive})) as site:
+        recipe = recipe_like("cifar-10", source(site, content=archive, name="c.tar.gz"))
+        for _ in range(2):
+            train, test = obtain(recipe, tmp_path / "inner", progress=False)
+    assert len(site.requests) == 1
+    assert recipe.images(train).labels.tolist() == [0, 1, 2, 3, 4]
+    assert recipe.images(test).labels.tolist() == [5]
+    assert left(tmp_path / "inner") == {".lock", "cifar-10-batches-bin"}
+    assert left(tmp_path / "inner" / "cifar-10-batches-bin") == {
+        name.rpartition("/")[2] for name in ARCHIVE.files
+    }
+    assert left(tmp_path) == {"inner"}
+
+
+def test_archive_without_a_member_is_refused(tmp_path: Path) -> None:
+    archive = cifar_archive(ARCHIVE.files[:-1])
+    with serving(Site({"/c.tar.gz": archive})) as site:
+        recipe = recipe_like("cifar-10", source(site, content=archive, name="c.tar.gz"))
+        with pytest.raises(RunError, match=r"expected the file cifar-10-batches-bin/test_batch\.bin in it"):
+            obtain(recipe, tmp_path, progress=False)
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    recipe = recipe_like("mnist", Source("x", ("http://127.0.0.1:1",), "sha256:0"))
+    with pytest.raises(RunError, match="cannot fill the data folder"):
+        obtain(recipe, tmp_path / "blocked" / "mnist")
+
+
+def test_workers_that_start_together_download_once(tmp_path: Path) -> None:
+    """As when several processes of one machine start with an empty cache."""
+    files = mnist_like(20)
+    with serving(Site({f"/{name}": content for name, content in files.items()}, delay=0.05)) as site:
+        recipe = recipe_like("mnist", *(source(site, content=c, name=name) for name, c in files.items()))
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(lambda _: obtain(recipe, tmp_path, progress=False), range(3)))
+    assert found[0] == found[1] == found[2]
+    assert len(site.requests) == 4

@@ -1,0 +1,108 @@
+"""Norms and weighted sums without writing the gradients are those of the gradients themselves."""
+
+import pytest
+import torch
+
+from dpps.learning.engines.per_example.contributions import (
+    Explicit,
+    Outer,
+    Rows,
+    Tied,
+    cautious,
+    combine,
+    gram_matrix,
+)
+
+FACTORS = torch.tensor([0.5, 1.0, 0.25], dtype=torch.float64)
+
+
+def randn(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def squares(contribution):
+    """Every example's squared norm."""
+    return contribution.norms().double().square().sum(1)
+
+
+def outer(positions=1, m=6, n=7, groups=1):
+    return Outer(randn(3, groups, positions, m), randn(3, groups, positions, n), torch.Size((groups * m, n)))
+
+
+def rows(positions=3, table=6, width=7):
+    read = torch.randint(0, table, (3, positions))
+    return Rows(read, randn(3, positions, width), torch.Size((table, width)))
+
+
+CASES = {
+    "explicit": lambda: Explicit(randn(3, 4, 5)),
+    "one position": outer,
+    "many positions": lambda: outer(positions=9),
+    "few positions of a large layer": lambda: outer(positions=2, m=60, n=70),
+    "groups": lambda: outer(positions=4, groups=2),
+    "rows of a small table": lambda: rows(positions=8),
+    "rows of a large table": lambda: rows(table=50),
+    "one row": lambda: rows(positions=1),
+    "tied": lambda: Tied([rows(table=60, width=70), outer(2, 60, 70), rows(4, 60, 70), outer(1, 60, 70)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("piece", [None, 0, 2])
+def test_norms_and_sums_are_those_of_the_gradients(name, piece):
+    torch.manual_seed(0)
+    contribution = CASES[name]()
+    gradients, total = contribution.explicit().clone(), contribution.total(FACTORS, piece)
+    assert gradients.shape == (3, *contribution.shape)
+    torch.testing.assert_close(squares(contribution), gradients.flatten(1).square().sum(1))
+    torch.testing.assert_close(total, torch.tensordot(FACTORS, gradients, 1))
+    assert contribution.numbers > 0
+
+
+def test_gram_matrices_are_used_where_they_are_cheaper():
+    assert outer(positions=2, m=60, n=70).gram
+    assert not outer(positions=9).gram
+
+
+def test_parts_that_cancel_never_seem_shorter_than_they_are():
+    """Two opposite outer products: float32 may round their sum to something, never to less than the norm that is stated."""
+    torch.manual_seed(0)
+    left, right = torch.randn(3, 1, 2, 60), torch.randn(3, 1, 1, 70).repeat(1, 1, 2, 1)
+    left[:, :, 1] = -left[:, :, 0] * (1 + 1e-7)
+    opposite = Outer(left, right, torch.Size((60, 70)))
+    assert opposite.gram
+    written = opposite.explicit().double().flatten(1).norm(dim=1)
+    stated = squares(opposite).sqrt()
+    assert bool((stated >= written).all())
+
+
+def test_caution_vanishes_beside_norms_that_do_not_cancel():
+    square, length = torch.tensor([4.0], dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
+    stated = cautious(square, length, 1, torch.float32)
+    assert 2.0 < float(stated) < 2.0 * (1 + 1e-5)
+
+
+def test_products_of_rows_are_exact():
+    x = torch.tensor([[1.0, 1e-8], [1.0, -1e-8]])
+    assert gram_matrix(x).dtype == torch.float64
+    assert float(gram_matrix(x)[0, 1]) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("uses", "kind"),
+    [
+        (lambda: [rows(table=60, width=70), outer(1, 60, 70)], Tied),
+        (lambda: [rows(), outer(positions=3)], Explicit),
+        (lambda: [outer(), Explicit(randn(3, 6, 7))], Explicit),
+        (lambda: [outer()], Outer),
+    ],
+    ids=["large table", "small table", "one is explicit", "one use"],
+)
+def test_all_uses_of_a_weight_add_up_before_the_norm_is_taken(uses, kind):
+    torch.manual_seed(0)
+    parts = uses()
+    together = combine(parts)
+    assert isinstance(together, kind)
+    gradients = torch.stack([part.explicit() for part in parts]).sum(0)
+    torch.testing.assert_close(squares(together), gradients.flatten(1).square().sum(1))
+    torch.testing.assert_close(together.total(FACTORS), torch.tensordot(FACTORS, gradients, 1))

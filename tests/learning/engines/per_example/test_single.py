@@ -1,0 +1,142 @@
+"""One example after the other: what every other way is compared with."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dpps.errors import UsageError
+from dpps.learning.engines.per_example import BookKeeping
+from dpps.learning.engines.per_example.objective import Objective
+from dpps.learning.engines.per_example.single import OneByOne, add_to, gradient_of_one, leaves_of
+from dpps.learning.partition import Partition
+from tests.learning.samples import tiny
+
+
+class Squeamish(nn.Module):
+    """Does not like negative numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if bool((x < 0).any()):
+            raise ValueError("negative")
+        return self.layer(x)
+
+
+def sums(way, x, target):
+    s, l = way.partition.initial()
+    return way.sums(s[None], l[None], x[None], target[None], torch.ones(1, len(x), dtype=torch.bool))
+
+
+def test_without_a_clip_the_sum_is_the_gradient_of_the_summed_loss():
+    torch.manual_seed(0)
+    partition = Partition(tiny(), ["layer1"])
+    x, target = torch.randn(5, 6), torch.randint(0, 3, (5,))
+    losses, sum_s, sum_l = sums(OneByOne(partition, F.cross_entropy, 1e6), x, target)
+    leaves = leaves_of(partition.views(*partition.initial()))
+    loss = F.cross_entropy(torch.func.functional_call(partition.model, leaves, (x,)), target, reduction="sum")
+    expected = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    for slots, row in ((partition.shared, sum_s[0]), (partition.local, sum_l[0])):
+        for slot in slots:
+            found = row[slot.start : slot.stop]
+            torch.testing.assert_close(found.float(), expected[slot.name].flatten(), rtol=1e-3, atol=1e-5)
+    assert float(losses) == pytest.approx(float(loss.detach()) / 5, rel=1e-5)
+
+
+def test_an_example_on_which_the_model_fails_is_hidden_only_where_that_is_asked_for():
+    x, target = torch.rand(3, 6), torch.tensor([0, 1, 2])
+    x[1] = -1.0
+    way = OneByOne(Partition(Squeamish(), "all"), F.cross_entropy, 1.0, batch=10)
+    with pytest.raises(ValueError, match="negative"):
+        sums(way, x, target)
+    way.hides_failures = True
+    hidden = sums(way, x, target)[1]
+    torch.testing.assert_close(hidden, sums(way, x[[0, 2]], target[[0, 2]])[1])
+
+
+class Random(Squeamish):
+    def forward(self, x):
+        return super().forward(F.dropout(x, 0.5))
+
+
+def test_random_numbers_are_refused_also_where_failures_are_hidden():
+    """They are the model's fault and not an example's: otherwise every example would silently count as none."""
+    way = OneByOne(Partition(Random(), "all"), F.cross_entropy, 1.0)
+    way.hides_failures = True
+    with pytest.raises(UsageError, match="draws random numbers"):
+        sums(way, torch.rand(3, 6), torch.tensor([0, 1, 2]))
+
+
+class Remembering(Squeamish):
+    """Keeps the mean of what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x):
+        self.seen += x.mean(0)
+        return super().forward(x - self.seen / 1e6)
+
+
+def test_a_model_that_keeps_something_of_its_examples_is_refused():
+    """One that does not run on made-up examples is found out here only: what it keeps would carry an example into all others."""
+    way = OneByOne(Partition(Remembering(), "all"), F.cross_entropy, 1.0)
+    with pytest.raises(UsageError, match="seen: the model keeps something of a batch in buffers"):
+        sums(way, 1 + torch.rand(3, 6), torch.tensor([0, 1, 2]))
+
+
+def test_a_loss_that_depends_on_no_parameter_has_gradient_zero():
+    model = nn.Linear(2, 1)
+    objective = Objective.of(lambda outputs, _: outputs.detach().sum())
+    leaves = leaves_of(dict(model.named_parameters()))
+    _, gradients = gradient_of_one(model, objective, leaves, torch.ones(2), torch.tensor(0))
+    assert not any(bool(g.any()) for g in gradients.values())
+
+
+def test_parameters_are_added_at_their_places():
+    partition = Partition(nn.Linear(2, 1), "all")
+    row = torch.ones(3)
+    add_to(partition.shared, row, {"bias": torch.tensor([5.0])})
+    assert sorted(row.tolist()) == [1.0, 1.0, 6.0]
+
+
+def test_a_model_that_drops_an_axis_of_one_example_sees_the_example_twice():
+    class Squeezes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            h = self.layer(x).squeeze()
+            assert h.ndim == 2
+            return h
+
+    torch.manual_seed(0)
+    model = Squeezes()
+    x, target, objective = torch.randn(6), torch.tensor(1), Objective.of(F.cross_entropy)
+    leaves = leaves_of(dict(model.named_parameters()))
+    loss, gradients = gradient_of_one(model, objective, leaves, x, target)
+    plain = gradient_of_one(
+        model.layer, objective, leaves_of(dict(model.layer.named_parameters())), x, target
+    )
+    torch.testing.assert_close(loss, plain[0])
+    torch.testing.assert_close(gradients["layer.weight"], plain[1]["weight"])
+
+
+def test_what_autograd_cannot_differentiate_is_refused_in_one_line():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return checkpoint(self.second, self.first(x), use_reentrant=True)
+
+    way = BookKeeping(Partition(Checkpointed(), "all"), F.cross_entropy, 1.0)
+    with pytest.raises(UsageError, match=r"cannot be differentiated.*use_reentrant=False"):
+        sums(way, torch.randn(4, 6), torch.zeros(4, dtype=torch.int64))

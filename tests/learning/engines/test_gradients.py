@@ -1,0 +1,101 @@
+"""All engines give the gradients of autograd."""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dpps
+from dpps.learning import Partition
+from dpps.learning.engines.chain import Chained, is_chain
+from dpps.learning.engines.gradients import Loop, Vectorised
+from tests.learning.samples import batch_norm_model, toy_data
+
+
+class Branched(nn.Module):
+    """Shared parameters that are no prefix: the whole forward pass runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.left(x)) * torch.sigmoid(self.right(x)))
+
+
+MODELS = {
+    "mlp one shared": (lambda: dpps.models.MLP((6, 4, 5, 3)), ["layer1"]),
+    "mlp two shared": (lambda: dpps.models.MLP((6, 4, 5, 3)), ["layer1", "layer2"]),
+    "residual": (lambda: dpps.models.MLPResidual(2, 6, 3), ["layer1", "layer2"]),
+    "all shared": (lambda: dpps.models.MLP((6, 4, 3)), "all"),
+    "all local": (lambda: dpps.models.MLP((6, 4, 3)), []),
+    "sequential": (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), ["0"]),
+    "no bias": (lambda: nn.Sequential(nn.Linear(6, 9, bias=False), nn.Tanh(), nn.Linear(9, 3)), ["0"]),
+    "head shared": (lambda: dpps.models.MLP((6, 4, 5, 3)), ["layer3"]),
+    "middle shared": (lambda: dpps.models.MLP((6, 4, 5, 3)), ["layer2"]),
+    "biases local": (lambda: dpps.models.MLP((6, 4, 5, 3)), lambda name: name.endswith("weight")),
+    "no prefix": (Branched, ["left", "head"]),
+    "tail shared": (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), ["2"]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_engines_give_the_same_and_it_is_what_autograd_says(name):
+    torch.manual_seed(3)
+    make, shared = MODELS[name]
+    partition, n = Partition(make(), shared), 4
+    s, l = partition.initial()
+    y, local = s + 0.1 * torch.randn(n, len(s)), l + 0.1 * torch.randn(n, len(l))
+    x, target = torch.randn(n, 7, 6), torch.randint(0, 3, (n, 7))
+    results = []
+    for kind in (Vectorised, Loop, *([Chained] if is_chain(partition, 2) else [])):
+        engine = kind(partition, F.cross_entropy, range(n))
+        results.append(engine.step(y, local, x, target, lambda g, rows: local[rows] - 0.5 * g, 0))
+    for result in results[1:]:
+        for a, b in zip(results[0], result, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    losses, new, shared_gradient = results[0]
+    for k in range(n):
+        row, own = y[k].clone().requires_grad_(), local[k].clone().requires_grad_()
+
+        def loss(row, own, k=k):
+            named = partition.views(row, own)
+            return F.cross_entropy(torch.func.functional_call(partition.model, named, (x[k],)), target[k])
+
+        first = loss(row, own)
+        torch.testing.assert_close(losses[k], first.detach(), rtol=1e-5, atol=1e-6)
+        if len(l):
+            own = (own - 0.5 * torch.autograd.grad(first, own)[0]).detach()
+            torch.testing.assert_close(new[k], own, rtol=1e-5, atol=1e-6)
+        if len(s):
+            gradient = torch.autograd.grad(loss(row, own), row)[0]
+            torch.testing.assert_close(shared_gradient[k], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [["layer1"], "all", [], ["layer3"], ["layer2"]])
+def test_evaluation_of_all_engines_agrees(shared):
+    partition = Partition(dpps.models.MLP((6, 4, 5, 3)), shared)
+    s, l = partition.initial()
+    local, x = l + torch.randn(3, len(l)), torch.randn(11, 6)
+    kinds = (Vectorised, Loop, Chained)
+    with mock.patch("dpps.learning.engines.chain._BLOCK", 40):
+        outputs = [kind(partition, F.cross_entropy, range(3)).outputs(s, local, x) for kind in kinds]
+    assert outputs[0].shape == (3, 11, 3)
+    for other in outputs[1:]:
+        torch.testing.assert_close(outputs[0], other)
+
+
+def test_batch_norm_statistics_stay_local_and_move_once_a_round_in_the_shared_part():
+    torch.manual_seed(0)
+    run = dpps.Run(
+        dpps.PartPSP(batch_norm_model(), ["0", "1"], batch_size=10),
+        toy_data(3),
+        topology=dpps.Ring(3),
+        seed=0,
+    ).fit(epochs=1)
+    buffers = run.nodes.engine.buffers
+    assert [int(b["1.num_batches_tracked"]) for b in buffers] == [4, 4, 4]
+    assert not torch.equal(buffers[0]["1.running_mean"], buffers[1]["1.running_mean"])
+    assert torch.equal(run.models()[1][1].running_mean, buffers[1]["1.running_mean"])

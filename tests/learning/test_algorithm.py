@@ -1,0 +1,52 @@
+"""What every algorithm refuses, and the plan it makes of sizes and epochs."""
+
+import pytest
+from torch import nn
+
+import dpps
+from dpps.errors import UsageError
+from dpps.learning.schedules import parse_schedule
+from dpps.privacy.trust import Pairs
+
+
+def _algorithm(**options) -> dpps.PartPSP:
+    return dpps.PartPSP(nn.Linear(4, 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lr_shared": -1.0}, "lr_shared is -1.0"),
+        ({"lr_local": float("nan")}, "lr_local is nan"),
+        ({"lr_shared": "0.1"}, "lr_shared is '0.1': it must be a number"),
+        ({"loss": "mse"}, r"the loss is 'mse': give a function of \(outputs, targets\)"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"lr_step": -1}, "lr_step is -1"),
+        ({"lr_step": 2, "schedule": parse_schedule("cosine")}, "both set the rates"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        _algorithm(**options)
+
+
+@pytest.mark.parametrize("model", ["mlp", nn.Linear])
+def test_a_model_is_a_module(model) -> None:
+    with pytest.raises(UsageError, match=r"the model is .*: give an nn\.Module"):
+        dpps.PartPSP(model)
+
+
+def test_rounds_and_sampling_rates_follow_from_the_declared_sizes() -> None:
+    plan = _algorithm(batch_size=10, lr_step=2).plan([100, 50], epochs=4, spare_rounds=3)
+    assert dict(plan.rounds) == {1.0: 7, 0.1: 14, 0.01: 7}
+    assert plan.sampling == (0.1, 0.2)
+    assert (plan.count, plan.paid, plan.coordinates) == (28, 31, 10)
+    with pytest.raises(UsageError, match="epochs is 0"):
+        _algorithm().plan([100], epochs=0)
+
+
+def test_noise_that_cancels_needs_an_optimizer_that_is_linear() -> None:
+    unit = dpps.Record(epsilon=3, trust=Pairs(1))
+    assert _algorithm(optimizer=dpps.Momentum(0.9)).unit(unit) is unit
+    with pytest.raises(UsageError, match="would not cancel"):
+        _algorithm(optimizer=dpps.Adam()).unit(unit)

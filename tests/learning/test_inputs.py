@@ -1,0 +1,324 @@
+"""What users hand over: what can be understood works, and what cannot is told in one line with value and remedy."""
+
+import logging
+from collections import OrderedDict
+
+import networkx
+import numpy as np
+import pandas
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import dpps
+from dpps.errors import RunError, UsageError
+from dpps.learning.engines.calling import ModelLoss
+from dpps.learning.inputs import as_unit, check_examples
+
+NODES = 3
+
+
+def examples(n=30, features=6, classes=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (n,), generator=g)
+    labels[:classes] = torch.arange(classes)
+    return torch.randn(n, features, generator=g), labels
+
+
+def model():
+    torch.manual_seed(0)
+    return dpps.models.MLP((6, 4, 3))
+
+
+def fit(data, *, privacy=None, test=None, held_out=(), **options):
+    rates = {name: options.pop(name) for name in ("lr_shared", "lr_local", "loss") if name in options}
+    algorithm = dpps.PartPSP(options.pop("model", model()), ["layer1"], batch_size=10, **rates)
+    options = {"topology": "ring", "seed": 0} | options
+    return dpps.Run(algorithm, data, privacy=privacy, test=test, held_out=held_out, **options).fit(epochs=1)
+
+
+# What just works
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x, y: (x, y),
+        lambda x, y: [x, y],
+        lambda x, y: (x.numpy(), y.numpy()),
+        lambda x, y: (x.double(), y),
+        lambda x, y: (x, y.float()),
+        lambda x, y: (x, y.int()),
+        lambda x, y: DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True),
+        lambda x, y: list(zip(x, y, strict=True)),
+        lambda x, y: (pandas.DataFrame(x.numpy()), pandas.Series(y.numpy())),
+    ],
+    ids=[
+        "pair",
+        "list",
+        "numpy",
+        "float64",
+        "float labels",
+        "int32 labels",
+        "DataLoader",
+        "list of examples",
+        "frame and series",
+    ],
+)
+def test_every_form_of_the_same_examples_trains_to_the_same_model(form):
+    sets = [examples(seed=k) for k in range(NODES)]
+    expected = fit([TensorDataset(*each) for each in sets], test=sets[0], held_out=sets)
+    found = fit([form(*each) for each in sets], test=form(*sets[0]), held_out=[form(*each) for each in sets])
+    torch.testing.assert_close(found.shared, expected.shared)
+    assert found.accuracy == expected.accuracy
+    assert found.own_accuracy_by_node == expected.own_accuracy_by_node
+
+
+@pytest.mark.parametrize(("name", "topology"), [("exp", dpps.Exponential(3)), ("2-out", dpps.DOut(3, 2))])
+def test_topologies_by_name(name, topology):
+    data = [examples(seed=k) for k in range(NODES)]
+    by_name, by_object = (fit(data, topology=t) for t in (name, topology))
+    assert torch.equal(by_name.shared, by_object.shared)
+    assert repr(by_name.topology) == repr(topology)
+
+
+def test_declared_sizes_go_with_a_topology_by_name():
+    run = fit([examples(seed=k) for k in range(NODES)], topology="exp", declared_sizes=20)
+    assert tuple(run.plan.declared_sizes) == (20, 20, 20)
+
+
+@pytest.mark.parametrize("name", ["record", "contribution", "node-swap", "none"])
+def test_units_by_name_with_the_defaults_of_the_command_line(name):
+    from dpps.runs.config import TrainConfig
+
+    assert as_unit(name) == TrainConfig(unit=name).resolved().privacy() or name == "node-swap"
+    run = fit([examples(seed=k) for k in range(NODES)], privacy=name)
+    assert run.privacy.unit == name
+
+
+def test_node_swap_by_name_is_that_of_the_command_line_but_for_the_bounds_delta():
+    assert as_unit("node-swap").budget == 5.0
+    assert dpps.Contribution(epsilon=8).clip == 30.0
+    assert dpps.Contribution(epsilon=8, mechanism="gaussian").clip == 1.0
+
+
+def test_precision_follows_the_model():
+    data = [examples(seed=k) for k in range(NODES)]
+    assert fit(data, model=model().double()).state.local.dtype == torch.float64
+
+
+def test_regression_with_its_own_loss_takes_float_targets():
+    data = [(torch.randn(30, 6), torch.randn(30, 3)) for _ in range(NODES)]
+    assert np.isfinite(fit(data, loss=F.mse_loss).log[-1].loss)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer1 = nn.Linear(6, 3)
+
+    def forward(self, values, mask):
+        return self.layer1(values * mask)
+
+
+def test_inputs_that_are_dictionaries_or_tuples_and_losses_that_call_the_model_are_tried():
+    named = [({"values": x, "mask": torch.ones(6)}, y) for x, y in zip(*examples(), strict=True)]
+    placed = [((inputs["values"], inputs["mask"]), y) for inputs, y in named]
+    for data in (named, placed):
+        check_examples([data], ["node 0"], TwoInputs(), F.cross_entropy)
+        with pytest.raises(UsageError, match=r"node 0: .* shape \(6,\) and type float32 and shape \(6,\)"):
+            check_examples([data], ["node 0"], model(), F.cross_entropy)
+    own = ModelLoss(lambda net, batch: F.cross_entropy(net(*batch[0]), batch[1]))
+    check_examples([placed], ["node 0"], TwoInputs(), own)
+
+
+@pytest.mark.parametrize("label", ["label", "labels"])
+def test_dictionaries_with_their_label_inside_are_examples_like_others(label):
+    sets = [examples(seed=k) for k in range(NODES)]
+    torch.manual_seed(0)
+    net = TwoInputs()
+    named = [
+        [{"values": x, "mask": [1.0] * 6, label: y} for x, y in zip(*each, strict=True)] for each in sets
+    ]
+    pairs = [[({"values": x, "mask": torch.ones(6)}, y) for x, y in zip(*each, strict=True)] for each in sets]
+    found, expected = (
+        dpps.Run(dpps.PartPSP(net, "all", batch_size=10), data, topology="ring", test=data[0], seed=0).fit(1)
+        for data in (named, pairs)
+    )
+    torch.testing.assert_close(found.shared, expected.shared)
+    assert found.accuracy == expected.accuracy
+
+
+# What is told
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([examples()])
+
+
+def three(x, y):
+    return [(x, y)] * NODES
+
+
+X, Y = examples()
+WRONG = {
+    "topology": (lambda: fit(three(X, Y), topology="exq"), "unknown topology 'exq'.*did you mean 'exp'"),
+    "privacy": (lambda: fit(three(X, Y), privacy="recrod"), "unknown unit 'recrod'.*did you mean 'record'"),
+    "privacy class": (
+        lambda: fit(three(X, Y), privacy=dpps.Record),
+        r"give a unit such as dpps\.Record\(epsilon=3\)",
+    ),
+    "one pair": (lambda: fit((X, Y)), r"one pair \(inputs, targets\) for all nodes.*dpps.data.split"),
+    "one loader": (lambda: fit(DataLoader(TensorDataset(X, Y))), "one DataLoader for all nodes"),
+    "no data": (lambda: fit(7), "the data is 7: give one data set per node"),
+    "stream": (lambda: fit([Stream()] * NODES), "node 0 is a Stream: give a map-style"),
+    "lengths": (lambda: fit(three(X, Y[:-1])), r"shape \(30, 6\) and targets of shape \(29,\)"),
+    "labels above": (
+        lambda: fit(three(X, Y + 5)),
+        "node 0: labels run from 5 to 7 and the model has 3 outputs.*8 classes",
+    ),
+    "labels below": (
+        lambda: fit(three(X, Y - 1)),
+        "node 0: labels run from -1 to 1.*number the classes 0, 1",
+    ),
+    "labels of one node": (lambda: fit([(X, Y), (X, Y), (X, Y + 1)]), "node 2: labels run from 1 to 3"),
+    "fractions": (lambda: fit(three(X, Y + 0.5)), "labels of node 0 are fractions such as .*mse_loss"),
+    "features": (
+        lambda: fit(three(X[:, :5], Y)),
+        r"node 0: the model cannot read an example of shape \(5,\)",
+    ),
+    "features of one node": (
+        lambda: fit([(X, Y), (X[:, :5], Y), (X, Y)]),
+        r"data set 1 .* of shape \(5,\) and data set 0 of shape \(6,\): all nodes need the same number",
+    ),
+    "a graph": (
+        lambda: fit(three(X, Y), topology=networkx.cycle_graph(3)),
+        r"topology is Graph with 3 nodes.*dpps\.from_networkx\(graph\)",
+    ),
+    "bytes": (lambda: fit(three(X.byte(), Y)), "type uint8"),
+    "test labels": (lambda: fit(three(X, Y), test=(X, Y + 5)), "the test set: labels run from 5 to 7"),
+    "test features": (lambda: fit(three(X, Y), test=(X[:, :5], Y)), "the test set: the model cannot read"),
+    "held-out": (lambda: fit(three(X, Y), held_out=[(X, Y)]), "held_out has 1 data sets for 3 nodes"),
+    "one held-out pair": (
+        lambda: fit(three(X, Y), held_out=(X, Y)),
+        r"held-out set 0 is a Tensor: .* or \(inputs, targets\)",
+    ),
+    "a dictionary without label": (
+        lambda: fit([[{"x": X[0], "y": 1}]] * NODES),
+        "dictionaries of 'x', 'y' without 'labels' or 'label'",
+    ),
+    "a text": (lambda: fit([[{"text": "ill", "label": 1}]] * NODES), "hold a text, 'text': .*tokenizer"),
+    "one dictionary": (lambda: fit([{"x": X, "label": Y}] * NODES), "node 0 is a dict: give a map-style"),
+    "three tensors": (lambda: fit([TensorDataset(X, X, Y)] * NODES), "TensorDataset of 3 tensors: give two"),
+    "texts in an array": (
+        lambda: fit([(np.array([["a"]] * 30), Y.numpy())] * NODES),
+        "values of the kind <U1: give numbers; .*table_dataset",
+    ),
+    "broadcast": (
+        lambda: fit(
+            three(X, Y.float()), model=nn.Sequential(OrderedDict(layer1=nn.Linear(6, 1))), loss=F.mse_loss
+        ),
+        r"each with all others: give targets of the outputs' shape, such as targets.view\(-1, 1\)",
+    ),
+    "no gradient": (
+        lambda: fit(three(X, Y), loss=lambda outputs, targets: outputs.detach().mean()),
+        "the loss returns a Tensor without a gradient",
+    ),
+    "epsilon": (lambda: dpps.Record(epsilon="3"), "epsilon is '3': it must be a number"),
+    "delta": (lambda: dpps.Record(epsilon=3, delta="1e-5"), "delta is '1e-5'"),
+    "metric": (lambda: fit(three(X, Y), metrics=[3]), "a metric is 3: give a name"),
+    "metric's arguments": (
+        lambda: fit(three(X, Y), test=(X, Y), metrics=[lambda outputs: 1.0]),
+        r"metric <lambda>: .*a function of \(outputs, targets\)",
+    ),
+    "metric's value": (
+        lambda: fit(three(X, Y), held_out=three(X, Y), metrics=[lambda outputs, targets: outputs]),
+        "metric <lambda> returns a Tensor: it must return one number",
+    ),
+    "metric of numbers": (
+        lambda: fit(three(X, Y), test=(X, Y), metrics=["rmse"]),
+        "metric rmse: rmse compares outputs of shape",
+    ),
+    "seed": (lambda: fit(three(X, Y), seed=-1), "seed is -1: it must be a whole number"),
+    "target": (lambda: fit(three(X, Y.float()), loss=F.nll_loss), "the loss cannot compare"),
+    "disconnected": (
+        lambda: fit([(X, Y)] * 4, topology=dpps.Static(np.kron(np.eye(2), np.full((2, 2), 0.5)))),
+        "never connects.*nodes 0 and 2 cannot reach each other",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_line_with_its_remedy(case):
+    call, message = WRONG[case]
+    with pytest.raises(UsageError, match=message) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_disconnected_networkx_graph_does_not_train():
+    import networkx as nx
+
+    graph = nx.disjoint_union(nx.path_graph(2), nx.path_graph(2))
+    with pytest.raises(UsageError, match="2 separate parts"):
+        fit([(X, Y)] * 4, topology=dpps.from_networkx(graph))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(UsageError, match=r"device is 'cuda'.*choose cpu"):
+        fit(three(X, Y), device="cuda")
+    with pytest.raises(UsageError, match="device is 'gpu'"):
+        fit(three(X, Y), device="gpu")
+
+
+def test_nan_in_the_inputs_is_named_and_not_blamed_on_the_rates():
+    broken = X.clone()
+    broken[17] = float("nan")
+    with pytest.raises(RunError, match=r"example 17 of node 2 \(counted from 0\) holds NaN"):
+        fit([(X, Y), (X, Y), (broken, Y)])
+
+
+def test_nan_is_told_where_an_example_counts_as_zero(caplog):
+    """Where nobody knows the noise nothing stops because of it, so that nobody would notice."""
+    broken = X.clone()
+    broken[17] = float("inf")
+    with caplog.at_level(logging.WARNING):
+        fit([(X, Y), (X, Y), (broken, Y)], privacy=dpps.Record(noise_multiplier=1.0), secure_noise=True)
+    assert len([m for m in caplog.messages if "example 17 of node 2 (counted from 0) holds NaN" in m]) == 1
+
+
+def test_unscaled_inputs_are_told_once(caplog):
+    numbered = X.clone()
+    numbered[:, 2] = torch.arange(100_000, 100_030)
+    with caplog.at_level(logging.WARNING):
+        fit([(X, Y), (numbered, Y), (X, Y)], lr_shared=1e-9, lr_local=1e-9)
+    assert [m for m in caplog.messages if "inputs run up to 1e+05 (node 1, column 2" in m]
+    caplog.clear()
+    fit(three(X, Y))
+    assert not caplog.messages
+
+
+def test_trying_an_example_changes_nothing():
+    """Neither the mode of the model, nor its buffers, nor torch's random numbers."""
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm = nn.Linear(6, 3), nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            torch.rand(1)
+            return self.norm(self.layer(x))
+
+    noisy = Noisy().train()
+    noisy.norm.eval()
+    torch.manual_seed(0)
+    before = torch.get_rng_state(), noisy.norm.running_mean.clone()
+    check_examples([TensorDataset(X, Y)], ["node 0"], noisy, F.cross_entropy)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(noisy.norm.running_mean, before[1])
+    assert (noisy.training, noisy.layer.training, noisy.norm.training) == (True, True, False)

@@ -1,0 +1,43 @@
+"""Shared and local parameters as two flat vectors, and back."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpps.errors import UsageError
+from dpps.learning.partition import Partition
+from dpps.models import MLP
+
+
+def _model() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[2].bias.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("shared", [["0"], ["0.weight"], "all", [], lambda name: name.endswith("weight")])
+def test_vectors_hold_the_model_and_give_it_back(shared) -> None:
+    model = _model()
+    partition = Partition(model, shared)
+    s, l = partition.initial()
+    assert (len(s), len(l)) == (partition.shared_size, partition.local_size)
+    assert len(s) + len(l) == 3 * 4 + 4 + 4 * 2  # the frozen bias stays with the node
+    named = partition.views(s, l)
+    assert all(torch.equal(named[name], p) for name, p in model.named_parameters() if p.requires_grad)
+    rows = torch.stack([s, 2 * s])
+    assert all(torch.equal(slot.of(rows)[1], 2 * named[slot.name]) for slot in partition.shared)
+
+
+def test_the_shared_part_may_be_the_first_stages_of_a_model() -> None:
+    model = MLP((6, 4, 6, 3))
+    assert Partition(model, ["layer1"]).prefix() == 1
+    assert Partition(model, ["layer1", "layer2"]).prefix() == 2
+    assert Partition(model, ["layer2"]).prefix() is None
+    assert Partition(model, []).prefix() is None
+
+
+def test_names_that_there_are_not_are_refused_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError, match=r"no parameter is called '1'.*0\.weight, 0\.bias, 2\.weight"):
+        Partition(_model(), ["1"])
+    with pytest.raises(UsageError, match="no trainable parameters"):
+        Partition(nn.Tanh(), "all")

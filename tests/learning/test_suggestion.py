@@ -1,0 +1,75 @@
+"""The rule says what its derivation says."""
+
+import math
+
+import pytest
+
+from dpps.errors import UsageError
+from dpps.learning.suggestion import LONGEST, suggest, suggested_batch
+
+
+def logit_noise(found, sizes, inputs):
+    rounds = found.epochs * (sum(sizes) // (len(sizes) * found.batch_size))
+    return found.step * found.noise_multiplier * math.sqrt(rounds * inputs / len(sizes)) / found.batch_size
+
+
+@pytest.mark.parametrize(
+    ("sizes", "inputs", "sigma", "allowed"),
+    [([6000] * 10, 3969, 5.3, 6.0), ([45] * 10, 30, 15.0, 2.5), ([143] * 10, 64, 3.33, 4.0)],
+)
+def test_the_noise_of_the_run_moves_a_logit_by_what_is_allowed(sizes, inputs, sigma, allowed):
+    found = suggest(sizes, inputs, noise_multiplier=sigma)
+    assert found.step < LONGEST
+    assert logit_noise(found, sizes, inputs) == pytest.approx(allowed, rel=0.05)
+
+
+def test_more_privacy_means_shorter_steps():
+    more, less = (suggest([6000] * 10, 3969, epsilon=e) for e in (1, 3))
+    assert more.step < less.step
+    assert more.noise_multiplier > less.noise_multiplier
+
+
+def test_little_noise_means_the_longest_step():
+    assert suggest([6000] * 10, 3969, noise_multiplier=1e-3).step == pytest.approx(LONGEST)
+
+
+def test_less_noise_in_the_mean_allows_longer_steps_by_the_square_root():
+    alone, paired = (suggest([6000] * 10, 3969, noise_multiplier=5.3, mean_noise=m) for m in (1.0, 0.25))
+    assert paired.step == pytest.approx(2 * alone.step, rel=0.01)
+
+
+def test_what_is_given_is_kept():
+    found = suggest([6000] * 10, 3969, noise_multiplier=4.0, batch_size=500, epochs=6, clip=0.5)
+    assert (found.batch_size, found.epochs, found.clip) == (500, 6, 0.5)
+    assert len(found.reasons) == 2
+    other = suggest([6000] * 10, 3969, noise_multiplier=4.0, batch_size=500, epochs=6, clip=0.05)
+    assert found.step == pytest.approx(other.step, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch"),
+    [
+        ([6000] * 3, 750),
+        ([45, 45], 22),
+        ([1, 1], 1),
+        ([45, 90], 0.5),
+        ([300], 64),
+        ([200, 600], 0.16),
+        ([900, 6000], 0.125),
+        ([143], 64),
+    ],
+)
+def test_batches(sizes, batch):
+    assert suggested_batch(sizes) == batch
+
+
+def test_bad_requests_are_refused():
+    with pytest.raises(UsageError, match="epsilon or a noise multiplier"):
+        suggest([100], 5)
+    with pytest.raises(UsageError, match="1 or more"):
+        suggested_batch([0, 10])
+
+
+@pytest.mark.parametrize(("sizes", "epochs"), [([6000] * 10, 15), ([45] * 10, 60), ([35, 180], 60)])
+def test_small_tables_have_as_many_rounds_as_large_ones(sizes, epochs):
+    assert suggest(sizes, 30, noise_multiplier=4.0).epochs == epochs

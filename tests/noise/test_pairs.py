@@ -1,0 +1,220 @@
+"""Noise that cancels: bit for bit between processes, and with the covariance that the promise rests on."""
+
+import math
+
+import networkx
+import numpy as np
+import pytest
+import torch
+
+from dpps.errors import RunError, UsageError
+from dpps.noise.mechanisms import Gaussian, Laplace
+from dpps.noise.pair_keys import IdentityKey, PairKeys
+from dpps.noise.pairs import SecurePairs, SeededPairs, lattice_slack
+from dpps.noise.secure import SecureNoise
+from dpps.noise.source import NoiseSource, Outgoing, Seeded
+from dpps.privacy.trust import Pairs, Partners
+
+D = 40_000
+
+
+def send(
+    source: NoiseSource,
+    nodes: list[int],
+    d: int,
+    round_: int = 0,
+    present: np.ndarray | None = None,
+    scale: float = 1.0,
+) -> np.ndarray:
+    """The messages of these nodes, whose updates are zero."""
+    rows = torch.zeros(len(nodes), d, dtype=torch.float64)
+    out = Outgoing(rows, rows.clone(), rows.clone(), nodes, round_, True, False, present=present)
+    source.release(Gaussian(1.0), scale, out)
+    return out.half.numpy()
+
+
+def covariance(partners: Partners, present: np.ndarray | None = None) -> np.ndarray:
+    shares = partners.shares(present)
+    here = np.arange(partners.nodes) if present is None else np.flatnonzero(present)
+    sigma = np.zeros((partners.nodes, partners.nodes))
+    sigma[here, here] = shares.independent**2
+    for i, j in partners.among(present).tolist():
+        sigma[[i, j], [i, j]] += shares.pair**2
+        sigma[[i, j], [j, i]] -= shares.pair**2
+    return sigma[np.ix_(here, here)]
+
+
+def agrees(noise: np.ndarray, sigma: np.ndarray) -> bool:
+    """Whether the empirical covariance of the columns is sigma, within 5.5 standard errors of every entry."""
+    found = noise @ noise.T / noise.shape[1]
+    variances = np.diag(sigma)
+    error = np.sqrt((np.outer(variances, variances) + sigma**2) / noise.shape[1])
+    return bool((np.abs(found - sigma) <= 5.5 * error).all())
+
+
+def graphs() -> list[Partners]:
+    return [
+        Pairs(0).partners(6),
+        Pairs(2).partners(6),
+        Pairs(1, graph=networkx.petersen_graph()).partners(10),
+    ]
+
+
+@pytest.mark.parametrize("partners", graphs(), ids=["complete", "complete-2", "petersen"])
+@pytest.mark.parametrize("kind", [SeededPairs, SecurePairs])
+def test_what_an_observer_sees_has_the_covariance_of_the_proof(kind: type, partners: Partners) -> None:
+    source = SeededPairs(partners, 7) if kind is SeededPairs else SecurePairs(partners)
+    noise = send(source, list(range(partners.nodes)), D)
+    sigma = covariance(partners)
+    assert agrees(noise, sigma)
+    assert not agrees(noise, sigma * 1.1)
+    shuffled = noise[np.r_[1, 0, 2 : len(noise)]]
+    assert partners.complete or not agrees(shuffled, sigma)
+
+
+@pytest.mark.parametrize("kind", [SeededPairs, SecurePairs])
+def test_pairs_are_drawn_among_the_nodes_that_take_part(kind: type) -> None:
+    partners = Pairs(1).partners(6)
+    present = np.array([True, True, False, True, False, True])
+    source = SeededPairs(partners, 3) if kind is SeededPairs else SecurePairs(partners)
+    noise = send(source, [0, 1, 3, 5], D, present=present)
+    assert agrees(noise, covariance(partners, present))
+    assert not agrees(noise, covariance(partners)[np.ix_([0, 1, 3, 5], [0, 1, 3, 5])])
+
+
+def test_rounds_and_seeds_are_independent_and_repeatable() -> None:
+    partners = Pairs(1).partners(5)
+    one, two = (send(SeededPairs(partners, 1), list(range(5)), D, t) for t in (0, 1))
+    assert np.abs(np.corrcoef(one[0], two[0])[0, 1]) < 5 / math.sqrt(D)
+    assert np.array_equal(one, send(SeededPairs(partners, 1), list(range(5)), D))
+    assert not np.array_equal(one, send(SeededPairs(partners, 2), list(range(5)), D))
+
+
+@pytest.mark.parametrize("partners", graphs(), ids=["complete", "complete-2", "petersen"])
+def test_a_process_with_some_of_the_rows_draws_what_all_rows_here_would(partners: Partners) -> None:
+    everybody = list(range(partners.nodes))
+    whole = send(SeededPairs(partners, 5), everybody, 1000)
+    assert np.array_equal(whole[1:4], send(SeededPairs(partners, 5), [1, 2, 3], 1000))
+
+
+def test_edges_one_by_one_have_the_same_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpps.noise.pairs._DENSE", 4)
+    partners = graphs()[2]
+    noise = send(SeededPairs(partners, 7), list(range(10)), D)
+    assert agrees(noise, covariance(partners))
+    assert np.array_equal(noise[2:5], send(SeededPairs(partners, 7), [2, 3, 4], D))
+
+
+def apart(nodes: int) -> list[PairKeys]:
+    """Every node in a process of its own."""
+    identities = [IdentityKey() for _ in range(nodes)]
+    publics = [identity.public for identity in identities]
+    return [PairKeys(identity, publics, "run", b"attempt of this test") for identity in identities]
+
+
+def test_between_processes_pair_noise_cancels_bit_for_bit() -> None:
+    for partners in graphs():
+        shared = []
+        for node, keys in enumerate(apart(partners.nodes)):
+            rows = torch.zeros(1, 5000)
+            out = Outgoing(rows, rows, rows.clone(), [node], 3, True)
+            whole, _ = SecurePairs(partners, keys).shared(0.37, out)
+            shared.append(whole[0].astype(np.int64))
+        assert np.array_equal(sum(shared), np.zeros(5000))
+        assert all((row != 0).mean() > 0.9 for row in shared)
+
+
+def test_processes_together_make_the_same_covariance() -> None:
+    partners = Pairs(1).partners(5)
+    noise = np.concatenate([send(SecurePairs(partners, keys), [k], D) for k, keys in enumerate(apart(5))])
+    assert agrees(noise, covariance(partners))
+    assert noise.sum(0).var() == pytest.approx(5 * partners.shares().independent ** 2, rel=0.05)
+
+
+def test_messages_lie_on_one_grid_and_updates_are_rounded_toward_zero() -> None:
+    partners = Pairs(1).partners(4)
+    source = SecurePairs(partners)
+    update = torch.full((4, 50), 0.3, dtype=torch.float64)
+    zero = torch.zeros_like(update)
+    out = Outgoing(zero, update, update.clone(), range(4), 0, True)
+    source.release(Gaussian(1.0), 1.0, out)
+    steps = out.half.numpy() / source.grid(1.0)
+    assert np.array_equal(steps, np.rint(steps))
+
+
+def test_the_same_round_is_never_released_twice() -> None:
+    source = SecurePairs(Pairs(0).partners(3))
+    send(source, [0, 1, 2], 10, 5)
+    with pytest.raises(RunError, match="must never be under two messages"):
+        send(source, [0, 1, 2], 10, 5)
+
+
+def test_local_parameters_get_independent_noise_of_the_whole_scale() -> None:
+    partners = Pairs(0).partners(4)
+    for source in (SeededPairs(partners, 1), SecurePairs(partners)):
+        local = source.for_local_part()
+        assert not isinstance(local, (SeededPairs, SecurePairs))
+        assert agrees(send(local, list(range(4)), D), np.eye(4))
+
+
+@pytest.mark.parametrize("nodes", [4, 1000])
+def test_local_parameters_lie_on_a_grid_as_fine_as_that_of_the_messages(nodes: int) -> None:
+    """One example's share of both parts is rounded twice, and what is charged for it asks for steps within a factor of 2."""
+    source = SecurePairs(Pairs(0).partners(nodes))
+    local = source.for_local_part()
+    for scale in (1.0, 1.5, 1.99, 3e-5):
+        assert 0.5 < local.grid(1.0) * scale / source.grid(scale) < 2
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_the_deviation_is_that_of_a_message(seeded: bool) -> None:
+    present = np.array([True, True, False, True, True, True, False, True, True, True])
+    for partners in (Pairs(0).partners(10), Pairs(1, graph=networkx.petersen_graph()).partners(10)):
+        for here in (None, present):
+            source = SeededPairs(partners, 1) if seeded else SecurePairs(partners)
+            nodes = list(range(10)) if here is None else np.flatnonzero(here).tolist()
+            noise = send(source, nodes, D, present=here, scale=2.0)
+            found = float(np.sqrt((noise**2).mean(1)).max())
+            assert 0.98 * found < source.deviation(Gaussian(1.0), 2.0, here) < 1.15 * found
+
+
+def test_sources_learn_of_partners() -> None:
+    partners = Pairs(1).partners(4)
+    keys = PairKeys.alone(4)
+    assert isinstance(Seeded(3).with_partners(partners), SeededPairs)
+    secure = SecureNoise(pair_keys=keys).with_partners(partners)
+    assert isinstance(secure, SecurePairs)
+    assert secure.pair_keys is keys
+
+
+def test_other_noise_is_refused() -> None:
+    rows = torch.zeros(3, 2)
+    for source in (SeededPairs(Pairs(0).partners(3), 1), SecurePairs(Pairs(0).partners(3))):
+        with pytest.raises(UsageError, match="noise that cancels is Gaussian"):
+            source.release(Laplace(1.0), 1.0, Outgoing(rows, rows, rows.clone(), range(3), 0, True))
+
+
+def test_the_distance_charged_is_tiny_and_grows_with_a_coarser_lattice() -> None:
+    source = SecurePairs(Pairs(10).partners(1000))
+    assert 0 < source.distance(Gaussian(1.0), 10**6, 10**4) < 1e-15
+    assert lattice_slack(1.0, 10) > lattice_slack(2.0, 10) > 0
+
+
+def test_the_lattice_bound_holds_where_it_can_be_seen() -> None:
+    """Two nodes, one pair, a lattice so coarse that the waves show: density of X + (n, -n) against the normal one."""
+    sigma, tau = 0.5, 0.8
+    smooth = 1 / math.sqrt(2 / sigma**2 + 1 / tau**2)
+    k = np.arange(-40, 41)
+    weights = np.exp(-(k**2) / (2 * tau**2))
+    weights /= weights.sum()
+    v = np.linspace(-3, 3, 241)
+    x, y = np.meshgrid(v, v)
+    density = np.zeros_like(x)
+    for n, w in zip(k, weights, strict=True):
+        density += w * np.exp(-((x - n) ** 2 + (y + n) ** 2) / (2 * sigma**2)) / (2 * math.pi * sigma**2)
+    inverse = np.linalg.inv(sigma**2 * np.eye(2) + tau**2 * np.array([[1, -1], [-1, 1]]))
+    quadratic = inverse[0, 0] * (x**2 + y**2) + 2 * inverse[0, 1] * x * y
+    normal = math.sqrt(np.linalg.det(inverse)) / (2 * math.pi) * np.exp(-quadratic / 2)
+    ratio = density / normal
+    bound = lattice_slack(smooth, 1)
+    assert 0.05 * bound < np.abs(ratio - 1).max() <= bound

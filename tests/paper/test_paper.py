@@ -1,0 +1,38 @@
+"""Every table and figure of the paper at its smallest, and every cell of all sizes."""
+
+import csv
+import importlib
+
+import pytest
+
+from dpps.cli import paper as command
+from dpps.paper.cells import run
+from dpps.paper.scheduler import Store
+from dpps.paper.scope import Scope
+from tests.paper.samples import SMALLEST
+
+
+@pytest.mark.parametrize("name", [n for n in command.NAMES if n != "convergence"])
+def test_every_experiment_writes_its_tables_figures_and_page(name, tmp_path):
+    module = importlib.import_module(f"dpps.paper.{command.NAMES[name][0]}")
+    store = Store(tmp_path / "cells")
+    empty = command.write(name, module, store, SMALLEST, tmp_path)
+    assert "not run" in empty.read_text()
+    for cell in dict.fromkeys(module.cells(SMALLEST)):
+        store.put(cell, run(cell))
+    page = command.write(name, module, store, SMALLEST, tmp_path)
+    assert module.TITLE in page.read_text()
+    found = {path.suffix for path in page.parent.iterdir()}
+    assert found == {".csv", ".svg", ".png", ".html"}
+    rows = list(csv.DictReader((page.parent / f"{name}.csv").read_text().splitlines()))
+    assert any("not run" not in row.values() for row in rows)
+
+
+@pytest.mark.parametrize("name", [n for n in command.NAMES if n != "convergence"])
+@pytest.mark.parametrize("size", ["full", "quick"])
+def test_every_cell_is_a_valid_configuration(name, size):
+    module = importlib.import_module(f"dpps.paper.{command.NAMES[name][0]}")
+    for cell in module.cells(Scope(size)):
+        config = cell.config()
+        assert config.network().nodes == cell.nodes
+        assert cell.cost > 0

@@ -1,0 +1,205 @@
+"""Members without learning: the protocol on tiny rows, with outbox and ledger, on a simulated network. What tests of failures share."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpps.noise.mechanisms import Gaussian
+from dpps.noise.source import Seeded
+from dpps.peers.fabric import Peers, averaging_rounds
+from dpps.peers.frames import LEARNING, Frame, decode
+from dpps.peers.ledger import OutboxLedger
+from dpps.peers.membership import Membership
+from dpps.peers.outbox import Outbox
+from dpps.peers.simulated import Killed, Network, SimulatedPost
+from dpps.protocol import DPPS
+from dpps.sensitivity.bounded import Bounded
+from dpps.topology import Topology
+
+WIDTH = 3
+SOFT, HARD = 0.3, 1.5
+
+
+def sign_as(name: str) -> Callable[[bytes], bytes]:
+    return lambda message: hashlib.sha256(name.encode() + message).digest()
+
+
+def verify(name: str, signature: bytes, message: bytes) -> bool:
+    return sign_as(name)(message) == signature
+
+
+def membership_of(
+    names: tuple[str, ...], own: int, topology: Topology | None = None, **more: Any
+) -> Membership:
+    neighbours = None
+    if topology is not None:
+        pairs = [topology.weights(t) for t in range(topology.examined)]
+        linked = {(int(i), int(j)) for w in pairs for i, j in zip(w.senders, w.receivers, strict=True)}
+        both = {j for i, j in linked if i == own} | {i for i, j in linked if j == own}
+        neighbours = frozenset(names[n] for n in both - {own})
+    named = {"soft": SOFT, "hard": HARD, "neighbours": neighbours} | more
+    return Membership("run", names, own, sign_as(names[own]), verify, **named)
+
+
+@dataclass
+class Bare:
+    """One member: every start of its process goes on from its folder."""
+
+    membership: Membership
+    topology: Topology
+    folder: Path
+    rounds: int
+    pace: float = 0.05
+    """Seconds that a round's computation takes."""
+    result: torch.Tensor | None = None
+    apart: float | None = None
+    leave_at: int | None = None
+    quiet: float = 0.0
+    """When failures are over: the average at the end is taken after that."""
+    skipped: int = 0
+    handed_over: int | None = None
+    fabric: Peers | None = None
+    held: tuple[Any, float] | None = None
+    kept: dict[int, str] = field(default_factory=dict)
+    """Digest of the row of every round of learning that was put on disk."""
+    die_at: set[tuple[int, str]] = field(default_factory=set)
+    """(round, "before" or "after" it is on disk): the process ends there, once."""
+
+    def __call__(self, post: SimulatedPost) -> None:
+        self.held = None
+        own = self.membership.own
+        fabric = self.fabric = Peers(self.membership, post, post.clock)
+        noise, mechanism, bound = Seeded(own), Gaussian(0.1), Bounded(2.0, clip=1.0)
+        protocol = DPPS(self.topology, mechanism, bound, noise=noise, fabric=fabric)
+        state = protocol.start(torch.zeros(1, WIDTH, dtype=torch.float64), common_start=True)
+        outbox = Outbox(self.folder / "outbox")
+        found, header = outbox.read(), {"rows": [own], "run": "x"}
+        opening = OutboxLedger.create if found is None else OutboxLedger.open
+        ledger = protocol.ledger = opening(self.folder / "ledger.jsonl", header, True)
+        assert isinstance(ledger, OutboxLedger)
+
+        def keep(phase: int) -> None:
+            more = 1 if phase == LEARNING and not fabric.state else 0
+            meta = {"round": state.round + more, "ledger": ledger.tail(), "fabric": fabric.meta()}
+            self._die(post, state.round, "before")
+            outbox.write(fabric.tensors(), meta)
+            if more and (LEARNING, state.round) in fabric._digests:
+                self.kept[state.round] = fabric._digests[LEARNING, state.round]
+            self._die(post, state.round, "after")
+            ledger.kept()
+
+        try:
+            if found is not None:
+                tensors, meta = found
+                ledger.recover(*meta["ledger"])
+                state.round = state.clock = meta["round"]
+                fabric.load(tensors, meta["fabric"])
+                state.s[0], state.a[0] = fabric.take(LEARNING)
+            fabric.keep = keep
+            fabric.hold(LEARNING, state.s[0], float(state.a[0]))
+            keep(1)
+            row, a = fabric.take(LEARNING)
+            state.s, state.a = row[None], state.a.new_tensor([a])
+            self._live(post, protocol, state, fabric)
+        finally:
+            if post._process.killed:
+                ledger._abandon()
+            else:
+                self.held = (fabric._home, float(state.a[0]))
+                ledger.close()
+
+    def _die(self, post: SimulatedPost, round_: int, when: str) -> None:
+        if (round_, when) in self.die_at:
+            self.die_at.discard((round_, when))
+            post._process.killed = True
+            raise Killed
+
+    def _assemble(self) -> None:
+        assert self.fabric is not None
+        begun = self.fabric.clock()
+        while True:
+            self.fabric.wait(0.0)
+            waited = self.fabric.clock() - begun
+            if self.fabric.assembled(self.membership.min_members, waited < SOFT):
+                return
+            if any(k.state == 1 for k in self.fabric.view.known):
+                return
+            self.fabric.wait(SOFT / 3)
+
+    def _live(self, post: SimulatedPost, protocol: DPPS, state: Any, fabric: Peers) -> None:
+        while state.round < self.rounds:
+            self._assemble()
+            if self.leave_at is not None and state.round >= self.leave_at:
+                self.handed_over = state.round
+                fabric.hand_over(state.s[0], float(state.a[0]), state.round)
+                state.a = torch.zeros(1)
+                return
+            target = min(fabric.behind(state.round), self.rounds)
+            self.skipped += target - state.round
+            state.round = state.clock = target
+            if target == self.rounds:
+                break
+            end = post.clock() + self.pace
+            while post.clock() < end:
+                fabric.wait(end - post.clock())
+            pull = 0.1 * (torch.arange(WIDTH) + self.membership.own - state.y)
+            protocol.step(state, pull)
+        fabric.hold(LEARNING, state.s[0], float(state.a[0]))
+        while post.clock() < self.quiet:
+            fabric.wait(self.quiet - post.clock())
+        fewest = averaging_rounds(self.topology)
+        self.result, self.apart = fabric.average(state.y[0], self.rounds, fewest, before=self._assemble)
+        state.a = torch.zeros(1)
+        fabric.finish()
+
+
+@dataclass
+class Tap:
+    """Everything that was handed over, checked as it goes: no row of a round with two contents."""
+
+    nodes: int
+    digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    frames: int = 0
+
+    def __call__(self, sender: str, to: str, data: bytes) -> None:
+        frame: Frame = decode(data, "run", self.nodes, WIDTH * 8)
+        self.frames += 1
+        if frame.share is not None:
+            claim = frame.share.claim
+            before = self.digests.setdefault((sender, claim.phase, claim.round), claim.digest)
+            assert before == claim.digest, f"{sender} sent two rows for round {claim.round}"
+
+    def released(self, name: str) -> set[int]:
+        """The rounds of learning of which something left."""
+        return {r for sender, phase, r in self.digests if sender == name and phase == LEARNING}
+
+
+def mass(members: list[Bare], network: Network) -> float:
+    """What all hold and what is on its way, after the end: of those who are gone, what their disks say."""
+    total = 0.0
+    metas: dict[int, Any] = {}
+    live: dict[int, float] = {}
+    for k, member in enumerate(members):
+        assert member.fabric is not None
+        if member.held is not None:
+            homes, in_hand = member.held
+            live[k] = homes[LEARNING][1] + in_hand
+            metas[k] = member.fabric.meta()
+        else:
+            found = Outbox(member.folder / "outbox").read()
+            assert found is not None
+            metas[k] = found[1]["fabric"]
+            live[k] = metas[k]["mass"]["0"]
+    total += sum(live.values())
+    for k, meta in metas.items():
+        letters = {(phase, r): a for phase, r, a, _, _ in meta["letters"]}
+        for to, outlet in meta["outlets"].items():
+            counted = metas[int(to)]["inlets"][str(k)]["counted"]
+            for number, weight, phase, r in outlet["waiting"]:
+                if number > counted and phase == LEARNING:
+                    total += weight * letters[phase, r]
+    return total

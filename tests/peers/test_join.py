@@ -1,0 +1,220 @@
+"""Three members in three threads of one process, by gRPC: joined, stopped, gone on, left, expelled."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpps.errors import RunError, UsageError
+from dpps.peers.convener import expel
+from dpps.peers.join import Participation, join
+from dpps.peers.plan import read_plan
+from dpps.peers.status import LEAVE, read_status
+from dpps.runs.config import TrainConfig
+from dpps.runs.log import RoundLog
+from dpps.runs.run import Run
+from peers.samples import NAMES, Organisations
+from peers.test_channel import until
+from processes import free_port
+
+A, B, C = NAMES
+PATIENCE = 300.0
+
+
+PATIENT, LEAVING = (60.0, 120.0), (1.0, 120.0)
+"""Deadlines: nobody is left behind, however slow the machine. Who leaves waits as long as the first of them for what is on its way."""
+
+
+@pytest.fixture(params=[PATIENT])
+def three(tmp_path: Path, request: pytest.FixtureRequest) -> Organisations:
+    plan = tmp_path / "plan.toml"
+    options = {
+        "model": "linear",
+        "shared": "all",
+        "lr_shared": 0.1,
+        "momentum": 0.0,
+        "clip": 1.0,
+        "unit": "contribution",
+        "mechanism": "gaussian",
+        "noise_multiplier": 1.0,
+    }
+    plan.write_text(
+        TrainConfig(
+            nodes=3, declared_sizes="40", batch_size=10, epochs=3, topology="ring", classes=2, **options
+        ).to_toml()
+    )
+    made = Organisations(
+        tmp_path,
+        (free_port(), free_port()),
+        read_plan(plan, 3)[0],
+        soft=request.param[0],
+        hard=request.param[1],
+    )
+    (tmp_path / "federation.toml").write_text(made.federation.to_toml())
+    for k, name in enumerate(NAMES):
+        draw = np.random.default_rng(k)
+        x = draw.normal(size=(40, 3)).round(3)
+        folder = tmp_path / f"data-{name}"
+        folder.mkdir()
+        lines = [",".join([*map(str, row), str(int(row.sum() > 0))]) for row in x]
+        (folder / "train.csv").write_text("a,b,c,label\n" + "\n".join(lines) + "\n")
+    return made
+
+
+class Terminal(threading.Thread):
+    """One member, from joining to the end."""
+
+    def __init__(self, three: Organisations, name: str, *callbacks: Callable[[Run, RoundLog], None]) -> None:
+        super().__init__(daemon=True)
+        self.out, self.error = three.folder / f"run-{name}", None
+        self.participation = Participation(
+            three.folder / "federation.toml",
+            three.folder / name,
+            self.out,
+            node_data=three.folder / f"data-{name}",
+            callbacks=callbacks,
+        )
+        self.start()
+
+    error: BaseException | None
+
+    def run(self) -> None:
+        try:
+            with self.participation as participation:
+                participation.fit()
+        except BaseException as error:  # noqa: BLE001 - for the test
+            self.error = error
+
+    def ended(self) -> "Terminal":
+        self.join(PATIENCE)
+        assert not self.is_alive()
+        return self
+
+    @property
+    def state(self) -> str:
+        return read_status(self.out).state
+
+
+class Gate:
+    """Holds members after a round, or a later one for those that skip it, until it is opened."""
+
+    def __init__(self, round_: int) -> None:
+        self.round, self.reached, self.opened = round_, threading.Event(), threading.Event()
+
+    def __call__(self, run: Run, log: RoundLog) -> None:
+        if log.round >= self.round:
+            self.reached.set()
+            assert self.opened.wait(PATIENCE)
+
+
+def test_all_finish_with_one_model_and_each_with_its_own_ledger(three: Organisations) -> None:
+    terminals = [Terminal(three, name).ended for name in NAMES]
+    found = [ended() for ended in terminals]
+    assert [each.error for each in found] == [None] * 3
+    assert [each.state for each in found] == ["finished"] * 3
+    for each in found:
+        status = read_status(each.out)
+        assert (status.round, status.rounds) == (12, 12)
+        assert status.epsilon == each.participation.run.privacy.epsilon
+        # what was printed at the start
+        assert each.participation.planned_epsilon == pytest.approx(status.epsilon)
+        assert status.bytes_sent > 12 * 2 * 16
+        assert status.here == list(NAMES)
+        assert (each.out / "ledger.jsonl").read_bytes().count(b"\n") == 13
+    rows = [
+        torch.cat([p.flatten() for p in each.participation.run.models()[0].parameters()]) for each in found
+    ]
+    assert torch.allclose(rows[0], rows[1], rtol=1e-3, atol=1e-4)
+    assert torch.allclose(rows[0], rows[2], rtol=1e-3, atol=1e-4)
+    with pytest.raises(UsageError, match="another folder would begin with an empty ledger"):
+        join(
+            three.folder / "federation.toml", three.folder / A, three.folder / "again", node_data=three.folder
+        )
+    assert not (three.folder / "again").exists()
+    with pytest.raises(UsageError, match="is finished: there is nothing to go on with"):
+        Participation(
+            three.folder / "federation.toml",
+            three.folder / A,
+            found[0].out,
+            node_data=three.folder / f"data-{A}",
+        ).start()
+
+
+def test_stopped_and_gone_on_with_the_same_command(three: Organisations) -> None:
+    gate, later, back = Gate(3), Gate(6), Gate(4)  # the others do not finish meanwhile
+    others = [Terminal(three, name, later) for name in (A, C)]
+    stopped = Terminal(three, B, gate)
+    assert gate.reached.wait(PATIENCE)
+    stopped.participation.run.stop()
+    gate.opened.set()
+    assert isinstance(stopped.ended().error, KeyboardInterrupt)
+    assert stopped.state == "stopped"
+    again = Terminal(three, B, back)
+    assert back.reached.wait(PATIENCE)  # all have heard of it
+    back.opened.set()
+    later.opened.set()
+    assert again.participation.run.resumed
+    assert [each.ended().error for each in (*others, again)] == [None] * 3
+    charged = (again.out / "ledger.jsonl").read_bytes().count(b"\n") - 1
+    assert 4 <= charged <= 12  # what it missed was not sent, and nothing was paid twice
+
+
+@pytest.mark.parametrize("three", [LEAVING], indirect=True)
+def test_leaving_from_another_terminal(three: Organisations) -> None:
+    gate, later = Gate(3), Gate(6)
+    terminals = {name: Terminal(three, name, gate if name == C else later) for name in NAMES}
+    assert gate.reached.wait(PATIENCE)
+    leaves = terminals[C].participation.member.fabric
+    pushed = leaves.pushed
+    (terminals[C].out / LEAVE).touch()
+    until(lambda: not (terminals[C].out / LEAVE).exists())
+    gate.opened.set()
+    until(lambda: leaves.pushed > pushed or not terminals[C].is_alive())  # it has handed over
+    later.opened.set()
+    assert terminals[C].ended().error is None
+    assert [terminals[name].ended().error for name in (A, B)] == [None] * 2
+    assert [terminals[name].state for name in NAMES] == ["finished", "finished", "left"]
+    told = {peer.name: peer.state for peer in read_status(terminals[A].out).members}
+    assert told[C] == "left"
+
+
+def test_expelled_while_running(three: Organisations) -> None:
+    gate, later = Gate(3), Gate(6)
+    terminals = {name: Terminal(three, name, gate if name == C else later) for name in NAMES}
+    assert gate.reached.wait(PATIENCE)
+    following = expel(three.federation, C, three.convener)
+    (three.folder / "federation.toml").write_text(following.to_toml())
+    until(lambda: all(terminals[name].participation.channel.federation.epoch == 2 for name in NAMES))
+    gate.opened.set()
+    later.opened.set()
+    error = terminals[C].ended().error
+    assert isinstance(error, (RunError, KeyboardInterrupt))
+    assert terminals[C].state == "failed"
+    assert "was expelled from the federation in epoch 2" in read_status(terminals[C].out).message
+    assert [terminals[name].ended().error for name in (A, B)] == [None] * 2
+    with pytest.raises(UsageError, match="was expelled"):
+        Terminal(three, C)
+
+
+def test_an_expulsion_after_the_end_interrupts_nobody(three: Organisations) -> None:
+    with Participation(
+        three.folder / "federation.toml",
+        three.folder / C,
+        three.folder / "run",
+        node_data=three.folder / f"data-{C}",
+    ) as participation:
+        pass
+    participation._take_over(
+        expel(three.federation, C, three.convener)
+    )  # in the thread that would be interrupted
+
+
+def test_data_that_does_not_fit_is_told_at_home(three: Organisations) -> None:
+    (three.folder / f"data-{A}" / "train.csv").write_text("a,b,c,label\n1,2,3,7\n")
+    with pytest.raises(UsageError, match="label"):
+        Terminal(three, A)
+    with pytest.raises(UsageError, match="give --node-data"):
+        join(three.folder / "federation.toml", three.folder / A, three.folder / "run")

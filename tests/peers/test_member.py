@@ -1,0 +1,332 @@
+"""Runs between members, with the real Run objects on a simulated network."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpps
+from dpps.errors import RunError, UsageError
+from dpps.peers.fabric import Peers
+from dpps.peers.frames import LEARNING
+from dpps.peers.member import Heart, Member
+from dpps.peers.simulated import Network, SimulatedPost
+from dpps.peers.view import LEFT
+from dpps.privacy.ledger_file import LedgerFile
+from dpps.runs.run import Run
+from tests.peers.bare import HARD, SOFT, membership_of
+
+N, EXAMPLES, FEATURES = 4, 40, 6
+NAMES = tuple(f"m{k}" for k in range(N))
+
+
+def examples(seed: int, count: int = EXAMPLES) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two classes that a linear model tells apart."""
+    make = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, FEATURES, generator=make)
+    return x, (x @ torch.arange(1.0, FEATURES + 1) > 0).long()
+
+
+def make_run(post: SimulatedPost, k: int, folder: Path, **more: Any) -> Run:
+    """Member k's part of a small run."""
+    torch.manual_seed(0)
+    topology = dpps.Exponential(N)
+    where = Member(
+        membership_of(NAMES, k, topology, **more.pop("membership", {})),
+        post,
+        clock=post.clock,
+        heart=False,
+        seeded_noise=True,
+    )
+    options: dict[str, Any] = {
+        "privacy": dpps.Record(noise_multiplier=1.0, clip=1.0),
+        "declared_sizes": EXAMPLES,
+    } | more
+    algorithm = dpps.PartPSP(nn.Linear(FEATURES, 2), lr_shared=0.5, lr_local=0.5, batch_size=10)
+    data = [TensorDataset(*examples(k + 1))]
+    return Run(algorithm, data, topology=topology, where=where, folder=folder, seed=k, **options)
+
+
+class Federation:
+    """Four members and what became of their runs."""
+
+    def __init__(self, folder: Path, epochs: int = 3, pace: float = 0.05, **more: Any) -> None:
+        self.folder, self.epochs, self.pace, self.more = folder, epochs, pace, more
+        self.runs: dict[str, Run] = {}
+        self.network = Network({name: self._main(k) for k, name in enumerate(NAMES)})
+
+    def _main(self, k: int) -> Callable[[SimulatedPost], None]:
+        def main(post: SimulatedPost) -> None:
+            run = make_run(post, k, self.folder / NAMES[k], **dict(self.more))
+            self.runs[NAMES[k]] = run
+            try:
+                for _ in run.rounds(self.epochs):
+                    assert isinstance(run.where, Member)
+                    run.where.fabric.wait(self.pace)
+            finally:
+                run.close()
+
+        return main
+
+    def models(self, names: Sequence[str] = NAMES) -> list[torch.Tensor]:
+        return [self.runs[name].shared for name in names]
+
+
+def test_a_run_of_four_members(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    federation.network.run()
+    models = federation.models()
+    assert all(torch.allclose(model, models[0], atol=1e-5) for model in models)
+    assert float((models[0] - models[0].mean()).norm()) > 0.1
+    for k, name in enumerate(NAMES):
+        run = federation.runs[name]
+        ledger = LedgerFile.read(tmp_path / name / "ledger.jsonl")
+        assert [round_ for round_, _ in ledger.history] == list(range(12))
+        assert run.summary["privacy"]["epsilon"] < 20
+        assert "Seen by" in run.privacy.statement
+        assert run.summary["rounds"] == 12
+        assert [path.name for path in (tmp_path / name / "models").iterdir()] == [f"node-{k}.safetensors"]
+
+
+def test_the_first_round_waits_for_all_members(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    federation.network.at(0.0, lambda: federation.network.kill("m3"))
+    federation.network.at(10 * HARD, lambda: federation.network.restart("m3"))
+    federation.network.run()
+    for name in NAMES:
+        charged = [r for r, _ in LedgerFile.read(tmp_path / name / "ledger.jsonl").history]
+        assert charged == list(range(12))
+
+
+def test_the_first_round_waits_for_nobody_after_the_start_deadline(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=20, membership={"start": 2 * HARD})
+    federation.network.at(0.0, lambda: federation.network.kill("m3"))
+    federation.network.at(HARD, lambda: federation.network.kill("m2"))
+    federation.network.at(2 * HARD + 0.1, lambda: federation.network.restart("m2"))
+    federation.network.run()
+    models = federation.models(["m0", "m1", "m2"])
+    assert all(torch.allclose(model, models[0], atol=1e-4) for model in models)
+    charged = [r for r, _ in LedgerFile.read(tmp_path / "m2" / "ledger.jsonl").history]
+    assert charged, "those who come after the beginning wait no longer than the hard deadline"
+
+
+def test_a_killed_member_goes_on_from_its_folder(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=5)
+    network = federation.network
+    network.at(0.5, lambda: network.kill("m1"))
+    network.at(0.8, lambda: network.restart("m1"))
+    network.run()
+    models = federation.models()
+    assert all(torch.allclose(model, models[0], atol=1e-4) for model in models)
+    charged = [r for r, _ in LedgerFile.read(tmp_path / "m1" / "ledger.jsonl").history]
+    assert charged == sorted(set(charged))
+    assert len(charged) < 20
+    assert federation.runs["m1"].summary["rounds"] <= len(charged)
+
+
+def test_a_member_that_is_gone_for_good_stops_nobody(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=5)
+    federation.network.at(0.5, lambda: federation.network.kill("m2"))
+    federation.network.run()
+    models = federation.models(["m0", "m1", "m3"])
+    assert all(torch.allclose(model, models[0], atol=1e-4) for model in models)
+
+
+def test_leaving_hands_over(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=5)
+
+    def leave() -> None:
+        where = federation.runs["m3"].where
+        assert isinstance(where, Member)
+        where.leave()
+
+    federation.network.at(0.1, leave)
+    federation.network.run()
+    models = federation.models(["m0", "m1", "m2"])
+    assert all(torch.allclose(model, models[0], atol=1e-4) for model in models)
+    members = [federation.runs[name].where for name in ("m0", "m1", "m2")]
+    masses = [where.fabric.take(LEARNING)[1] for where in members if isinstance(where, Member)]
+    assert sum(masses) == pytest.approx(4, abs=1e-9)
+    with pytest.raises(UsageError, match="has left the federation"):
+        Network({"m3": federation._main(3)}).run()
+
+
+def test_an_older_copy_of_the_folder_is_refused(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=5)
+    network = federation.network
+    network.at(0.3, lambda: network.kill("m1"))
+    network.at(0.31, lambda: shutil.copytree(tmp_path / "m1", tmp_path / "copy"))
+    network.at(0.35, lambda: network.restart("m1"))
+    network.at(0.8, lambda: network.kill("m1"))
+    network.at(0.81, lambda: shutil.rmtree(tmp_path / "m1"))
+    network.at(0.82, lambda: (tmp_path / "copy").rename(tmp_path / "m1"))
+    network.at(0.9, lambda: network.restart("m1"))
+    with pytest.raises(RunError, match="replaced by an older copy"):
+        network.run()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"privacy": dpps.NodeSwap(epsilon=3)}, "members come and go"),
+        ({"sync_every": 2}, "members come and go"),
+        ({"mixes": 2}, "members come and go"),
+        ({"declared_sizes": None}, "declared_sizes"),
+        ({"overwrite": True}, "cannot be taken back"),
+        ({"folder": None}, "needs a folder"),
+    ],
+)
+def test_what_a_federation_cannot_do_is_refused(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    def main(post: SimulatedPost) -> None:
+        make_run(post, 0, **({"folder": tmp_path / "x"} | more)).fit(1)
+
+    with pytest.raises(UsageError, match=words):
+        Network({"m0": main}).run()
+    assert not (tmp_path / "x" / "ledger.jsonl").exists()
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+def test_members_of_different_sizes_pay_for_the_largest_sampling_rate(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=2, declared_sizes=[EXAMPLES, 2 * EXAMPLES, EXAMPLES, EXAMPLES])
+    federation.network.run()
+    assert len({federation.runs[name].privacy.epsilon for name in NAMES}) == 1
+    assert federation.runs["m1"].plan.sampling == (0.25, 0.125, 0.25, 0.25)
+
+
+def test_an_older_copy_waits_for_those_who_can_know(tmp_path: Path) -> None:
+    """m0 answers and never got a row of m1; m2 and m3 did, and come back later: nothing is released before."""
+    federation = Federation(tmp_path, epochs=40)
+    network, copy = federation.network, tmp_path / "copy"
+
+    def put_back() -> None:
+        shutil.rmtree(tmp_path / "m1")
+        shutil.copytree(copy, tmp_path / "m1")
+        for other in ("m2", "m3"):
+            network.cut("m1", other)
+
+    def mend() -> None:
+        for other in ("m2", "m3"):
+            network.mend("m1", other)
+
+    network.at(0.3, lambda: network.kill("m1"))
+    network.at(0.31, lambda: shutil.copytree(tmp_path / "m1", copy))
+    network.at(0.35, lambda: network.restart("m1"))
+    network.at(0.8, lambda: network.kill("m1"))
+    network.at(0.81, put_back)
+    network.at(0.9, lambda: network.restart("m1"))
+    network.at(0.9 + 4 * SOFT, mend)
+    with pytest.raises(RunError, match="replaced by an older copy"):
+        network.run()
+    before, after = (LedgerFile.read(each / "ledger.jsonl").history for each in (copy, tmp_path / "m1"))
+    assert len(after) == len(before)
+
+
+def test_a_failed_run_shows_no_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hearts: list[Member] = []
+
+    def main(post: SimulatedPost) -> None:
+        run = make_run(post, 0, tmp_path / "m0")
+        assert isinstance(run.where, Member)
+        monkeypatch.setattr(Peers, "look", lambda fabric: None)
+        run.where._heart = Heart(run.where.fabric)
+        run.start(1)
+        assert run.where._heart.is_alive()
+        run.close()
+        assert not run.where._heart.is_alive()
+        hearts.append(run.where)
+
+    Network({"m0": main}).run()
+    assert hearts
+
+
+def test_a_torn_log_does_not_stop_later_starts(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=5)
+    network, log = federation.network, tmp_path / "m1" / "outbox" / "rounds.jsonl"
+
+    def tear() -> None:
+        network.kill("m1")
+        log.write_bytes(log.read_bytes()[:-7])
+
+    for when in (0.3, 0.5):
+        network.at(when, tear)
+        network.at(when + 0.05, lambda: network.restart("m1"))
+    network.run()
+    rounds = [each.round for each in federation.runs["m1"].log]
+    assert rounds == sorted(set(rounds))
+    assert len(rounds) > 4
+
+
+def test_gossip_is_clipped_around_the_row_that_was_taken_up(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=5)
+    network, found = federation.network, []
+    follow = Peers.follow
+
+    def followed(fabric: Peers, y: torch.Tensor) -> None:
+        follow(fabric, y)
+        found.append((fabric.start_number, fabric._rows._own.clone()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Peers, "follow", followed)
+        network.at(0.5, lambda: network.kill("m1"))
+        network.at(0.55, lambda: network.restart("m1"))
+        network.run()
+    start, (_, again) = found[0][1], next(each for each in found if each[0] == 2)
+    assert all(torch.equal(own, start) for number, own in found if number == 1)
+    assert float((again - start).norm()) > 0.1
+
+
+def test_a_member_that_was_killed_while_it_left_hands_over_at_its_next_start(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, epochs=10)
+    network, left = federation.network, Peers._give
+
+    def give(fabric: Peers, *given: Any) -> None:
+        left(fabric, *given)
+        if fabric.state == LEFT and fabric.start_number == 1:
+            network.kill("m3")
+
+    def leave() -> None:
+        where = federation.runs["m3"].where
+        assert isinstance(where, Member)
+        network.isolate("m3", notice=10.0)  # it believes that it is connected, and nothing arrives
+        where.leave()
+
+    def start() -> None:
+        network.rejoin("m3")
+        network.restart("m3")
+
+    network.at(0.2, leave)
+    network.at(1.3, start)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Peers, "_give", give)
+        network.run()
+    members = [federation.runs[name].where for name in NAMES]
+    masses = [where.fabric.take(LEARNING)[1] for where in members[:3] if isinstance(where, Member)]
+    assert sum(masses) == pytest.approx(4, abs=1e-9)
+    with pytest.raises(UsageError, match="has left the federation"):
+        Network({"m3": federation._main(3)}).run()
+
+
+def test_a_member_that_was_killed_before_its_results_writes_them_at_its_next_start(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    federation.network.run()
+    folder, model = tmp_path / "m1", federation.runs["m1"].shared
+    (folder / "summary.json").unlink()
+    shutil.rmtree(folder / "models")
+    sent: list[str] = []
+    Network({"m1": federation._main(1)}, tap=lambda sender, to, data: sent.append(to)).run()
+    assert sent == []
+    assert torch.equal(federation.runs["m1"].shared, model)
+    assert (folder / "summary.json").exists()
+    assert (folder / "models" / "node-1.safetensors").exists()
+    with pytest.raises(UsageError, match="is finished"):
+        Network({"m1": federation._main(1)}).run()

@@ -1,0 +1,278 @@
+"""DPPS rounds against the NumPy oracle, the invariants of push-sum, and a round as a transaction."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpps
+import oracle
+from dpps.errors import RunError
+from dpps.privacy.ledger import Ledger
+from tests.samples import Scripted, column_stochastic
+
+TOPOLOGIES = st.sampled_from(
+    [
+        lambda n: dpps.DOut(n, min(n, 3)),
+        dpps.Exponential,
+        dpps.Ring,
+        dpps.Complete,
+        lambda n: dpps.Base(n, 1),
+        lambda n: dpps.OnePeerRandom(n, seed=3),
+    ]
+)
+
+
+@given(
+    TOPOLOGIES,
+    st.integers(2, 7),
+    st.integers(1, 5),
+    st.integers(0, 4),
+    st.booleans(),
+    st.sampled_from(["network", "node"]),
+    st.integers(0, 2**32),
+)
+def test_equals_the_oracle(make, n, d, sync_every, common_start, recursion, seed):
+    rng = np.random.default_rng(seed)
+    topology, rounds = make(n), 9
+    s0 = np.tile(rng.normal(size=d), (n, 1)) if common_start else rng.normal(size=(n, d))
+    eps = rng.normal(size=(rounds, n, d))
+    noise = rng.laplace(size=(rounds, n, d))
+    settings = {"budget": 2.0, "noise_rate": 0.3}
+    protocol = dpps.DPPS(
+        topology,
+        dpps.Laplace(**settings),
+        dpps.Paper(0.8, 0.6, recursion),
+        sync_every=sync_every,
+        noise=Scripted(noise),
+        track_real=True,
+    )
+    state = protocol.start(torch.from_numpy(s0))
+    judge = oracle.dpps(
+        s0,
+        lambda t: topology.weights(t).dense(),
+        eps,
+        noise,
+        c_prime=0.8,
+        decay=0.6,
+        sync_every=sync_every,
+        recursion=recursion,
+        common_start=common_start,
+        **settings,
+    )
+    for t, (s, a, y, sensitivity) in enumerate(judge):
+        half = state.s.numpy() + eps[t]
+        record = protocol.step(state, torch.from_numpy(eps[t]))
+        np.testing.assert_allclose(state.s.numpy(), s, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(state.a.numpy(), a, rtol=1e-12)
+        np.testing.assert_allclose(state.y.numpy(), y, rtol=1e-9, atol=1e-12)
+        assert record.estimated == pytest.approx(sensitivity)
+        assert record.real == pytest.approx(
+            max(np.abs(half[i] - half[j]).sum() for i in range(n) for j in range(n))
+        )
+        assert record.epsilon == pytest.approx(2.0 / 0.3)
+        assert record.synchronised == (sync_every > 0 and (t + 1) % sync_every == 0)
+
+
+def test_column_stochastic_weights_equal_the_oracle_and_a_sums_to_n():
+    n, rounds, rng = 5, 12, np.random.default_rng(0)
+    topology = column_stochastic(n)
+    s0, eps = rng.normal(size=(n, 3)), np.zeros((rounds, n, 3))
+    protocol = dpps.DPPS(topology, dpps.NoNoise())
+    state = protocol.start(torch.from_numpy(s0))
+    judge = oracle.dpps(
+        s0, lambda t: topology.weights(t).dense(), eps, eps, budget=1, noise_rate=0, c_prime=1, decay=0.5
+    )
+    for s, a, y, _ in judge:
+        protocol.step(state)
+        np.testing.assert_allclose(state.s.numpy(), s)
+        np.testing.assert_allclose(state.a.numpy(), a)
+        np.testing.assert_allclose(state.y.numpy(), y)
+        assert state.a.sum().item() == pytest.approx(n)
+    assert not np.allclose(state.a.numpy(), 1)
+    for _ in range(300):
+        protocol.step(state)
+    # push-sum corrects what W distorts
+    np.testing.assert_allclose(state.y.numpy(), np.tile(s0.mean(0), (n, 1)), rtol=1e-6)
+
+
+@given(TOPOLOGIES, st.integers(2, 9), st.integers(0, 5))
+def test_a_stays_one_and_the_sum_changes_only_by_perturbation_and_noise(make, n, sync_every):
+    rng = np.random.default_rng(1)
+    protocol = dpps.DPPS(make(n), dpps.NoNoise(), sync_every=sync_every)
+    state = protocol.start(torch.from_numpy(rng.normal(size=(n, 4))))
+    for _ in range(10):
+        eps = torch.from_numpy(rng.normal(size=(n, 4)))
+        before = state.s.sum(0)
+        protocol.step(state, eps)
+        torch.testing.assert_close(state.s.sum(0), before + eps.sum(0))
+        torch.testing.assert_close(state.a, torch.ones(n, dtype=torch.float64))
+
+
+def test_sum_with_noise_changes_by_the_noise():
+    n, d = 6, 50
+    noise = np.random.default_rng(2).laplace(size=(1, n, d))
+    protocol = dpps.DPPS(
+        dpps.Exponential(n), dpps.Laplace(1.0), dpps.Bounded(distance=1.0), noise=Scripted(noise)
+    )
+    state = protocol.start(torch.zeros(n, d, dtype=torch.float64))
+    protocol.step(state)
+    np.testing.assert_allclose(state.s.sum(0).numpy(), noise[0].sum(0))
+
+
+@pytest.mark.parametrize("topology", [dpps.Complete(7), dpps.DOut(7, 7)])
+def test_weights_one_over_n_give_the_exact_average(topology):
+    values = torch.randn(7, 5, dtype=torch.float64)
+    protocol = dpps.DPPS(topology, dpps.NoNoise())
+    state = protocol.start(values)
+    protocol.step(state)
+    torch.testing.assert_close(state.y, values.mean(0).expand(7, 5))
+
+
+@pytest.mark.parametrize(
+    ("topology", "rounds"), [(dpps.Exponential(16), 4), (dpps.Base(12, 1), None), (dpps.Base(7, 2), None)]
+)
+def test_finite_time_exact_average(topology, rounds):
+    rounds = rounds or topology.period
+    values = torch.randn(topology.nodes, 3, dtype=torch.float64)
+    protocol = dpps.DPPS(topology, dpps.NoNoise())
+    state = protocol.start(values)
+    for _ in range(rounds):
+        protocol.step(state)
+    torch.testing.assert_close(state.y, values.mean(0).expand_as(values), rtol=1e-12, atol=1e-12)
+
+
+def test_zero_noise_rate_is_plain_push_sum():
+    eps = torch.randn(20, 6, 8)
+    runs = []
+    for mechanism, sensitivity in (
+        (dpps.Laplace(5, noise_rate=0), dpps.Paper(0.8, 0.5)),
+        (dpps.NoNoise(), None),
+    ):
+        protocol = dpps.DPPS(dpps.DOut(6, 2), mechanism, sensitivity, sync_every=4)
+        state = protocol.start(torch.zeros(6, 8))
+        for e in eps:
+            protocol.step(state, e)
+        runs.append(state.s)
+    assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_after_a_synchronisation_all_rows_are_bit_equal_in_every_type(dtype):
+    protocol = dpps.DPPS(
+        dpps.Exponential(10), dpps.Laplace(5, 1e-3), dpps.Paper(0.8, 0.5), sync_every=3, noise=dpps.Seeded(1)
+    )
+    state = protocol.start(torch.zeros(10, 130, dtype=dtype))
+    for t in range(9):
+        record = protocol.step(state, torch.randn(10, 130).to(dtype) / 100)
+        equal = bool((state.s == state.s[0]).all())
+        assert equal == record.synchronised == ((t + 1) % 3 == 0)
+        assert state.s.dtype == dtype
+
+
+def test_rows_may_come_in_any_memory_order():
+    values = torch.randn(5, 6).T.contiguous().T  # column-major
+    eps = torch.randn(6, 5).T
+    results = []
+    for v, e in ((values, eps), (values.contiguous(), eps.contiguous())):
+        protocol = dpps.DPPS(
+            dpps.Ring(5), dpps.Laplace(1), dpps.Bounded(1.0, start_distance=100.0), noise=dpps.Seeded(0)
+        )
+        state = protocol.start(v)
+        protocol.step(state, e)
+        results.append(state.s)
+    assert torch.equal(*results)
+
+
+def test_permuting_the_nodes_of_a_complete_graph_permutes_nothing_but_rounding():
+    values = torch.randn(6, 4, dtype=torch.float64)
+    out = []
+    for order in (torch.arange(6), torch.randperm(6, generator=torch.Generator().manual_seed(1))):
+        protocol = dpps.DPPS(dpps.Complete(6), dpps.NoNoise())
+        state = protocol.start(values[order])
+        protocol.step(state)
+        out.append(state.s)
+    torch.testing.assert_close(*out)
+
+
+def test_seeded_noise_is_keyed_by_node_and_round_and_repeats():
+    def run(seed):
+        protocol = dpps.DPPS(dpps.Complete(4), dpps.Laplace(1), dpps.Bounded(1.0), noise=dpps.Seeded(seed))
+        state = protocol.start(torch.zeros(4, 40))
+        protocol.step(state)
+        return state.s
+
+    assert torch.equal(run(7), run(7))
+    assert not torch.equal(run(7), run(8))
+    assert not torch.equal(run(None), run(None))
+
+
+# Absent nodes
+
+
+# A round is a transaction
+
+
+class Fails(dpps.Stacked):
+    def mix(self, weights, *xs):
+        raise RuntimeError("the network is down")
+
+
+def test_a_failing_round_leaves_the_state_as_it_was():
+    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1, 1e-3), dpps.Paper(0.8, 0.5), fabric=Fails(4))
+    state = protocol.start(torch.zeros(4, 3))
+    with pytest.raises(RuntimeError, match="network is down"):
+        protocol.step(state, torch.ones(4, 3))
+    assert (state.round, state.clock) == (0, 0)
+    assert torch.equal(state.s, torch.zeros(4, 3))
+    assert torch.equal(state.memory["carried"], torch.zeros(4, dtype=torch.float64))
+
+
+def test_the_ledger_is_charged_before_anything_leaves():
+    ledger = Ledger(range(4))
+    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(1.0), fabric=Fails(4), ledger=ledger)
+    state = protocol.start(torch.zeros(4, 3))
+    with pytest.raises(RuntimeError, match="network is down"):
+        protocol.step(state)
+    assert [round_ for round_, _ in ledger.history] == [0]
+
+
+def test_a_refusing_ledger_keeps_the_message_from_leaving():
+    class Refuses(Ledger):
+        def charge(self, release):
+            raise RunError("over budget")
+
+    sent = []
+
+    class Watched(dpps.Stacked):
+        def mix(self, weights, *xs):
+            sent.append(xs)
+            return super().mix(weights, *xs)
+
+    protocol = dpps.DPPS(
+        dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(1.0), fabric=Watched(4), ledger=Refuses(range(4))
+    )
+    state = protocol.start(torch.zeros(4, 3))
+    with pytest.raises(RunError, match="over budget"):
+        protocol.step(state)
+    assert sent == []
+    assert state.round == 0
+
+
+def test_noise_that_follows_the_data_has_no_total_beyond_the_plain_sum():
+    def spent(sensitivity, mechanism):
+        protocol = dpps.DPPS(dpps.Complete(3), mechanism, sensitivity, noise=dpps.Seeded(0), sync_every=1)
+        state = protocol.start(torch.zeros(3, 2))
+        for _ in range(300):
+            protocol.step(state, 0.01 * torch.eye(3, 2))
+        return protocol.privacy(1e-5)
+
+    swap = spent(dpps.Certified(1e-6), dpps.Laplace(0.1))
+    bounded = spent(dpps.Bounded(distance=0.04, clip=0.02), dpps.Laplace(0.1))
+    assert (swap.accountant, swap.delta) == ("sum", 1e-6)
+    assert swap.epsilon == pytest.approx(30.0)
+    assert bounded.epsilon < 10.0  # composed: its noise is the same whatever the data
+    assert spent(dpps.Oracle(), dpps.Gaussian(10.0)).epsilon == math.inf

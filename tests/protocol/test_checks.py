@@ -1,0 +1,115 @@
+"""What the protocol is asked for: every bad input, and what a user plugs in."""
+
+import math
+
+import pytest
+import torch
+
+import dpps
+from dpps.errors import UsageError
+from dpps.noise.events import non_private
+from tests.samples import column_stochastic
+
+# Bad input
+
+
+def test_bad_arguments_name_the_value_and_the_remedy():
+    ring = dpps.Ring(4)
+    cases = [
+        (lambda: dpps.Laplace(0), "budget is 0"),
+        (lambda: dpps.Laplace(-1), "budget is -1"),
+        (lambda: dpps.Laplace(1, -0.1), "noise rate is -0.1"),
+        (lambda: dpps.Gaussian(0), "noise multiplier is 0"),
+        (lambda: dpps.Paper(0, 0.5), "c_prime is 0"),
+        (lambda: dpps.Paper(1, 1.0), "decay is 1.0"),
+        (lambda: dpps.Paper(1, 0.0), "decay is 0.0"),
+        (lambda: dpps.Paper(1, 0.5, "net"), "recursion is 'net'"),
+        (lambda: dpps.Bounded(-1), "distance is -1"),
+        (lambda: dpps.Ring(1), "1"),
+        (lambda: dpps.DOut(4, 5), "5"),
+        (lambda: dpps.DOut(4, 0), "0"),
+        (lambda: dpps.DPPS(ring, dpps.Laplace(1)), "needs a sensitivity"),
+        (lambda: dpps.DPPS(ring, sync_every=-1), "sync_every is -1"),
+        (lambda: dpps.DPPS(ring, fabric=dpps.Stacked(5)), "5 nodes"),
+        (lambda: dpps.DPPS(ring, dpps.Gaussian(1), dpps.Paper(1, 0.5)), "L2 norm"),
+        (lambda: dpps.DPPS(column_stochastic(4), dpps.Laplace(1), dpps.Paper(1, 0.5)), "doubly stochastic"),
+        (lambda: dpps.DPPS(ring).start(torch.zeros(3, 2)), r"\(3, 2\)"),
+        (lambda: dpps.DPPS(ring).start(torch.zeros(4, 2, dtype=torch.int64)), "int64"),
+        (lambda: dpps.DPPS(ring).start(torch.full((4, 2), math.nan)), "node 0, 1, 2, 3"),
+        (lambda: dpps.DPPS(ring, dpps.Laplace(1), dpps.Bounded(1.0)).start(torch.eye(4)), "start_distance"),
+    ]
+    for call, message in cases:
+        with pytest.raises(UsageError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_distributed_like_fabric_refuses_what_needs_everybodys_rows():
+    class Elsewhere(dpps.Stacked):
+        simulation = False
+
+    ring = dpps.Ring(4)
+    with pytest.raises(UsageError, match="simulation only"):
+        dpps.DPPS(ring, dpps.Laplace(1), dpps.Oracle(), fabric=Elsewhere(4))
+    with pytest.raises(UsageError, match="simulation only"):
+        dpps.DPPS(ring, track_real=True, fabric=Elsewhere(4))
+    with pytest.raises(UsageError, match="common_start"):
+        dpps.DPPS(ring, fabric=Elsewhere(4)).start(torch.zeros(4, 2))
+    for mechanism, used, watched in (
+        (dpps.Laplace(1), dpps.Bounded(2.0, clip=1.0), dpps.Certified()),
+        (dpps.Laplace(1), dpps.Certified(), dpps.Paper(0.8, 0.5)),
+    ):
+        with pytest.raises(UsageError, match="without noise: it works in simulation only"):
+            dpps.DPPS(ring, mechanism, used, watch={"other": watched}, fabric=Elsewhere(4))
+
+
+# What a user plugs in
+
+
+def test_a_users_own_sensitivity_and_mechanism():
+    class Constant(dpps.Sensitivity):
+        def estimate(self, memory, view):
+            return 3.0
+
+    class Triangular(dpps.Mechanism):
+        name, norm = "triangular", 1
+
+        def scale(self, sensitivity):
+            return 2.0 * sensitivity
+
+        def draw(self, stream, out):
+            out[...] = stream.random(out.shape) - stream.random(out.shape)
+
+        def event(self, noise_multiplier):
+            return non_private()
+
+    protocol = dpps.DPPS(dpps.Ring(4), Triangular(), Constant(), noise=dpps.Seeded(0))
+    state = protocol.start(torch.zeros(4, 1000))
+    record = protocol.step(state)
+    assert (record.used, record.scale, record.epsilon) == (3.0, 6.0, math.inf)
+    assert 0 < float(state.s.abs().max()) <= 6.0
+
+
+def test_watched_sensitivities_do_not_change_the_run():
+    runs = []
+    for watch in ({}, {"certified": dpps.Certified(), "real": dpps.Oracle()}):
+        protocol = dpps.DPPS(
+            dpps.Exponential(8),
+            dpps.Laplace(5, 1e-3),
+            dpps.Paper(0.8, 0.5),
+            sync_every=5,
+            noise=dpps.Seeded(3),
+            watch=watch,
+        )
+        state = protocol.start(torch.zeros(8, 200))
+        records = [protocol.step(state, torch.full((8, 200), 0.01)) for _ in range(7)]
+        runs.append(state.s)
+    assert torch.equal(*runs)
+    assert all(r.watched["certified"] >= r.watched["real"] for r in records)
+
+
+def test_bytes_are_rows_to_peers_plus_scalars():
+    protocol = dpps.DPPS(dpps.DOut(10, 4), dpps.Laplace(1), dpps.Bounded(1.0), sync_every=2)
+    state = protocol.start(torch.zeros(10, 100))
+    assert protocol.step(state).bytes == 3 * (400 + 8)
+    assert protocol.step(state).bytes == 2 * 9 * (400 + 8) // 10  # an all-reduce mean

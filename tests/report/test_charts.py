@@ -1,0 +1,134 @@
+"""Charts show the run's values, whatever changes, and nothing that does not."""
+
+import dataclasses
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpps.report.charts import KEPT_POINTS, Chart, Mark, charts, thinned
+from dpps.report.page import render
+from dpps.report.reading import Accuracy, RunRecord
+
+
+def drawn(*records: RunRecord) -> dict[str, Chart]:
+    return {chart.key: chart for chart in charts(records)[0]}
+
+
+def test_what_changes_is_drawn_and_what_does_not_is_told(records: dict[str, RunRecord]) -> None:
+    assert list(drawn(records["record"])) == ["accuracy", "nodes", "epsilon", "loss"]
+    assert list(drawn(records["node-swap"])) == [
+        "accuracy",
+        "nodes",
+        "epsilon",
+        "loss",
+        "sensitivity",
+        "scale",
+    ]
+    assert list(drawn(records["none"])) == ["nodes", "loss"]
+    steady = {each.title: each.values for each in charts([records["record"]])[1]}
+    assert list(steady) == ["Sensitivity", "Noise scale"]
+    assert steady["Sensitivity"][0][0] == "bound by clipping"
+    assert [each.title for each in charts([records["none"]])[1]] == ["Accuracy"]  # after one epoch
+    assert "noise scale" not in drawn(records["record"], records["none"])
+
+
+def test_values_are_those_of_the_run(records: dict[str, RunRecord]) -> None:
+    record = records["node-swap"]
+    by_key = drawn(record)
+    sensitivity = {series.name: series.y for series in by_key["sensitivity"].series}
+    assert list(sensitivity) == ["certified", "real"]
+    for name, column in (("certified", "estimated"), ("real", "real")):
+        expected = [getattr(log, column) for log in record.rounds]
+        np.testing.assert_allclose(np.array(sensitivity[name], float), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.array(by_key["nodes"].series[0].y, float), record.accuracy.by_node, rtol=1e-5
+    )
+
+
+def test_what_is_not_noised_is_for_the_nodes_own_eyes(records: dict[str, RunRecord]) -> None:
+    by_key = drawn(records["record"])
+    assert [series.name for series in by_key["nodes"].series] == ["test set", "own data"]
+    assert {key for key, chart in by_key.items() if chart.own_eyes} == {"nodes", "loss"}
+    assert not any(chart.printed for chart in by_key.values() if chart.own_eyes)
+
+
+def test_baselines_are_lines(records: dict[str, RunRecord]) -> None:
+    baselines = {"no privacy": Accuracy(91.5, [85.0, 91.5]), "alone": Accuracy(70.0, by_node=[60.0] * 5)}
+    by_key = drawn(dataclasses.replace(records["record"], baselines=baselines))
+    lines = {series.name: series.y for series in by_key["accuracy"].series}
+    assert lines["no privacy"] == [85.0, 91.5]
+    assert lines["alone"] == [70.0, 70.0]
+    assert "not covered by the guarantee" in by_key["accuracy"].caption
+    nodes = by_key["nodes"]
+    assert "test set, alone" in [series.name for series in nodes.series]
+    first = {nodes.path(series, dots=True).partition(" ")[0] for series in nodes.series}
+    assert len(first) == len(nodes.series)  # dots of one node stand beside each other
+
+
+def test_twelve_runs_differ_as_dots_and_twentyfour_as_lines() -> None:
+    assert len({(mark.colour, mark.square) for mark in map(Mark, range(12))}) == 12
+    assert len({(mark.colour, mark.dash) for mark in map(Mark, range(24))}) == 24
+
+
+def test_a_run_looks_the_same_in_every_chart(records: dict[str, RunRecord]) -> None:
+    many = [
+        dataclasses.replace(records[name], name=f"{name} {k}")
+        for k in range(4)
+        for name in ("none", "record", "node-swap")
+    ]
+    for chart in charts(many)[0]:
+        for series in chart.series:
+            assert series.mark == Mark([run.name for run in many].index(series.name)), chart.title
+    looks = {(Mark(k).colour, Mark(k).dash) for k in range(24)}
+    assert len(looks) == 24
+
+
+def test_comparison_lays_accuracy_against_epsilon(records: dict[str, RunRecord]) -> None:
+    chart = drawn(*records.values())["exchange"]
+    pairs = {
+        series.name: [(x, y) for x, y in zip(chart.x, series.y, strict=True) if y] for series in chart.series
+    }
+    assert list(pairs) == ["record", "node-swap"]
+    for name, ((epsilon, accuracy),) in pairs.items():
+        assert epsilon == records[name].privacy.epsilon
+        assert np.isclose(accuracy, records[name].accuracy.mean)
+    assert "exchange" not in drawn(records["none"], dataclasses.replace(records["none"], name="other"))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000))
+def test_thinning_keeps_ends_and_extremes(values: list[float]) -> None:
+    points = dict(enumerate(values))
+    kept = thinned(points)
+    assert {0, len(values) - 1} <= set(kept)
+    assert len(kept) <= KEPT_POINTS + 4
+    assert {min(values), max(values)} <= {points[at] for at in kept}
+    assert len(values) > KEPT_POINTS or kept == list(points)
+
+
+def test_nodes_that_are_all_alike_are_told_and_not_drawn(records: dict[str, RunRecord]) -> None:
+    alike = dataclasses.replace(records["record"], accuracy=Accuracy(91.5, [85.0, 91.5], [91.5] * 5))
+    found, steady = charts([alike])
+    assert "nodes" not in [chart.key for chart in found]
+    assert ("Accuracy of every node at the end", [("test set", "91.5 %")], True) in [
+        (each.title, each.values, each.own_eyes) for each in steady
+    ]
+
+
+def test_runs_measured_on_own_data_alone_are_compared_for_the_nodes_own_eyes(
+    records: dict[str, RunRecord],
+) -> None:
+    own = [
+        dataclasses.replace(
+            records["record"],
+            name=f"epsilon {epsilon}",
+            privacy=dataclasses.replace(records["record"].privacy, epsilon=epsilon),
+            accuracy=Accuracy(own=70.0 + epsilon, own_by_node=[60.0, 80.0]),
+        )
+        for epsilon in (1.0, 3.0)
+    ]
+    exchange = drawn(*own)["exchange"]
+    assert [[y for y in series.y if y is not None] for series in exchange.series] == [[71.0], [73.0]]
+    assert exchange.own_eyes
+    assert not exchange.printed
+    assert '<span class="unprinted">71.0 % ' in render(own)

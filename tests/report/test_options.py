@@ -1,0 +1,84 @@
+"""Which options had an effect, what the data are called, and the command that repeats a run."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dpps.cli.arguments import parse_options
+from dpps.errors import UsageError
+from dpps.report.options import applied, command, data_name
+from dpps.runs.config import TrainConfig
+
+
+@given(
+    unit=st.sampled_from(["record", "contribution", "node-swap", "none"]),
+    epsilon=st.sampled_from([None, 0.5, 3.0]),
+    others=st.fixed_dictionaries(
+        {},
+        optional={
+            "nodes": st.integers(2, 50),
+            "topology": st.sampled_from(["ring", "4-out", "base-2"]),
+            "clip": st.floats(0.1, 10),
+            "mechanism": st.sampled_from(["laplace", "gaussian"]),
+            "split": st.sampled_from(["dirichlet:0.5", "label:2"]),
+            "shared": st.sampled_from(["2", "all", "layer1,layer 2"]),
+            "track_real": st.booleans(),
+            "seed": st.integers(0, 99),
+            "lr_shared": st.sampled_from([0.1, 1.0, 0.03]),
+            "data_dir": st.just(Path("some where")),
+            "out": st.just(Path("x")),
+        },
+    ),
+)
+def test_command_repeats_the_configuration(unit: str, epsilon: float | None, others: dict[str, Any]) -> None:
+    try:
+        config = TrainConfig(unit=unit, epsilon=epsilon, **others).resolved()
+    except UsageError:  # options that have no meaning together
+        assume(False)
+    words = shlex.split(command(config))
+    assert words[:2] == ["dpps", "train"]
+    again = parse_options(TrainConfig, words[2:], "dpps train").resolved()
+    assert again.fingerprint() == config.fingerprint()
+    assert again.data_dir == config.data_dir
+
+
+def test_command_says_only_what_matters() -> None:
+    assert command(TrainConfig(out=Path("x"), overwrite=True).resolved()) == "dpps train"
+    assert command(TrainConfig(epsilon=3.0, epochs=2).resolved()) == "dpps train --epochs 2"
+
+
+def test_options_of_other_units_are_not_listed() -> None:
+    record = applied(TrainConfig().resolved(), False)
+    assert not {"budget", "noise-rate", "sensitivity", "c-prime", "decay", "mechanism", "norm"} & set(record)
+    assert {"epsilon", "delta", "clip", "records-per-user", "seed"} <= set(record)
+    assert record["noise"] == "seeded (simulation)"
+    swap = applied(TrainConfig(unit="node-swap", sensitivity="paper").resolved(), True)
+    assert {"budget", "noise-rate", "sensitivity", "c-prime", "decay"} <= set(swap)
+    assert not {"records-per-user", "epsilon"} & set(swap)
+    assert swap["noise"].startswith("secure")
+    none = applied(TrainConfig(unit="none").resolved(), False)
+    assert not {"delta", "clip", "epsilon", "noise", "sync-every", "dropouts", "track-real", "out"} & set(
+        none
+    )
+    sgp = applied(TrainConfig(algorithm="sgp", unit="none").resolved(), False)
+    assert "shared" not in sgp
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("hospitals/node-{rank}", "hospitals"),
+        ("/srv/clinic-{rank}", "clinic"),
+        ("/srv/diabetes/data/{rank}", "diabetes"),
+        ("node-{rank}", "own data"),
+    ],
+)
+def test_own_data_have_their_own_name(folder: str, name: str) -> None:
+    config = TrainConfig(node_data=Path(folder), classes=2).resolved()
+    assert data_name(config) == applied(config, True)["data"] == name
+    assert not {"split", "hold-out", "node-data"} & set(applied(config, True))
+    assert data_name(TrainConfig()) == "mnist-mini"

@@ -1,0 +1,51 @@
+"""Options in files: TOML by the names of the options, JSON as a run keeps them."""
+
+from pathlib import Path
+
+import pytest
+
+from dpps.errors import UsageError
+from dpps.runs.config import TrainConfig
+from dpps.runs.config_files import from_json, from_toml
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    config = TrainConfig(nodes=7, data_dir=Path("x"), epsilon=2.0, quiet=True)
+    file = tmp_path / "run.toml"
+    file.write_text(config.to_toml())
+    assert from_toml(file) == config
+    assert from_json(config.to_json(), "other") == config
+
+
+def test_a_configuration_of_own_data_does_not_name_another(tmp_path):
+    config = TrainConfig(node_data=Path("d/node-{rank}"), classes=2)
+    assert 'data = "own data"\n' in config.to_toml()
+    file = tmp_path / "run.toml"
+    file.write_text(config.to_toml())
+    from_toml(file).check()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodse = 3", "unknown option in .*nodse.*did you mean 'nodes'"),
+        ("nodes = 'three'", "nodes is 'three': it must be a whole number"),
+        ("secure-noise = 'yes'", "secure-noise is 'yes': it must be true or false"),
+        ("nodes = true", "nodes is True: it must be a whole number"),
+        ("weights = 3", "it must be a path in quotes"),
+        ("nodes = ", "is not TOML"),
+    ],
+)
+def test_what_is_no_option_or_no_value_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        from_toml(file)
+
+
+def test_a_file_that_is_not_there_and_options_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        from_toml(tmp_path / "no.toml")
+    for found in ({}, {"algorithm": "partpsp"}, {"data": "mnist", "colour": "red"}):
+        with pytest.raises(UsageError, match="made in Python"):
+            from_json(found, "made in Python")

@@ -1,0 +1,82 @@
+"""What `dpps train` does when rates are left open."""
+
+import pytest
+
+from dpps.errors import UsageError
+from dpps.runs.config import TrainConfig
+from dpps.runs.defaults import planned, shape, suggestion
+
+LINEAR = {"data": "mnist", "features": "scattering", "model": "linear", "shared": "all"}
+
+
+def test_softmax_regression_on_features_has_the_rule():
+    found = TrainConfig(**LINEAR, noise_multiplier=5.3).resolved()
+    assert (found.batch_size, found.epochs, found.clip, found.momentum) == (750, 15, 0.1, 0.8)
+    rule = suggestion(TrainConfig(**LINEAR, noise_multiplier=5.3))
+    assert found.lr_shared == found.lr_local == rule.rate
+
+
+def test_partners_allow_longer_steps():
+    alone, paired = (
+        TrainConfig(**LINEAR, noise_multiplier=5.3, trust=trust, **more).resolved()
+        for trust, more in (("nobody", {}), ("pairs", {"colluders": 0, "mean_variance": 1.6}))
+    )
+    # 0.4 of the deviation is left
+    assert paired.lr_shared == pytest.approx(alone.lr_shared / 0.16**0.25, rel=0.01)
+
+
+def test_what_is_given_stays():
+    found = TrainConfig(
+        **LINEAR, noise_multiplier=5.3, batch_size=100, momentum=0.0, lr_shared=2.0
+    ).resolved()
+    assert (found.batch_size, found.momentum, found.lr_shared, found.lr_local) == (100, 0.0, 2.0, 2.0)
+    assert found.epochs == 15
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "linear", "unit": "none"}, {"model": "cnn"}])
+def test_others_have_the_plain_defaults(options):
+    found = TrainConfig(**options).resolved()
+    assert (found.batch_size, found.epochs, found.momentum) == (100, 12, 0.0)
+
+
+def test_resolved_twice_is_resolved_once():
+    once = TrainConfig(**LINEAR, noise_multiplier=5.3).resolved()
+    assert once.resolved() == once
+
+
+@pytest.mark.parametrize(
+    ("data", "features", "found"),
+    [
+        ("mnist", "scattering", (81, 7, 7)),
+        ("fashion-mnist", "scattering", (81, 7, 7)),
+        ("cifar-10", "scattering", (243, 8, 8)),
+        ("mnist", "none", (1, 28, 28)),
+        ("fashion-mnist", "none", (3, 28, 28)),
+    ],
+)
+def test_what_a_model_reads_of_named_data(data, features, found):
+    assert shape(TrainConfig(data=data, features=features)) == found
+
+
+def test_the_plan_is_that_of_the_run():
+    plan, parameters = planned(TrainConfig(data="mnist").resolved())
+    assert (plan.count, plan.declared_sizes, plan.sampling) == (720, (6000,) * 10, (100 / 6000,) * 10)
+    assert parameters == 7850
+    plan, parameters = planned(TrainConfig(**LINEAR, noise_multiplier=5.3).resolved())
+    assert (plan.count, parameters) == (120, 39_700)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"momentum": 1.0}, r"momentum is 1.0: it must lie in \[0, 1\)"),
+        ({"momentum": -0.5}, "momentum is -0.5"),
+        ({"mixes": 0}, "--mixes is 0"),
+        ({"schedule": "plateau"}, "unknown schedule 'plateau'.*fixed"),
+        ({"averaging": 2.0}, "averaging is 2"),
+        ({"batch_size": 700, "declared_sizes": "600", **LINEAR}, "larger than the 600"),
+    ],
+)
+def test_bad_requests_are_refused(options, says):
+    with pytest.raises(UsageError, match=says):
+        TrainConfig(**options).resolved()

@@ -1,0 +1,58 @@
+"""An option on the command line that would be ignored is refused; one that a configuration file holds is not."""
+
+import pytest
+
+from dpps.cli.arguments import parse_options
+from dpps.errors import UsageError
+from dpps.runs.config import TrainConfig
+from dpps.runs.options import refuse_idle, refuse_idle_training
+
+IDLE = [
+    "--unit record --mechanism laplace",
+    "--mechanism=laplace",
+    "--unit none --mechanism laplace",
+    "--sensitivity paper",
+    "--unit contribution --c-prime 0.9",
+    "--unit node-swap --decay 0.5",
+    "--noise-rate 1",
+    "--unit contribution --records-per-user 2",
+    "--unit node-swap --algorithm pedfl --sync-every 3",
+    "--algorithm sgpdp --shared 1",
+    "--algorithm sgp --records-per-user 2",
+    "--norm group",
+    "--node-data d --classes 2 --split iid",
+    "--node-data d --classes 2 --data mnist",
+    "--data-dir d",
+]
+FINE = [
+    "",
+    "--mechanism gaussian",
+    "--unit contribution --mechanism laplace",
+    "--unit node-swap --sensitivity paper --decay 0.5 --c-prime 1 --noise-rate 1 --mechanism laplace",
+    "--records-per-user 2",
+    "--model resnet18 --norm group",
+    "--algorithm sgpdp --shared all",
+    "--node-data d --classes 2",
+    "--data mnist --data-dir d",
+]
+
+
+def check(line: str) -> None:
+    refuse_idle_training(line.split(), parse_options(TrainConfig, line.split(), "dpps train"))
+
+
+@pytest.mark.parametrize("line", IDLE)
+def test_ignored_options_are_refused_by_name(line):
+    with pytest.raises(UsageError, match=r"ignored.*leave it out") as refused:
+        check(line)
+    assert str(refused.value).split()[0] in line
+
+
+@pytest.mark.parametrize("line", FINE)
+def test_options_that_mean_something_are_not(line):
+    check(line)
+
+
+def test_the_plan_refuses_them_too():
+    with pytest.raises(UsageError, match="--mechanism belongs to"):
+        refuse_idle(["--mechanism", "laplace"], "record", "laplace")

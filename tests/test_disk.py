@@ -1,0 +1,41 @@
+"""What a run writes is for its owner's eyes, whatever the umask."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpps.disk import private, private_folder, write_private
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o277])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.usefixtures("umask")
+def test_files_and_folders_are_the_owners(tmp_path: Path) -> None:
+    private_folder(tmp_path / "a" / "b")
+    assert [mode(tmp_path / name) for name in ("a", "a/b")] == [0o700, 0o700]
+    write_private(tmp_path / "a" / "b" / "file", b"one")
+    with open(tmp_path / "a" / "log", "w", opener=private) as file:
+        file.write("two")
+    assert [mode(tmp_path / name) for name in ("a/b/file", "a/log")] == [0o600, 0o600]
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"one"
+    assert [p.name for p in (tmp_path / "a" / "b").iterdir()] == ["file"]
+
+
+def test_an_open_file_is_closed_to_others_and_a_folder_of_yours_stays_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "file").chmod(0o644)
+    os.close(private(tmp_path / "file", os.O_WRONLY))
+    private_folder(tmp_path)
+    assert (mode(tmp_path / "file"), mode(tmp_path)) == (0o600, 0o755)

@@ -1,0 +1,34 @@
+"""What is not installed is named, with the extra that brings it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpps
+from dpps import cli
+from dpps.errors import UsageError, needs_extra, unknown
+from dpps.topology.drawing import draw
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "networkx"])
+def test_drawing_names_the_extra(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"{package} is not installed: pip install 'dpps\[plots\]'"):
+        draw(dpps.Ring(3), tmp_path / "ring.svg")
+
+
+def test_paper_asks_for_the_extra_before_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["paper", "factors", "--quick", "--out", str(tmp_path / "paper")]) == cli.WRONG
+    assert "pip install 'dpps[plots]'" in capsys.readouterr().err
+    assert not (tmp_path / "paper").exists()
+    assert cli.main(["paper"]) == cli.DONE
+
+
+def test_other_failures_are_not_touched() -> None:
+    with pytest.raises(KeyError), needs_extra("plots"):
+        raise KeyError("x")
+    assert "did you mean 'ring'?" in str(unknown("topology", "rin", ["ring", "exp"]))

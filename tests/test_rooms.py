@@ -1,0 +1,136 @@
+"""The rooms of the house: imports between them go one way, and the tests have the same rooms."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import dpps
+
+SOURCE = Path(dpps.__file__).parent
+LEAVES = {"errors", "disk", "registry", "version", "frozen", "logs"}
+"""Small modules that anybody may use; they import nothing but each other."""
+FRONT = {"api", "__init__", "__main__"}
+"""What users import: it may import everything, and no room imports it."""
+MAY = {
+    "topology": set(),
+    "noise": set(),
+    "transport": {"topology"},
+    "sensitivity": {"topology", "transport", "noise"},
+    "privacy": {"noise", "sensitivity", "topology"},
+    "protocol": {"topology", "noise", "transport", "sensitivity", "privacy"},
+    "models": set(),
+    "data": set(),
+    "features": {"data"},
+    "learning": {"protocol", "topology", "noise", "transport", "sensitivity", "privacy", "models", "data"},
+    "runs": {
+        "learning",
+        "protocol",
+        "topology",
+        "noise",
+        "transport",
+        "sensitivity",
+        "privacy",
+        "models",
+        "data",
+        "features",
+    },
+}
+MAY["peers"] = {"runs"} | MAY["runs"]
+"""What each room may import; audit, paper, report and cli stand above all of them."""
+ABOVE = {"audit", "paper", "report", "cli"}
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def _imports(path: Path) -> set[str]:
+    """The rooms that a module imports anywhere, also inside functions and for types only."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "dpps":
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("dpps.")}
+    return found
+
+
+def _graph() -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        graph.setdefault(_room(path), set()).update(_imports(path) - {_room(path)})
+    return graph
+
+
+def test_imports_go_one_way() -> None:
+    graph = {room: rooms - LEAVES for room, rooms in _graph().items() if room not in FRONT | LEAVES}
+    wrong = {(room, other) for room, rooms in graph.items() if room in MAY for other in rooms - MAY[room]}
+    assert not wrong, "(room, what it imports)"
+    assert set(graph) <= set(MAY) | ABOVE, "a room that this test does not know"
+
+
+def test_there_are_no_cycles() -> None:
+    graph = {room: rooms for room, rooms in _graph().items() if room not in FRONT}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(f"rooms import each other in a circle: {error.args[1]}") from None
+
+
+def test_leaves_import_leaves_only() -> None:
+    graph = _graph()
+    assert all(graph.get(leaf, set()) <= LEAVES for leaf in LEAVES)
+
+
+TESTS = Path(__file__).parent
+ACROSS = {
+    "learning/engines/per_example/test_zoo",
+    "learning/test_released",
+    "paper/test_theorems",
+    "privacy/test_coalition",
+    "privacy/test_neighbours",
+    "report/test_in_browser",
+    "runs/test_kill",
+    "runs/test_kill_pairs",
+    "sensitivity/test_rounding",
+}
+"""Tests of what several modules of a room do together; those of the whole house stand at the top."""
+
+
+def _test_files() -> dict[str, Path]:
+    return {str(p.relative_to(TESTS).with_suffix("")): p for p in TESTS.rglob("test_*.py")}
+
+
+def test_tests_mirror_the_source() -> None:
+    """`tests/ROOM/test_MODULE.py` (or `test_MODULE_TOPIC.py`, or `test_ROOM.py` for the room's own names)."""
+    strangers = set()
+    for name, path in _test_files().items():
+        room, about = path.parent.relative_to(TESTS), path.stem.removeprefix("test_")
+        names = {module.stem for module in (SOURCE / room).glob("*.py")} | {room.name}
+        if room != Path() and not any(about == own or about.startswith(f"{own}_") for own in names):
+            strangers.add(name)
+    assert strangers <= ACROSS, "named after no module of src in the same folder"
+
+
+ELSEWHERE = {
+    "__main__": "started as a program by tests/cli/test_cli_program.py",
+}
+"""Modules without a test file of their own name. A package's own file (`__init__`) holds names only."""
+
+
+def test_every_module_has_a_test_file() -> None:
+    """`tests/ROOM/test_MODULE.py`, or for a large module several called `test_MODULE_TOPIC.py`."""
+    without = set()
+    for module in SOURCE.rglob("*.py"):
+        place = module.relative_to(SOURCE)
+        folder, own = TESTS / place.parent, f"test_{module.stem}"
+        found = [*folder.glob(f"{own}.py"), *folder.glob(f"{own}_*.py")]
+        if not found and module.stem != "__init__" and str(place.with_suffix("")) not in ELSEWHERE:
+            without.add(str(place))
+    assert not without
+
+
+def test_files_are_short() -> None:
+    files = [*SOURCE.rglob("*.py"), *TESTS.rglob("*.py")]
+    assert not [str(path) for path in files if len(path.read_text().splitlines()) > 400]

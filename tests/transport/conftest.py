@@ -1,0 +1,15 @@
+from pathlib import Path
+
+import pytest
+
+from processes import Trainers
+from tests.transport.samples import SEEDED
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs of 25 rounds in two processes, nothing goes wrong."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    trainers = Trainers(2, out, *SEEDED, "--epochs", "2", "--share-metrics")
+    assert trainers.wait() == [0, 0], trainers.said()
+    return out

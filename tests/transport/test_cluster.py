@@ -1,0 +1,305 @@
+"""Whole runs in several processes: equal to a simulation, and nothing is lost when something dies."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import processes
+from dpps.cli import main
+from processes import Trainers
+from tests.transport.samples import COMMON, NODES, PRIVATE, SEEDED, furthest, summary_in, write_node_data
+
+
+def test_training_equals_simulation(undisturbed: Path, tmp_path: Path) -> None:
+    """Gradients of a block of nodes may differ in the last bits from those of all nodes: a float tolerance."""
+    options = [o for o in SEEDED if o != "--seeded-noise"]
+    assert main(["train", *options, "--epochs", "2", "--out", str(tmp_path / "one")]) == 0
+    assert furthest(undisturbed, tmp_path / "one") < 1e-5
+    alone, together = summary_in(tmp_path / "one"), summary_in(undisturbed)
+    assert together["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.2)
+    assert together["privacy"]["epsilon"] == alone["privacy"]["epsilon"]  # type: ignore[index]
+    assert str(together["privacy"]["statement"]).startswith("No privacy")  # type: ignore[index]
+    assert "simulation" not in together["privacy"]["statement"]  # type: ignore[index]
+    assert "--share-metrics" in together["privacy"]["statement"]  # type: ignore[index]
+
+
+def test_unseeded_runs_differ_and_keep_metrics_at_home(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        trainers = Trainers(2, tmp_path / name, *COMMON, *PRIVATE, "--epochs", "1")
+        assert trainers.wait() == [0, 0], trainers.said()
+        for rank, said in enumerate(trainers.said()):
+            assert re.search(
+                rf"^rank {rank}: accuracy +[0-9.]+ % .* mean over 2 nodes$", said, re.MULTILINE
+            ), said
+            assert re.search(rf"^rank {rank}: privacy +epsilon [0-9.]+", said, re.MULTILINE), said
+    assert furthest(tmp_path / "a", tmp_path / "b") > 1e-4
+    summary = summary_in(tmp_path / "a")
+    assert summary["test_accuracy"] is None
+    assert summary["final_loss"] is None
+    assert summary_in(tmp_path / "a" / "rank-1")["test_accuracy"] is not None
+    assert "No privacy" not in summary["privacy"]["statement"]  # type: ignore[index]
+    assert "seed" not in summary["privacy"]["statement"]  # type: ignore[index]
+
+
+def test_killed_and_resumed(undisturbed: Path, tmp_path: Path) -> None:
+    out, rng = tmp_path / "run", np.random.default_rng()
+    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "3", "--timeout", "120"]
+    trainers = Trainers(2, out, *options, hold_before=49)
+    victim, moment = int(rng.integers(2)), int(rng.integers(5, 45))
+    trainers.until(moment)
+    trainers.all[victim].kill()
+    trainers.let_go()
+    codes = trainers.wait()
+    assert codes[1 - victim] == 1, (codes, victim, moment)
+    assert re.search(rf"rank {victim} .*has failed|rank {victim}, which holds", trainers.said()[1 - victim])
+    sent = [trainers.charged(r) for r in range(2)]
+    again = Trainers(2, out, *options, "--resume")
+    assert again.wait() == [0, 0], (victim, moment, again.said())
+    assert furthest(undisturbed, out) == 0.0, (victim, moment)
+    # every message of the first attempt stays charged, and what was repeated is charged again
+    assert all(again.charged(r) >= max(50, sent[r]) for r in range(2))
+    total = summary_in(out)["privacy"]["epsilon_sum"]  # type: ignore[index]
+    assert total == pytest.approx(100 * max(again.charged(r) for r in range(2)))
+
+
+def test_stopped_together_and_resumed(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = [*SEEDED, "--epochs", "2", "--share-metrics"]
+    trainers = Trainers(2, out, *options, hold_before=40)
+    trainers.until(10)
+    os.kill(trainers.all[1].pid or 0, signal.SIGTERM)
+    trainers.let_go()
+    assert trainers.wait() == [3, 3], trainers.said()
+    found = [[p.name for p in (out / f"rank-{r}" / "checkpoint").iterdir()] for r in range(2)]
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+    again = Trainers(2, out, *options, "--resume")
+    assert again.wait() == [0, 0], again.said()
+    assert furthest(undisturbed, out) == 0.0
+    assert [again.charged(r) for r in range(2)] == [50, 50], "nothing was repeated"
+
+
+def test_damaged_checkpoint_takes_everybody_back(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "4"]
+    trainers = Trainers(2, out, *options, hold_before=40)
+    trainers.until(15)
+    for process in trainers.all:
+        os.kill(process.pid or 0, signal.SIGTERM)
+    trainers.let_go()
+    assert trainers.wait() == [3, 3], trainers.said()
+    newest = max((out / "rank-1" / "checkpoint").iterdir()) / "tensors.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    again = Trainers(2, out, *options, "--resume")
+    assert again.wait() == [0, 0], again.said()
+    assert "damaged" in again.said()[1]
+    assert furthest(undisturbed, out) == 0.0
+    assert again.charged(0) == again.charged(1) > 50
+
+
+def test_lost_ledger_stops_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    trainers = Trainers(2, out, *SEEDED, "--epochs", "2", hold_before=40)
+    trainers.until(3)
+    os.kill(trainers.all[0].pid or 0, signal.SIGTERM)
+    trainers.let_go()
+    assert trainers.wait() == [3, 3]
+    (out / "rank-1").rename(tmp_path / "elsewhere")
+    again = Trainers(2, out, *SEEDED, "--epochs", "2", "--resume")
+    assert again.wait() == [1, 1]
+    assert all("rank 1 has no ledger" in said for said in again.said())
+
+
+@pytest.mark.parametrize(
+    ("victim", "named"),
+    [(1, r"rank 1 \(127.0.0.1\) has failed: no answer"), (0, r"rank 0, which holds .* cannot be reached")],
+)
+def test_hung_process_is_named(tmp_path: Path, victim: int, named: str) -> None:
+    options = [*SEEDED, "--epochs", "4", "--checkpoint-every", "2", "--timeout", "20"]
+    trainers = Trainers(3, tmp_path / "run", *options, hold_before=99)
+    trainers.until(8)
+    os.kill(trainers.all[victim].pid or 0, signal.SIGSTOP)
+    trainers.let_go()
+    survivors = [r for r in range(3) if r != victim]
+    for r in survivors:
+        trainers.all[r].join(processes.PATIENCE)
+    codes = trainers.wait(1)
+    assert [codes[r] for r in survivors] == [1, 1]
+    for r in survivors:
+        assert re.search(named, trainers.said()[r]), trainers.said()
+        assert not any(f"rank {s} (127.0.0.1) has failed" in trainers.said()[r] for s in survivors)
+
+
+def test_other_options_are_named(tmp_path: Path) -> None:
+    port = processes.free_port()
+    options = [[*SEEDED, "--epochs", "2", "--out", str(tmp_path / "run")] for _ in range(3)]
+    options[1][options[1].index("--epochs") + 1] = "3"
+    logs = [tmp_path / f"log-{r}" for r in range(3)]
+    started = [
+        processes.context.Process(
+            target=processes._train,
+            args=(processes.Rendezvous(r, 3, "127.0.0.1", port), options[r], logs[r], {}),
+        )
+        for r in range(3)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(processes.PATIENCE)
+    assert [p.exitcode for p in started] == [2, 2, 2]
+    for log in logs:
+        assert "rank 1 differs in configuration: epochs is 3, the others have 2" in log.read_text()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stranger_without_the_secret(tmp_path: Path) -> None:
+    """Through the command line; nothing is written."""
+    port, logs = processes.free_port(), [tmp_path / f"log-{r}" for r in range(2)]
+    options = [*SEEDED, "--epochs", "2", "--out", str(tmp_path / "run")]
+    started = [
+        processes.context.Process(
+            target=processes._train,
+            args=(processes.Rendezvous(r, 2, "127.0.0.1", port), options, logs[r], {"DPPS_SECRET": secret}),
+        )
+        for r, secret in enumerate(["0123456789abcdef" * 2, "fedcba9876543210" * 2])
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(processes.PATIENCE)
+    assert [p.exitcode for p in started] == [2, 2]
+    for log in logs:
+        assert re.fullmatch(
+            r"dpps: rank \d: rank \d .*its \$DPPS_SECRET is not that of rank \d\n", log.read_text()
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_launch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = [*SEEDED, "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert main(["launch", "--nproc", "5", *options]) == 2
+    assert "--nproc is 5: with --nodes 4 it must be 4 or less" in capfd.readouterr().err
+    assert main(["launch", "--nproc=2", "train", *options]) == 0
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (
+        f"accuracy  {told['test_accuracy']:.2f} % on the test set, mean over 4 nodes"
+        in capfd.readouterr().out
+    )
+    assert len(told["accuracy_by_node"]) == 4
+    assert told["accuracy_by_epoch"] == [pytest.approx(told["test_accuracy"])]
+    assert main(["launch", "--nproc", "2", *options]) == 2
+    assert capfd.readouterr().err.count("already holds a run") >= 1
+
+
+def _launch(out: Path, *options: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "dpps", "launch", "--nproc", "2", *options, "--out", str(out)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, env=env)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_launch_stops_on_request(undisturbed: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """All processes finish the same round, checkpoint and exit 3, and so does launch; --resume ends as if nothing had been."""
+    out, options = tmp_path / "run", [*SEEDED, "--epochs", "2", "--share-metrics"]
+    with _launch(out, *options, env=processes.holding(40, tmp_path / "gate")) as launched:
+        _until_charged(out, 10, launched)
+        launched.send_signal(number)
+        assert launched.wait(processes.PATIENCE) == 3, launched.communicate()
+    charged = [(out / f"rank-{r}" / "ledger.jsonl").read_bytes().count(b"\n") - 1 for r in range(2)]
+    found = [[p.name for p in (out / f"rank-{r}" / "checkpoint").iterdir()] for r in range(2)]
+    assert charged[0] == charged[1] < 50
+    assert found == [[f"round-{charged[0]:09}"]] * 2
+    assert main(["launch", "--nproc", "2", *options, "--out", str(out), "--resume"]) == 0
+    assert furthest(undisturbed, out) == 0.0
+
+
+def _until_charged(out: Path, rounds: int, launched: subprocess.Popen[bytes]) -> None:
+    ledgers = [out / f"rank-{r}" / "ledger.jsonl" for r in range(2)]
+    while not all(ledger.exists() and ledger.read_bytes().count(b"\n") > rounds for ledger in ledgers):
+        assert launched.poll() is None
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("wait", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1.0, 2.0, 3.0))])
+def test_launch_stopped_while_its_processes_load(tmp_path: Path, wait: float) -> None:
+    """Nothing has begun, so there is nothing to resume; nobody is left waiting for the others."""
+    with _launch(tmp_path / "run", *SEEDED, "--epochs", "2") as launched:
+        children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children")
+        while len(children.read_text().split()) < 2:
+            assert launched.poll() is None
+            time.sleep(0.002)
+        started = children.read_text().split()
+        time.sleep(wait)
+        launched.terminate()
+        assert launched.wait(processes.PATIENCE) == 3, launched.communicate()
+    assert not any(Path(f"/proc/{process}").exists() for process in started)
+
+
+def test_own_data_never_moves(tmp_path: Path) -> None:
+    """Each node reads its own files only, npz or csv."""
+    write_node_data(tmp_path, examples=60)
+    options = [
+        "--node-data",
+        str(tmp_path / "node-{rank}"),
+        "--classes",
+        "2",
+        "--nodes",
+        "4",
+        "--batch-size",
+        "10",
+    ]
+    trainers = Trainers(2, tmp_path / "run", *options, *PRIVATE, "--epochs", "2", "--share-metrics")
+    assert trainers.wait() == [0, 0], trainers.said()
+    summary = summary_in(tmp_path / "run")
+    assert summary["rounds"] == 12
+    assert len(summary["own_accuracy_by_node"]) == NODES  # type: ignore[arg-type]
+    assert summary["test_accuracy"] is None
+
+
+def _fill_the_disk(place: processes.Rendezvous, options: list[str], log: Path) -> None:
+    """As `dpps train`, on a disk that is full from the second checkpoint on."""
+    import errno
+
+    import dpps.runs.checkpoint
+
+    write, written = dpps.runs.checkpoint._write, []
+
+    def fail_later(path: Path, data: bytes) -> None:
+        written.append(path)
+        if len(written) > 2 and place.rank == 1:  # two files make a checkpoint
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    dpps.runs.checkpoint._write = fail_later
+    processes._train(place, options, log, {})
+
+
+def test_a_full_disk_is_told_and_costs_no_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+    out, port = tmp_path / "run", processes.free_port()
+    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "5", "--out", str(out)]
+    logs = [tmp_path / f"log-{r}" for r in range(2)]
+    places = [processes.Rendezvous(r, 2, "127.0.0.1", port) for r in range(2)]
+    started = [
+        processes.context.Process(target=_fill_the_disk, args=(place, options, logs[place.rank]))
+        for place in places
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(processes.PATIENCE)
+    assert [p.exitcode for p in started] == [1, 1], [log.read_text() for log in logs]
+    assert "No space left on device" in logs[1].read_text()
+    assert "round-000000005 is intact" in logs[1].read_text()
+    assert "rank 1 stopped the run" in logs[0].read_text()
+    again = Trainers(
+        2, out, *SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "5", "--resume"
+    )
+    assert again.wait() == [0, 0], again.said()
+    assert furthest(undisturbed, out) == 0.0
