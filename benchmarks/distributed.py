@@ -20,11 +20,13 @@ import torch
 from measure import in_turn
 
 import dpps
-from dpps.cluster import Cluster, Place
-from dpps.fabric.distributed import Distributed
-from dpps.fabric.wire import ROWS, SMALL
-from dpps.noise import Outgoing
+from dpps.noise.source import Outgoing
 from dpps.topology import Weights, parse
+from dpps.transport import Exchange, Link
+from dpps.transport.cluster import Cluster
+from dpps.transport.distributed import Distributed
+from dpps.transport.rendezvous import Rendezvous
+from dpps.transport.wire import ROWS, SMALL
 
 Work = Callable[[], object]
 UNITS: dict[str, tuple[dpps.Mechanism, dpps.Sensitivity]] = {
@@ -64,14 +66,14 @@ class Bare:
             work.wait(timedelta(seconds=60))
 
 
-def measure(place: Place) -> None:
+def measure(place: Rendezvous) -> None:
     """All comparisons; rank 0 prints."""
     torch.set_num_threads(1)
     fabric = Distributed(PROCESSES, Cluster(place).join().meet({}))
-    row, a = torch.randn(1, DIMENSION), torch.ones(1, 1, dtype=torch.float64)
+    row, a = torch.randn(1, DIMENSION), torch.ones(1, dtype=torch.float64)
     for name in ("exp", "complete"):
         weights = parse(name, PROCESSES).weights(0)
-        mixing = partial(fabric.mix, weights, row, a)
+        mixing = partial(mix, fabric, weights, row, a, fabric.start(row, common=False))
         compare(place, f"{name:<9} mixing", mixing, "bare exchange", Bare.rows(fabric, weights, row))
         for unit in UNITS:
             whole, parts = rounds(fabric, name, unit, row, a)
@@ -81,13 +83,19 @@ def measure(place: Place) -> None:
                 compare(place, f"{name:<9} round, {unit}", whole, "bare number, mix and draw", meeting)
 
 
+def mix(fabric: Distributed, weights: Weights, row: torch.Tensor, a: torch.Tensor, link: Link) -> None:
+    """One round of the network without anything else."""
+    fabric.push(Exchange(0, weights, ahead=weights), row, a, link)
+    fabric.collect()
+
+
 def one_after_another(*works: Work) -> None:
     """Do all of them."""
     for work in works:
         work()
 
 
-def compare(place: Place, what: str, ours: Work, beside_what: str, beside: Work) -> None:
+def compare(place: Rendezvous, what: str, ours: Work, beside_what: str, beside: Work) -> None:
     """In turn; one voice."""
     first, second, ratio = in_turn(ours, beside, TURNS)
     if place.rank == 0:
@@ -108,7 +116,7 @@ def rounds(
 
     def parts() -> None:
         noise.release(mechanism, 1e-9, Outgoing(row, row, message, fabric.rows, 0, base_is_public=True))
-        fabric.mix(weights, message, a)
+        mix(fabric, weights, message, a, state.link)
 
     return lambda: protocol.step(state, perturbation), parts
 
@@ -119,7 +127,7 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    places = [Place(rank, PROCESSES, "127.0.0.1", port) for rank in range(PROCESSES)]
+    places = [Rendezvous(rank, PROCESSES, "127.0.0.1", port) for rank in range(PROCESSES)]
     started = [context.Process(target=measure, args=(place,)) for place in places]
     for process in started:
         process.start()

@@ -32,7 +32,7 @@ def point(
     turns = 2 if quick else 5 if nodes >= 300 else 25
     what = f"round, {axis}={value:,}"
     alone = "its two gradients alone"
-    return compare(what, run.round, alone, lambda: gradients(run, run.engine), turns, at=(axis, value))
+    return compare(what, run.step, alone, lambda: gradients(run, run.nodes.engine), turns, at=(axis, value))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
 """The runs that are measured: PartPSP-1 on random numbers of the shape of the paper's data."""
 
+from dataclasses import replace
+
 import torch
 from torch.utils.data import TensorDataset
 
 import dpps
-from dpps.fabric import Stacked
-from dpps.learning import Learner
-from dpps.learning.gradients import Engine
-from dpps.noise import NoiseSource
+from dpps.learning.engines.gradients import Engine
+from dpps.learning.partition import Partition
+from dpps.noise.source import NoiseSource
+from dpps.privacy.trust import NOBODY, Trust
 from dpps.privacy.units import Unit
+from dpps.runs.run import Run
+from dpps.transport import Stacked
 
 SHAPES = {"mlp": (1, 28, 28), "resnet18": (3, 28, 28), "vit": (3, 32, 32)}
 PARAMETERS = 7850  # the shared part of the paper's MLP
@@ -35,12 +39,14 @@ def learner(
     hidden: int = 10,
     noise: NoiseSource | None = None,
     fabric: Stacked | None = None,
-) -> Learner:
+    trust: Trust = NOBODY,
+) -> Run:
     """A run before its first round: EXP, synchronised every 5 rounds, as many examples at every node.
 
     Args:
         hidden: the width of the MLP's shared layer: d_s = 785 hidden.
         fabric: by default all nodes in this process.
+        trust: partners, in the unit record.
     """
     torch.manual_seed(0)
     rows = nodes if fabric is None else len(fabric.rows)
@@ -50,13 +56,21 @@ def learner(
     net, shared = dpps.models.build(model, "1", SHAPES[model], 10, norm, dropout)
     if model == "mlp":
         net = dpps.models.MLP((784, hidden, 784, 10))
-    algorithm = dpps.PartPSP(net, shared, dpps.Exponential(nodes), batch_size=batch, sync_every=5, seed=0)
-    algorithm.noise, algorithm.fabric = noise, fabric
-    algorithm.privacy = unit_of(unit, algorithm.partition.shared_size)
-    return algorithm.start([TensorDataset(x[part], labels[part]) for part in parts], epochs=1)
+    privacy = unit_of(unit, Partition(net, shared).shared_size)
+    run = dpps.Run(
+        dpps.PartPSP(net, shared, batch_size=batch),
+        [TensorDataset(x[part], labels[part]) for part in parts],
+        topology=dpps.Exponential(nodes),
+        privacy=replace(privacy, trust=trust) if isinstance(privacy, dpps.Record) else privacy,
+        sync_every=5,
+        seed=0,
+        noise=noise,
+        where=dpps.Here(fabric),
+    )
+    return run.start(epochs=1_000_000)
 
 
-def gradients(run: Learner, engine: Engine) -> None:
+def gradients(run: Run, engine: Engine) -> None:
     """The two gradients of Algorithm 2 with shared stages forward once, nothing else."""
-    x, target, _ = run.sampler.batch(run.state.round)
-    engine.step(run.state.y, run.local, x, target, lambda g, rows: run.local[rows] - 0.1 * g, 0)
+    x, target, _ = run.nodes.updates.sampler.batch(run.state.round)
+    engine.step(run.state.shared.y, run.local, x, target, lambda g, rows: run.local[rows] - 0.1 * g, 0)

@@ -14,24 +14,24 @@ from learners import learner
 from measure import Row, main, spreads, times
 from torch import Tensor
 
-from dpps.learning import Learner
 from dpps.models import Staged
+from dpps.runs.run import Run
 
 
 class Plain:
     """One ordinary module per node, as a user of torch alone would have it."""
 
-    def __init__(self, run: Learner) -> None:
-        assert isinstance(run.config.model, Staged)
-        self.models = [copy.deepcopy(run.config.model).train() for _ in run.rows]
-        prefix = run.partition.prefix()
+    def __init__(self, run: Run) -> None:
+        assert isinstance(run.algorithm.model, Staged)
+        self.models = [copy.deepcopy(run.algorithm.model).train() for _ in run.nodes.rows]
+        prefix = run.nodes.partition.prefix()
         assert prefix is not None
         self.prefix, self.run = prefix, run
-        self.names = {slot.name for slot in run.partition.shared}
+        self.names = {slot.name for slot in run.nodes.partition.shared}
 
     def gradients(self) -> None:
         """Algorithm 2 for every node: local gradients on the detached output of the front, then the shared gradients."""
-        x, target, _ = self.run.sampler.batch(self.run.state.round)
+        x, target, _ = self.run.nodes.updates.sampler.batch(self.run.state.round)
         for model, inputs, labels in zip(self.models, x, target, strict=True):
             shared = [p for name, p in model.named_parameters() if name in self.names]
             local = [p for name, p in model.named_parameters() if name not in self.names]
@@ -44,7 +44,7 @@ class Plain:
 
     def twice(self) -> None:
         """The whole model forward and backward, two times."""
-        x, target, _ = self.run.sampler.batch(self.run.state.round)
+        x, target, _ = self.run.nodes.updates.sampler.batch(self.run.state.round)
         for model, inputs, labels in zip(self.models, x, target, strict=True):
             for _ in range(2):
                 torch.autograd.grad(F.cross_entropy(model(inputs), labels), list(model.parameters()))
@@ -56,7 +56,7 @@ def rows(quick: bool) -> Iterator[Row]:
     for model, named, turns in (("resnet18", "ResNet-18", 3), ("vit", "ViT", 2)):
         run = learner(nodes, batch, batch, model=model)
         plain = Plain(run)
-        ours, bare, twice = times((run.round, plain.gradients, plain.twice), 1 if quick else turns)
+        ours, bare, twice = times((run.step, plain.gradients, plain.twice), 1 if quick else turns)
         what = f"round, {named}, N={nodes}, batch {batch}, PartPSP-1"
         first, second, ratio = spreads(ours, bare)
         yield Row(what, first, "the nodes' gradients in plain torch", second, ratio, target=1.10)

@@ -13,11 +13,11 @@ from measure import Row, Work, compare, main
 from torch import Tensor
 
 import dpps
-from dpps.fabric import Stacked
-from dpps.keystream import Keystream
-from dpps.noise import NoiseSource, Outgoing
-from dpps.secure import STEPS, SecureNoise
+from dpps.noise.keystream import Keystream
+from dpps.noise.secure import STEPS, SecureNoise
+from dpps.noise.source import NoiseSource, Outgoing
 from dpps.topology import Weights
+from dpps.transport import Stacked
 
 
 class OneRow(Stacked):
@@ -73,7 +73,7 @@ def rows(quick: bool) -> Iterator[Row]:
             for noise in (SecureNoise(), dpps.Seeded(0))
         ]
         what = f"round of one node with safe noise, {unit}, MLP, batch {batch}"
-        yield compare(what, runs[0].round, "with fast noise", runs[1].round, turns, 3.0)
+        yield compare(what, runs[0].step, "with fast noise", runs[1].step, turns, 3.0)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from dpps.mechanisms import Mechanism
-from dpps.noise import Outgoing, Seeded
+from dpps.noise.mechanisms import Mechanism
+from dpps.noise.source import Outgoing, Seeded
 
 PRODUCTS = re.compile(r"aten::(\w*mm|mv|dot|\w*conv\w*)$")
 BOOKKEEPING = re.compile(
@@ -87,12 +87,12 @@ def kind(event: FunctionEvent) -> str:
 def profiled(case: Case) -> tuple[float, Counter[str], Counter[str]]:
     """Seconds of a round without the profiler; then, with it, the time of every kind and of every operation."""
     run = learner(case.nodes, case.batch, 3 * case.batch, model=case.model, unit=case.unit)
-    run.round()
-    plain = seconds(lambda: [run.round() for _ in range(case.rounds)]) / case.rounds
+    run.step()
+    plain = seconds(lambda: [run.step() for _ in range(case.rounds)]) / case.rounds
     with marked_noise(), profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(case.rounds):
             with record_function("Python of the round"):
-                run.round()
+                run.step()
     kinds: Counter[str] = Counter()
     operations: Counter[str] = Counter()
     for event in profiler.events():

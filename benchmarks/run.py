@@ -22,8 +22,28 @@ from measure import HEADINGS, Row, amount, cells, markdown_table, ratio, text_ta
 from dpps.version import versions
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("training", "mnist", "scale", "networks", "units", "noise", "round", "growth", "distributed")
-PRINTS = "distributed"  # four processes with a table of their own: its lines are kept as they are
+BENCHMARKS = (
+    "training",
+    "mnist",
+    "scale",
+    "networks",
+    "gradients",
+    "units",
+    "per_example",
+    "noise",
+    "pairs",
+    "round",
+    "growth",
+    "distributed",
+    "latency",
+    "peers",
+)
+# four processes with a table of their own: its lines are kept as they are
+PRINTS = (
+    "distributed",
+    "latency",
+    "peers",
+)
 
 Results = dict[str, Any]
 
@@ -34,8 +54,8 @@ def measure(names: Sequence[str], quick: bool) -> Results:
     results |= {"rows": {}, "printed": []}
     for name in names:
         lines = spoken(name, quick)
-        if name == PRINTS:
-            results["printed"] = list(lines)
+        if name in PRINTS:
+            results["printed"] += list(lines)
         else:
             results["rows"][name] = [json.loads(line) for line in lines]
     return results
@@ -43,10 +63,10 @@ def measure(names: Sequence[str], quick: bool) -> Results:
 
 def spoken(name: str, quick: bool) -> Iterator[str]:
     """The lines one benchmark prints, as they come."""
-    if name == PRINTS and quick:
+    if name in PRINTS and quick:
         return
     print(f"{name} ...", file=sys.stderr, flush=True)
-    arguments = [] if name == PRINTS else ["--json", *(["--quick"] if quick else [])]
+    arguments = [] if name in PRINTS else ["--json", *(["--quick"] if quick else [])]
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -23,9 +23,9 @@ def rows(quick: bool) -> Iterator[Row]:
     one, ten = learner(many, batch, 3 * batch), learner(few, batch, 3 * batch)
     yield compare(
         f"cost per node: a round of N={many}, MLP, batch {batch}",
-        one.round,
+        one.step,
         f"ten rounds of N={few}",
-        lambda: [ten.round() for _ in range(10)],
+        lambda: [ten.step() for _ in range(10)],
         turns,
         1.15,
     )

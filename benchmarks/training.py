@@ -17,8 +17,8 @@ from learners import gradients, learner
 from measure import Row, Spread, compare, in_fresh_process, main, peak_memory
 from torch import Tensor
 
-from dpps.learning import Learner
-from dpps.learning.gradients import Loop
+from dpps.learning.engines.gradients import Loop
+from dpps.runs.run import Run
 
 
 class Products:
@@ -29,14 +29,14 @@ class Products:
     layout found: every result is wide (10 x 784, 10 x 100 or 100 x 784), and W2 lies transposed, as W1 and W3 do.
     """
 
-    def __init__(self, run: Learner) -> None:
-        nodes, batch = len(run.rows), run.config.batch_size
+    def __init__(self, run: Run) -> None:
+        nodes, batch = len(run.nodes.rows), int(run.plan.batch_size)
         hidden, inner, classes = 10, 784, 10
-        views = torch.vmap(run.partition.views)(run.state.s, run.local)
+        views = torch.vmap(run.nodes.partition.views)(run.state.shared.s, run.local)
         self.w1, self.w3 = (views[f"layer{k}.weight"].contiguous() for k in (1, 3))
         self.w2 = views["layer2.weight"].mT.contiguous()
-        rounds = range(run.data.sizes[0] // batch)
-        self.batches = cycle([run.sampler.batch(t)[0].flatten(2) for t in rounds])
+        rounds = range(run.nodes.data.sizes[0] // batch)
+        self.batches = cycle([run.nodes.updates.sampler.batch(t)[0].flatten(2) for t in rounds])
         self.h, self.d1 = torch.empty(2, nodes, hidden, batch)
         self.z2, self.d2 = torch.empty(2, nodes, batch, inner)
         self.z3, self.d3 = torch.empty(nodes, classes, batch), torch.rand(nodes, classes, batch)
@@ -65,16 +65,16 @@ def rows(quick: bool) -> Iterator[Row]:
     nodes, batch, examples, turns = (2, 4, 8, 2) if quick else (10, 100, 600, 200)
     run = learner(nodes, batch, examples)
     named = f"round, MLP, N={nodes}, batch {batch}, PartPSP-1"
-    yield compare(named, run.round, "its bare matrix products", Products(run), turns, 3.0)
+    yield compare(named, run.step, "its bare matrix products", Products(run), turns, 3.0)
     yield compare(
-        named, run.round, "its two gradients alone", lambda: gradients(run, run.engine), turns, 1.25
+        named, run.step, "its two gradients alone", lambda: gradients(run, run.nodes.engine), turns, 1.25
     )
-    loop = Loop(run.partition, F.cross_entropy, run.rows)
+    loop = Loop(run.nodes.partition, F.cross_entropy, run.nodes.rows)
     yield compare(
         f"gradients node by node, MLP, N={nodes}",
         lambda: gradients(run, loop),
         "all nodes at once",
-        lambda: gradients(run, run.engine),
+        lambda: gradients(run, run.nodes.engine),
         turns // 4 + 1,
     )
     nodes, batch = (20, 2) if quick else (1000, 20)
@@ -86,7 +86,7 @@ def memory(nodes: int, batch: int) -> None:
     """Print the peak memory of a few rounds."""
     run = learner(nodes, batch, 3 * batch)
     for _ in range(3):
-        run.round()
+        run.step()
     print(json.dumps({"peak": peak_memory()}))
 
 

@@ -17,7 +17,7 @@ def rows(quick: bool) -> Iterator[Row]:
     for unit, target in (("record", 2.0), ("node-swap", None)):
         run = learner(nodes, batch, examples, unit=unit)
         what = f"round, unit {unit}, MLP, N={nodes}, batch {batch}"
-        yield compare(what, run.round, "unit contribution", contribution.round, turns, target)
+        yield compare(what, run.step, "unit contribution", contribution.step, turns, target)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sensors agree on the average of what they measure, and nobody learns what one of them measured.
+"""Sensors agree on the average of what they measure, and nobody learns much about what one of them measured.
 
 Every sensor holds a private reading between 15 and 25 degrees. They gossip over the EXP graph. The first message carries Laplace
 noise for epsilon; later messages are computed from messages that were sent before, so they reveal nothing new.
@@ -6,6 +6,7 @@ noise for epsilon; later messages are computed from messages that were sent befo
     python examples/consensus.py        prints error against epsilon and draws consensus.png
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -17,13 +18,11 @@ import torch
 
 import dpps
 
-SENSORS, ROUNDS = 64, 12
+SENSORS, ROUNDS, EPSILONS, SHOWN = 64, 8, (0.3, 1.0, 3.0, 10.0), 3.0
 
 
-def disagreement_and_error(
-    readings: torch.Tensor, epsilon: float | None, seed: int
-) -> tuple[list[float], float]:
-    """How far apart the sensors are after every round, and how far the consensus is from the true average."""
+def gossip(readings: torch.Tensor, epsilon: float | None, seed: int) -> torch.Tensor:
+    """Every sensor's estimate of the average before the first and after each round: (rounds + 1, sensors)."""
     if epsilon is None:
         protocol = dpps.DPPS(dpps.Exponential(SENSORS))
     else:
@@ -33,32 +32,41 @@ def disagreement_and_error(
             dpps.Exponential(SENSORS), dpps.Laplace(budget=epsilon), bound, noise=dpps.Seeded(seed)
         )
     state = protocol.start(readings)
-    spread, spent = [], 0.0
+    estimates = [state.y.flatten().clone()]
     for _ in range(ROUNDS):
-        spent += protocol.step(state).epsilon
-        spread.append(float(state.y.max() - state.y.min()))
-    assert epsilon is None or spent == epsilon
-    return spread, abs(float(state.y.mean() - readings.mean()))
+        protocol.step(state)
+        estimates.append(state.y.flatten().clone())
+    assert epsilon is None or math.isclose(protocol.privacy(delta=0).epsilon, epsilon)
+    return torch.stack(estimates)
 
 
 def main(file: Path) -> None:
-    """Print a table and draw how agreement grows."""
-    readings = 15 + 10 * torch.rand(
-        SENSORS, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
-    figure, axis = plt.subplots(figsize=(6, 4))
-    print(f"true average {float(readings.mean()):.3f} degrees, {SENSORS} sensors, {ROUNDS} rounds")
-    for epsilon in (None, 10.0, 3.0, 1.0):
-        runs = [disagreement_and_error(readings, epsilon, seed) for seed in range(20)]
-        error = sum(error for _, error in runs) / len(runs)
+    """Print a table; draw how the sensors come to agree, and how far off they are."""
+    generator = torch.Generator().manual_seed(1)
+    readings = 15 + 10 * torch.rand(SENSORS, 1, generator=generator, dtype=torch.float64)
+    truth = float(readings.mean())
+    print(f"true average {truth:.3f} degrees, {SENSORS} sensors, {ROUNDS} rounds")
+    errors = {}
+    for epsilon in (None, *EPSILONS):
+        runs = [gossip(readings, epsilon, seed) for seed in range(20)]
+        errors[epsilon] = sum(abs(float(run[-1].mean()) - truth) for run in runs) / len(runs)
         name = "no noise" if epsilon is None else f"epsilon {epsilon:g}"
-        print(f"{name:>10}: the consensus is off by {error:.4f} degrees on average")
-        axis.semilogy(
-            range(1, ROUNDS + 1), [max(v, 1e-16) for v in runs[0][0]], marker="o", markersize=3, label=name
-        )
-    axis.set(xlabel="round", ylabel="largest disagreement (degrees)", ylim=(1e-16, 1e3))
-    axis.legend()
-    figure.savefig(file, dpi=120, bbox_inches="tight")
+        print(f"{name:>11}: the consensus is off by {errors[epsilon]:.4f} degrees on average")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    left.plot(gossip(readings, SHOWN, seed=0).numpy(), color="tab:blue", linewidth=0.6)
+    left.axhline(truth, color="black", linestyle="--", label="true average")
+    left.set(
+        xlabel="round",
+        ylabel="estimate of every sensor (degrees)",
+        title=f"epsilon {SHOWN:g}: noise, then agreement",
+    )
+    left.legend()
+    right.loglog(EPSILONS, [errors[epsilon] for epsilon in EPSILONS], marker="o")
+    right.set(xlabel="total epsilon", ylabel="mean error (degrees)", title="Error of the consensus")
+    ticks = {"xticks": EPSILONS, "yticks": (0.2, 0.5, 1, 2, 5)}
+    right.set(**ticks, **{name.replace("ticks", "ticklabels"): map(str, at) for name, at in ticks.items()})
+    right.minorticks_off()
+    figure.savefig(file, dpi=120)
     print(f"drawn to {file}")
 
 

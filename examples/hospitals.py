@@ -50,17 +50,16 @@ def main() -> None:
         for seed in range(3):
             torch.manual_seed(seed)
             model = nn.Sequential(nn.Linear(30, 16), nn.Tanh(), nn.Linear(16, 2))
-            algorithm = dpps.PartPSP(
-                model,
-                ["0"],
-                dpps.Exponential(HOSPITALS),
-                dpps.Record(epsilon=epsilon, delta=1e-3),
-                0.5,
-                0.5,
-                batch_size=20,
+            run = dpps.Run(
+                dpps.PartPSP(model, shared=["0"], lr_shared=0.5, lr_local=0.5, batch_size=20),
+                train,
+                topology=dpps.Exponential(HOSPITALS),
+                privacy=dpps.Record(epsilon=epsilon, delta=1e-3),
+                test=everybody,
+                held_out=own,
                 seed=seed,
             )
-            runs.append(algorithm.fit(train, epochs=10, test=everybody, held_out=own))
+            runs.append(run.fit(epochs=10))
         lines["all kinds of patients"].append(fmean(run.accuracy or 0 for run in runs))
         lines["patients of its own kind"].append(fmean(run.own_accuracy or 0 for run in runs))
         print(

@@ -13,33 +13,46 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import dpps
 
-NODES, ROUNDS, STEP = 8, 60, 0.05
+# noise: standard deviation over how far two updates can be apart
+NODES, ROUNDS, STEP, NOISE = (
+    100,
+    15,
+    0.2,
+    2.5,
+)
+
+
+def examples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two numbers and their product; the class is whether they have the same sign."""
+    x = torch.rand(count, 2) * 2 - 1
+    product = x.prod(1, keepdim=True)
+    return torch.cat([x, product], 1), (product[:, 0] > 0).long()
 
 
 def main() -> None:
-    """Eight nodes learn a function of two numbers."""
+    """100 nodes learn when two numbers have the same sign; all that a node contributes is protected."""
     torch.manual_seed(0)
-    data = [torch.rand(400, 2) * 2 - 1 for _ in range(NODES)]
-    targets = [(x[:, 0] * x[:, 1] > 0).long() for x in data]
-    models = [nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2)) for _ in range(NODES)]
+    data = [examples(100) for _ in range(NODES)]
+    models = [nn.Linear(3, 2) for _ in range(NODES)]  # few parameters: noise counts in each of them
     for model in models[1:]:
         model.load_state_dict(models[0].state_dict())  # a common, public start
-    optimizers = [torch.optim.Adam(m.parameters(), lr=0.02) for m in models]
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.1) for m in models]
 
     # a round's update is clipped to an L2 norm of STEP; two updates differ by at most twice that
     protocol = dpps.DPPS(
         dpps.Exponential(NODES),
-        dpps.Gaussian(noise_multiplier=0.02),
+        dpps.Gaussian(noise_multiplier=NOISE),
         dpps.Bounded(distance=2 * STEP, clip=STEP),
         noise=dpps.Seeded(0),
+        mixes=7,  # gossip steps per message: everybody hears of everybody, so the noise averages out
     )
     state = protocol.start(torch.stack([parameters_to_vector(m.parameters()).detach() for m in models]))
     for _ in range(ROUNDS):
         moved = []
         for k, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            for _ in range(4):  # whatever your loop does between two messages
-                batch = torch.randint(0, 400, (64,))
-                loss = F.cross_entropy(model(data[k][batch]), targets[k][batch])
+            x, target = data[k]
+            for _ in range(2):  # whatever your loop does between two messages
+                loss = F.cross_entropy(model(x), target)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -48,9 +61,9 @@ def main() -> None:
         for model, row in zip(models, state.y, strict=True):
             vector_to_parameters(row, model.parameters())
 
-    x = torch.rand(2000, 2) * 2 - 1
-    right = (models[0](x).argmax(1) == (x[:, 0] * x[:, 1] > 0)).float().mean()
-    total = dpps.total([dpps.Charge("gaussian", noise_multiplier=0.02, count=ROUNDS)], delta=1e-5)
+    x, target = examples(2000)
+    right = sum((model(x).argmax(1) == target).float().mean() for model in models) / NODES
+    total = protocol.privacy(delta=1e-5)
     print(
         f"{100 * float(right):.1f} % right after {ROUNDS} rounds; everything a node contributed: {dpps.label(total.epsilon)}"
     )

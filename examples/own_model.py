@@ -33,17 +33,10 @@ def main() -> None:
     for unit in (None, dpps.Record(epsilon=8, delta=1e-4), dpps.Record(epsilon=3, delta=1e-4)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(30, 16), nn.Tanh(), nn.Linear(16, 2))
-        algorithm = dpps.PartPSP(
-            model,
-            shared=["0"],  # the trunk; the head "2" never leaves its hospital
-            topology=dpps.Exponential(len(SIZES)),
-            privacy=unit,
-            lr_shared=0.5,
-            lr_local=0.5,
-            batch_size=24,
-            seed=0,
-        )
-        run = algorithm.fit(nodes, epochs=10, test=test)
+        # the trunk is shared; the head "2" never leaves its hospital
+        algorithm = dpps.PartPSP(model, shared=["0"], lr_shared=0.5, lr_local=0.5, batch_size=24)
+        network = dpps.Exponential(len(SIZES))
+        run = dpps.Run(algorithm, nodes, topology=network, privacy=unit, test=test, seed=0).fit(epochs=10)
         cost = "no privacy" if unit is None else f"epsilon {run.privacy.epsilon:.2f} per patient"
         print(
             f"{cost:>26}: {run.accuracy:.1f} % of 100 unseen patients, worst hospital {min(run.accuracy_by_node):.1f} %"

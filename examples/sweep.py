@@ -8,19 +8,20 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from dpps.config import TrainConfig
-from dpps.simulation import prepare
+from dpps.runs.config import TrainConfig
+from dpps.runs.configured import make_run
 
 TOPOLOGIES, EPSILONS = ("ring", "exp", "complete"), (1.0, 3.0)
 
 
 def main(folder: Path) -> None:
     """Six short runs on the embedded data."""
-    base = TrainConfig(nodes=5, epochs=2, batch_size=200, shared="all", quiet=True, overwrite=True)
+    epochs = 2
+    base = TrainConfig(nodes=5, epochs=epochs, batch_size=200, shared="all", quiet=True, overwrite=True)
     print(f"{'topology':>10} {'epsilon':>8} {'accuracy %':>11} {'MB sent per node':>17}")
     for topology, epsilon in product(TOPOLOGIES, EPSILONS):
         config = replace(base, topology=topology, epsilon=epsilon, out=folder / f"{topology}-{epsilon:g}")
-        summary = prepare(config).run()
+        summary = make_run(config).fit(epochs).summary
         sent = summary["bytes_sent_per_node"] / 1e6
         print(
             f"{topology:>10} {summary['privacy']['epsilon']:>8.2f} {summary['test_accuracy']:>11.1f} {sent:>17.2f}"

@@ -11,9 +11,11 @@ import torch
 import tyro
 
 from dpps import data, models
-from dpps.learning.chain import Chained
+from dpps.learning.algorithm import ALGORITHMS
+from dpps.learning.engines.chain import Chained
 from dpps.paper.cells import Cell
-from dpps.simulation import deal
+from dpps.runs.configured import deal
+from dpps.runs.run import Run
 
 LOOK = (0, 5, 6, 7, 13, 14, 20, 30, 60)
 SATURATED = 0.9999
@@ -34,19 +36,23 @@ def looks(cell: Cell, data_dir: Path | None) -> Iterator[tuple[int, list[float],
     config, dataset = cell.config(), data.load(cell.data, data_dir)
     node_sets, _, _ = deal(dataset, config)
     torch.manual_seed(cell.seed)
-    model, shared = models.build(cell.model, config.shared_names(), dataset.train.shape, dataset.classes)
-    run = config.algorithm_object(model, shared, None).start(node_sets, cell.epochs)
-    engine = run.engine
+    algorithm = ALGORITHMS[cell.algorithm]
+    layers = algorithm.shares(cell.shared)
+    model, shared = models.build(cell.model, layers, dataset.train.shape, dataset.classes)
+    options = {"topology": config.network(), "privacy": config.privacy(), "sync_every": config.sync_every}
+    run = Run(algorithm(model, shared, **config.rates()), node_sets, seed=config.seed, **options)
+    run.start(cell.epochs)
+    engine = run.nodes.engine
     assert isinstance(engine, Chained)
     for round_ in range(max(LOOK) + 1):
         if round_ in LOOK:
-            x, target, _ = run.sampler.batch(round_)
+            x, target, _ = run.nodes.updates.sampler.batch(round_)
             *_, gradients = engine.step(
-                run.state.y, run.local, x, target, lambda _, rows: run.local[rows], round_
+                run.state.shared.y, run.local, x, target, lambda _, rows: run.local[rows], round_
             )
             shares = [float((out.abs() > SATURATED).float().mean()) for out in engine.chain.unfolded()[1:]]
-            yield round_, shares, float(gradients.abs().sum(1).mean()), float(run.state.s.abs().max())
-        run.round()
+            yield round_, shares, float(gradients.abs().sum(1).mean()), float(run.state.shared.s.abs().max())
+        run.step()
 
 
 def main() -> None:

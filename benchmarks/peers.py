@@ -1,0 +1,252 @@
+"""What the post between organisations takes: throughput beside a bare TLS stream, and rounds between hosts that hear each other after L seconds.
+
+Throughput: two processes on this machine, frames of 4 MB one way, mutual TLS 1.3 both times. Target: at least 60 % of the bare stream.
+Rounds: four hosts in a ring (network namespaces, see lan.py); in every round each sends a row to both neighbours and waits for theirs.
+Target: at most 2.5 L for a round of `dpps join`, which is more than a round of the post alone: gradients, noise, ledger and outbox on disk.
+Hosts may have 32 MB on their way over a connection: with the kernel's own 4 MB a row of that size takes two journeys.
+"""
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lan import Lan, permitted
+
+from dpps.peers.channel import Channel
+from dpps.peers.convener import convene
+from dpps.peers.federation import Federation, Rules
+from dpps.peers.identity import REQUEST, Identity, Key, Request
+
+LARGE, SMALL = 4 << 20, 31_400
+HOSTS, DELAYS = 4, (0.0, 0.02, 0.1)
+ROUNDS = 30
+PLAN = {
+    "topology": "ring",
+    "unit": "record",
+    "nodes": HOSTS,
+    "algorithm": "partpsp",
+    "model": "mlp",
+    "epochs": 1,
+}
+
+
+def federation(folder: Path, addresses: list[str]) -> Federation:
+    """A member for each address, and the contract in folder/federation.toml."""
+    key = Key.make(folder / "convener.key")
+    for k, address in enumerate(addresses):
+        Identity.make(folder / f"m{k}", f"m{k}", address)
+    requests = [Request.read(folder / f"m{k}" / REQUEST) for k in range(len(addresses))]
+    made = convene({**PLAN, "nodes": len(addresses)}, requests, key, rules=Rules(2))
+    (folder / "federation.toml").write_text(made.to_toml())
+    return made
+
+
+def opened(folder: Path, k: int) -> Channel:
+    """The post of one member."""
+    channel = Channel(Federation.read(folder / "federation.toml"), Identity.open(folder / f"m{k}"))
+    return channel.start(largest=LARGE + 65536)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+# Throughput
+
+
+def receive_frames(folder: Path, count: int) -> None:
+    """The other end: says when all has come."""
+    channel, got = opened(folder, 1), 0
+    while got < count:
+        if channel.receive(60) is not None:
+            got += 1
+    channel.send("m0", b"all")
+    time.sleep(1)
+    channel.close()
+
+
+def throughput(folder: Path, count: int) -> float:
+    """Bytes a second through the post."""
+    federation(folder, [f"127.0.0.1:{free_port()}" for _ in range(2)])
+    other = subprocess.Popen([sys.executable, __file__, "receive", str(folder), str(count)])
+    channel, frame = opened(folder, 0), os.urandom(LARGE)
+    while not channel.connected():
+        time.sleep(0.01)
+    begun, sent = time.perf_counter(), 0
+    while sent < count:
+        before = channel.traffic["m1"].dropped
+        channel.send("m1", frame)
+        if channel.traffic["m1"].dropped == before:
+            sent += 1
+        else:
+            time.sleep(0.001)  # the queue is full
+    if channel.receive(60) is None:
+        raise SystemExit("the frames did not all arrive")
+    taken = time.perf_counter() - begun
+    other.wait(60)
+    channel.close()
+    return count * LARGE / taken
+
+
+def _context(folder: Path, k: int, purpose: ssl.Purpose) -> ssl.SSLContext:
+    contract = Federation.read(folder / "federation.toml")
+    (folder / f"{k}.crt").write_bytes(contract.members[k].pem)
+    context = ssl.create_default_context(purpose, cadata=contract.convener_pem.decode())
+    context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(folder / f"{k}.crt", folder / f"m{k}" / "member.key")
+    return context
+
+
+def receive_stream(folder: Path, port: int, count: int) -> None:
+    """The other end of a bare TLS stream."""
+    plain = socket.create_connection(("127.0.0.1", port))
+    with _context(folder, 1, ssl.Purpose.SERVER_AUTH).wrap_socket(plain) as secured:
+        buffer, missing = memoryview(bytearray(LARGE)), count * LARGE
+        while missing:
+            missing -= secured.recv_into(buffer)
+        secured.sendall(b"all")
+
+
+def bare(folder: Path, count: int) -> float:
+    """Bytes a second through a TLS stream and nothing else."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        other = subprocess.Popen([sys.executable, __file__, "stream", str(folder), str(port), str(count)])
+        plain, _ = server.accept()
+        frame = os.urandom(LARGE)
+        with _context(folder, 0, ssl.Purpose.CLIENT_AUTH).wrap_socket(plain, server_side=True) as secured:
+            begun = time.perf_counter()
+            for _ in range(count):
+                secured.sendall(frame)
+            secured.recv(3)
+            taken = time.perf_counter() - begun
+    other.wait(60)
+    return count * LARGE / taken
+
+
+# Rounds
+
+
+def take_part(folder: Path, k: int, size: int, rounds: int) -> None:
+    """One host: a row to both neighbours in every round, and theirs; prints the seconds of a round."""
+    channel = opened(folder, k)
+    others = {f"m{(k + d) % HOSTS}" for d in (1, HOSTS - 1)}
+    row, heard, begun = os.urandom(size), dict.fromkeys(others, -1), 0.0
+    while channel.connected() != others:
+        time.sleep(0.01)
+    time.sleep(2)
+    for t in range(rounds):
+        if t == 10:  # connections have found their speed
+            begun = time.perf_counter()
+        for other in others:
+            channel.send(other, t.to_bytes(4, "little") + row)
+        while min(heard.values()) < t:
+            found = channel.receive(60)
+            if found is None:
+                raise SystemExit("a row did not arrive")
+            heard[found[0]] = int.from_bytes(found[1][:4], "little")
+    taken = time.perf_counter() - begun
+    time.sleep(1)
+    channel.close()
+    if k == 0:
+        print(json.dumps(taken / (rounds - 10)))
+
+
+def rounds(lan: Lan, folder: Path, size: int) -> float:
+    """Seconds of a round of the post."""
+    command = [sys.executable, __file__, "take-part", str(folder)]
+    started = [
+        lan.start(k, [*command, str(k), str(size), str(ROUNDS)], stdout=subprocess.PIPE, text=True)
+        for k in range(HOSTS)
+    ]
+    said = [process.communicate(timeout=600)[0] for process in started]
+    return float(said[0])
+
+
+def trained(lan: Lan, folder: Path) -> float:
+    """Seconds of a round of dpps join on all hosts: rows of 31 kB."""
+    plan = folder / "plan.toml"
+    options = f"--nodes {HOSTS} --declared-sizes 2500 --batch-size 50 --epochs 1 --topology ring"
+    with plan.open("w") as file:
+        subprocess.run(
+            [sys.executable, "-m", "dpps", "train", *options.split(), "--print-config"],
+            stdout=file,
+            check=True,
+        )
+    shutil.rmtree(folder / "f", ignore_errors=True)
+    members = [word for k in range(HOSTS) for word in ("--member", str(folder / f"m{k}" / REQUEST))]
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "dpps",
+            "federation",
+            "create",
+            str(plan),
+            *members,
+            "--out",
+            str(folder / "f"),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    begun = time.time_ns()
+    started = []
+    for k in range(HOSTS):
+        words = ["join", str(folder / "f" / "federation.toml"), "--member", str(folder / f"m{k}"), "--quiet"]
+        words += ["--convener", Key.read(folder / "f" / "convener.key").fingerprint]
+        out = str(folder / f"run-{begun}-{k}")
+        command = [sys.executable, "-m", "dpps", *words, "--out", out]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        started.append(lan.start(k, command, env=environment, stdout=subprocess.DEVNULL))
+    codes = [process.wait(900) for process in started]
+    if any(codes):
+        raise SystemExit(f"dpps join ended with {codes}")
+    summary = json.loads((folder / f"run-{begun}-0" / "summary.json").read_text())
+    seconds, count = summary["seconds"], int(summary["rounds"])
+    return float(seconds["gradients"] + seconds["protocol"]) / count
+
+
+def main() -> None:
+    """Throughput, then rounds."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        post = throughput(folder, 150)
+        stream = bare(folder, 150)
+        print(
+            f"4 MB frames: {post / 1e6:.0f} MB/s, bare TLS stream {stream / 1e6:.0f} MB/s: {100 * post / stream:.0f} %   at least 60 %"
+        )
+    if not permitted():
+        print(
+            "rounds: not measured, for it needs Linux, iproute2 and the right to make network namespaces (root)"
+        )
+        return
+    with Lan(HOSTS, mtu=60_000, send_buffer=32 << 20) as lan, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        federation(folder, [f"{lan.address(k)}:7443" for k in range(HOSTS)])
+        for what, size in (("post, 31 kB", SMALL), ("post, 4 MB", LARGE), ("dpps join, 31 kB", 0)):
+            for delay in DELAYS:
+                lan.delay = delay
+                each = rounds(lan, folder, size) if size else trained(lan, folder)
+                in_l = f"   {each / delay:5.2f} L   at most 2.5 L" if delay else ""
+                print(f"round, {what:<17} L = {1e3 * delay:4.0f} ms {1e3 * each:8.1f} ms{in_l}", flush=True)
+
+
+if __name__ == "__main__":
+    parts = {"receive": receive_frames, "stream": receive_stream, "take-part": take_part}
+    if len(sys.argv) > 1 and sys.argv[1] in parts:
+        folder_, *numbers = sys.argv[2:]
+        parts[sys.argv[1]](Path(folder_), *map(int, numbers))  # type: ignore[operator]
+    else:
+        main()
