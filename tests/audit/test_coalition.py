@@ -41,11 +41,18 @@ def test_each_sabotage_is_what_the_attack_finds_and_not_the_attack_itself() -> N
 
 
 def test_the_coalition_sits_where_it_learns_most() -> None:
-    """On a path the neighbours of node 0 tell all; who is far away tells nothing."""
+    """In two cliques that share the nodes 5 and 6, whoever is in node 0's own tells more than somebody in the other."""
     import networkx
 
-    partners = Pairs(1, graph=networkx.path_graph(5)).partners(5)
-    assert Observer(partners, 1).coalition == (1,)
+    mine, other = networkx.complete_graph([0, 3, 5, 6]), networkx.complete_graph([1, 2, 4, 5, 6, 7])
+    partners = Pairs(1, graph=networkx.compose(mine, other)).partners(8)
+    found = {
+        c: float(np.linalg.inv(Observer(partners, 0)._covariance([k for k in range(8) if k != c]))[0, 0])
+        for c in range(1, 8)
+    }
+    assert Observer(partners, 1).coalition == (max(found, key=found.__getitem__),)
+    assert min(found[c] for c in (3, 5, 6)) > 1.0001 * max(found[c] for c in (1, 2, 4, 7))
+    assert Observer(partners, 1).coalition[0] != 1
 
 
 def test_an_observer_scores_by_the_explicit_likelihood_ratio() -> None:

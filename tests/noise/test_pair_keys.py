@@ -63,7 +63,12 @@ def test_a_copy_gives_no_round_out_again(copied: Callable[[PairKeys], PairKeys])
         twin.claim(0)
 
 
-def test_a_forked_process_has_no_pair_noise() -> None:
+@pytest.mark.parametrize("numbered_alike", [False, True])
+def test_a_forked_process_has_no_pair_noise(numbered_alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it has the same number as the process it comes from, as in a process namespace of its own."""
+    if numbered_alike:
+        process = os.getpid()
+        monkeypatch.setattr("os.getpid", lambda: process)
     keys = PairKeys.alone(2)
     child = os.fork()
     if child == 0:
@@ -73,6 +78,7 @@ def test_a_forked_process_has_no_pair_noise() -> None:
             os._exit(7)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    keys.claim(0)  # the process that made them still has it
 
 
 def test_streams_of_rounds_and_parts_are_different() -> None:

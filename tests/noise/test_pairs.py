@@ -84,6 +84,10 @@ def test_pairs_are_drawn_among_the_nodes_that_take_part(kind: type) -> None:
 
 def test_rounds_and_seeds_are_independent_and_repeatable() -> None:
     partners = Pairs(1).partners(5)
+    secure = SecurePairs(partners)
+    for t in (0, 1):  # noise of round t against that of the next, every message against every other
+        rounds = [send(secure, list(range(5)), D, 2 * t + k) for k in (0, 1)]
+        assert np.abs(np.corrcoef(*rounds)[:5, 5:]).max() < 5.5 / math.sqrt(D)
     one, two = (send(SeededPairs(partners, 1), list(range(5)), D, t) for t in (0, 1))
     assert np.abs(np.corrcoef(one[0], two[0])[0, 1]) < 5 / math.sqrt(D)
     assert np.array_equal(one, send(SeededPairs(partners, 1), list(range(5)), D))

@@ -132,6 +132,22 @@ def test_the_default_graph() -> None:
     assert Pairs(10).partners(1000).digest == sparse.digest != Pairs(10, seed=1).partners(1000).digest
 
 
+@pytest.mark.parametrize(
+    ("pairs", "nodes"),
+    [
+        (Pairs(1, graph=networkx.star_graph(5)), 6),  # without its centre nobody has a partner
+        (Pairs(2, graph=networkx.cycle_graph(6)), 6),  # a node between the two colluders is alone
+        (Pairs(20, degree=16), 100),  # Fiedler's bound has nothing left
+        (Pairs(0, mean_variance=4.0), 3),  # independent noise for less than the mean asked for
+    ],
+    ids=["star", "cycle", "strength", "mean-variance"],
+)
+def test_partners_who_would_share_no_noise_are_refused(pairs: Pairs, nodes: int) -> None:
+    """Otherwise somebody asks for pairs, exchanges keys, and gets independent noise without a word."""
+    with pytest.raises(UsageError, match="has no use for pair noise"):
+        pairs.partners(nodes)
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="colluders is 9: with 10 nodes it must be 8 or less"):
         Pairs(9).partners(10)
@@ -141,4 +157,11 @@ def test_what_cannot_be_is_refused() -> None:
         Pairs(0, graph=networkx.path_graph(4)).partners(5)
     with pytest.raises(UsageError, match="degree is 3"):
         Pairs(0, degree=3).partners(41)
+    with pytest.raises(UsageError, match="one node has no partners"):
+        Pairs().partners(1)
+    two_triangles = networkx.disjoint_union(networkx.complete_graph(3), networkx.complete_graph(3))
+    with pytest.raises(UsageError, match="in 2 parts, which cannot hide each other"):
+        Pairs(0, graph=two_triangles).partners(6)
+    with pytest.raises(UsageError, match="its own partner"):
+        Pairs(0, graph=networkx.Graph([(0, 1), (1, 1)])).partners(2)
     assert Nobody().partners(10) is None

@@ -5,8 +5,7 @@ Partners i and j draw the same Gaussian n_ij from a secret that only they know; 
 Sigma_H = sigma^2 I + tau^2 L_H, L_H the Laplacian of the partner graph among them, whatever a coalition of the others
 subtracts. A change of row i by Delta is then a Gaussian mechanism of multiplier 1 / (Delta sqrt([Sigma_H^-1]_ii)).
 
-All variances here are in units of the variance that noise without partners would need for the same promise, so the
-promise reads [Sigma_H^-1]_ii <= 1.
+Variances here are in units of what noise without partners would need, so the promise reads [Sigma_H^-1]_ii <= 1.
 """
 
 import hashlib
@@ -53,7 +52,6 @@ class Nobody:
 
     def partners(self, nodes: int) -> None:
         """There are none."""
-        return
 
     def for_network(self, nodes: int) -> "Nobody":
         """The same in a network of so many nodes."""
@@ -92,9 +90,8 @@ class Pairs:
         if self.colluders is not None and self.colluders < 0:
             raise UsageError(f"colluders is {self.colluders}: it must be 0 or more")
         if not 1 < self.mean_variance < math.inf:
-            raise UsageError(
-                f"mean_variance is {self.mean_variance}: it must be above 1 (1 would need endless pair noise); 1.25 is usual"
-            )
+            why = "it must be above 1 (1 would need endless pair noise); 1.25 is usual"
+            raise UsageError(f"mean_variance is {self.mean_variance}: {why}")
         if self.graph is not None and self.degree is not None:
             raise UsageError(f"a graph and degree {self.degree} were given: choose one")
 
@@ -113,13 +110,20 @@ class Pairs:
     def make(self, nodes: int) -> "Partners":
         """The same, made anew."""
         colluders = self.coalition(nodes)
+        if nodes < 2:
+            raise UsageError("a network of one node has no partners: trust nobody instead")
         if colluders > nodes - 2:
             raise UsageError(
-                f"colluders is {colluders}: with {nodes} nodes it must be {max(0, nodes - 2)} or less, "
-                "because pair noise hides a "
+                f"colluders is {colluders}: with {nodes} nodes it must be {nodes - 2} or less, because pair noise hides a "
                 "node behind at least one other honest node; trust nobody instead"
             )
-        return Partners(nodes, self._edges(nodes, colluders), colluders, self.mean_variance)
+        made = Partners(nodes, self._edges(nodes, colluders), colluders, self.mean_variance)
+        if made.shares().pair == 0:  # solved in vain: all noise would be independent, and nothing cancel
+            raise UsageError(
+                f"the partner graph (strength lambda_2 - C = {made.strength:.3g}) has no use for pair noise against {colluders} "
+                f"colluders at mean_variance {self.mean_variance:g}: use more partners, fewer colluders or a smaller mean_variance"
+            )
+        return made
 
     def who(self) -> str:
         """The coalition, in a statement."""
@@ -131,9 +135,8 @@ class Pairs:
     def limits(self) -> str:
         """What is not covered because of it."""
         return (
-            "; if more nodes than that pool their secrets, epsilon is larger (dpps plan prints how much, "
-            "down to all others together); nodes "
-            "that lie about their keys are not covered unless the transport proves who owns a key"
+            "; if more nodes than that pool their secrets, epsilon is larger (dpps plan prints how much, down to all others "
+            "together); nodes that lie about their keys are not covered unless the transport proves who owns a key"
         )
 
     def _edges(self, nodes: int, colluders: int) -> Edges | None:
@@ -146,8 +149,7 @@ class Pairs:
                 return None
         if not 1 <= degree < nodes or degree * nodes % 2:
             raise UsageError(
-                f"degree is {degree}: every one of {nodes} nodes must have 1 to {nodes - 1} partners, and "
-                "nodes x degree must be even"
+                f"degree is {degree}: every one of {nodes} nodes must have 1 to {nodes - 1} partners, and nodes x degree must be even"
             )
         return None if degree == nodes - 1 else random_regular(degree, nodes, self.seed)
 
@@ -295,9 +297,8 @@ class Partners:
     def absences(self) -> int:
         """Nodes that may stay away unannounced in a round before the mean is noisier than without partners.
 
-        When u nodes are silent, the pair noise on the edges between them and the others stays:
-        u (N-u) of them in a complete graph, at most u times the degree otherwise.
-        Without partners the others' sum has the variance N-u.
+        When u nodes are silent, the pair noise on the edges between them and the others stays: u (N-u) of them in a complete
+        graph, at most u times the degree otherwise. Without partners the others' sum has the variance N-u.
         """
         shares, count = self.shares(), 0
         for away in range(1, self.nodes):
@@ -352,17 +353,20 @@ def random_regular(degree: int, nodes: int, seed: int) -> Edges:
 
 
 def _edges_of(graph: "networkx.Graph[int]", nodes: int) -> Edges:
+    import networkx
+
     if graph.is_directed() or graph.is_multigraph() or set(graph.nodes) != set(range(nodes)):
         raise UsageError(
             f"the partner graph is {graph}: it must be an undirected networkx.Graph on the nodes 0 to {nodes - 1}"
         )
     edges: Sequence[tuple[int, int]] = sorted((min(i, j), max(i, j)) for i, j in graph.edges)
-    if not edges or any(i == j for i, j in edges):
-        raise UsageError("the partner graph has no edge, or a node that is its own partner: leave loops out")
+    if any(i == j for i, j in edges):
+        raise UsageError("the partner graph has a node that is its own partner: leave loops out")
+    if (parts := networkx.number_connected_components(graph)) > 1:
+        raise UsageError(f"the partner graph is in {parts} parts, which cannot hide each other: connect them")
     if nodes > LARGEST:
         raise UsageError(
-            f"a partner graph of {nodes} nodes: its strength can be computed for {LARGEST} or fewer; use the complete graph "
-            f"(degree={nodes - 1})"
+            f"a partner graph of {nodes} nodes: its strength is known up to {LARGEST}; use the complete one (degree={nodes - 1})"
         )
     return np.array(edges, dtype=np.int64)
 
