@@ -32,7 +32,10 @@ def _said(told, **options) -> str:
 def test_accuracy_privacy_and_files() -> None:
     said = _said(TOLD, voice="rank 0: ")
     assert "rank 0: accuracy  91.23 % on the test set, mean over 2 nodes" in said
-    assert "epsilon 2.5, delta 1e-05, unit record, 8 rounds" in said
+    assert "epsilon 2.5, delta 1e-05, unit record, 8 rounds\n" in said
+    paired = _said({**TOLD, "config": {"trust": "pairs", "colluders": 3}})
+    assert "unit record, 8 rounds, against 3 colluders" in paired
+    assert "against no colluders" in _said({**TOLD, "config": {"trust": "pairs", "colluders": 0}})
     assert "runs/x" in said
     assert "seeded noise" in _said(TOLD, private_noise=False)
 

@@ -81,6 +81,13 @@ def test_more_colluders_always_see_more() -> None:
         assert partners.loss(c) == pytest.approx(1 / math.sqrt(worst(partners, c)), rel=1e-6)
 
 
+def test_records_at_several_nodes_are_at_most_a_group_and_nearly_reach_it() -> None:
+    """docs/cancelling-noise.md, limits: little noise is left in the sum, where their shifts add up."""
+    inverse = np.linalg.inv(covariance(Pairs(0).partners(10), list(range(10))))
+    moved = [math.sqrt(inverse[:k, :k].sum()) for k in (1, 2, 10)]
+    assert moved == pytest.approx([1, 1.89, 8.94], abs=0.01)
+
+
 def test_the_mean_is_as_wanted_and_nothing_else_is_given_away() -> None:
     for nodes, colluders in ((10, 0), (10, 3), (1000, 10)):
         partners = Pairs(colluders).partners(nodes)

@@ -53,7 +53,9 @@ def say_outcome(
         epsilon = label(float("inf") if privacy["epsilon"] is None else privacy["epsilon"])
         note = "" if UNITS[privacy["unit"]].has_total else f" ({SUM_OF_ROUNDS})"
         unit = f"delta {privacy['delta']:g}, unit {privacy['unit']}, {told['rounds']} rounds"
-        say("privacy", f"[bold]{epsilon}[/]{note}, {unit}")
+        colluders = told["config"].get("colluders")  # None: nothing rests on the other nodes
+        against = "" if colluders is None else f", against {colluders or 'no'} colluders"
+        say("privacy", f"[bold]{epsilon}[/]{note}, {unit}{against}")
         if not private_noise:
             say(
                 "",
