@@ -1,5 +1,6 @@
 """Weighted sums over examples, exact enough: in float32 only over pieces, see `PerExample`."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -75,20 +76,24 @@ def _sum_of_pairs(parts: Iterable[Tensor]) -> Tensor:
 
 
 def norms_of(rows: Tensor) -> Tensor:
-    """Norms of pieces of every row, (rows, pieces): float32 sums of millions of squares go astray."""
+    """Norms of pieces of every row, (rows, pieces): float32 sums of millions of squares go astray.
+
+    Squares below the smallest normal number are lost in float32, so what they can amount to is added: a norm of 0 times a huge
+    one, of the other side of an outer product, would let a gradient pass unclipped.
+    """
     norms: Tensor
     width = rows.shape[-1]
     pieces = -(-width // _NUMBERS)
     if rows.dtype != torch.float32:
-        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-    elif pieces <= 1:
+        return torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)  # type: ignore[no-any-return]
+    if pieces <= 1:
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     elif width % pieces == 0:
         norms = torch.linalg.vector_norm(rows.reshape(*rows.shape[:-1], pieces, -1), dim=-1)
     else:
         cut = torch.split(rows, _NUMBERS, dim=-1)
         norms = torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in cut], -1)
-    return norms
+    return norms + math.sqrt(min(width, _NUMBERS) * torch.finfo(torch.float32).tiny)
 
 
 def squared_norms(rows: Tensor) -> Tensor:
