@@ -121,7 +121,9 @@ class Nodes(Frozen):
     def update(self, state: TrainState) -> Update:
         """A batch, the local step and the clipped shared gradient of every node; an absent one does nothing."""
         if self._due is not None and isinstance(self.updates, RecordUpdates):
-            raise UsageError(f"a second update in one round, of which only one is paid for: {_ONLY_AS_CLIPPED}")
+            raise UsageError(
+                f"a second update in one round, of which only one is paid for: {_ONLY_AS_CLIPPED}"
+            )
         away = self._away(state)
         frozen = [p for p in self.partition.model.parameters() if not p.requires_grad]
         with nullcontext() if self.calibration is None else unwritten((state.shared.s, state.local, *frozen)):
