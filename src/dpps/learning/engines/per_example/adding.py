@@ -1,7 +1,8 @@
 """Weighted sums over examples, exact enough: in float32 only over pieces, see `PerExample`."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -10,6 +11,21 @@ _NUMBERS = 1 << 13
 """How many squares may be added up in float32: the norms of longer vectors lose more than the margin."""
 _SMALL = 1 << 13
 """Products of so few numbers are computed for all pieces at once: a loop would cost more than the memory it saves."""
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Without autocast and reduced matrix products, which somebody may have switched on around a run: they round by more than
+    the margin below the clip makes up for."""
+    asked = torch.get_float32_matmul_precision()
+    if asked != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        if asked != "highest":
+            torch.set_float32_matmul_precision(asked)
 
 
 def weighted_sum(factors: Tensor, rows: Tensor, piece: int | None) -> Tensor:
