@@ -63,7 +63,11 @@ def test_a_copy_gives_no_round_out_again(copied: Callable[[PairKeys], PairKeys])
         twin.claim(0)
 
 
-def test_a_forked_process_has_no_pair_noise() -> None:
+@pytest.mark.parametrize("same_number", [False, True])
+def test_a_forked_process_has_no_pair_noise(same_number: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grandchild can have the number of its forebear, too."""
+    if same_number:
+        monkeypatch.setattr("os.getpid", lambda number=os.getpid(): number)
     keys = PairKeys.alone(2)
     child = os.fork()
     if child == 0:

@@ -6,6 +6,7 @@ process at every start, and within an attempt noise is addressed by (round, part
 """
 
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from dpps.disk import private_folder, write_private
 from dpps.errors import RunError, UsageError
 
 _ROUNDS = 1 << 48
+
+_ALIVE: "weakref.WeakSet[PairKeys]" = weakref.WeakSet()
 
 
 class IdentityKey:
@@ -95,6 +98,7 @@ class PairKeys:
         self._keys: dict[tuple[int, int], bytes] = {}
         self._secrets: dict[bytes, bytes] = {}
         self._process, self._next = os.getpid(), 0
+        _ALIVE.add(self)
         self.together = False
         """Whether all nodes must be here, because nobody else has these keys."""
 
@@ -150,6 +154,15 @@ class PairKeys:
             info = self._context + first + second + pair[0].to_bytes(8, "big") + pair[1].to_bytes(8, "big")
             self._keys[pair] = HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(self._secrets[other])
         return self._keys[pair]
+
+
+def _disown_all() -> None:
+    """In a forked process: process numbers are used again, so comparing them does not tell a grandchild from its forebear."""
+    for keys in list(_ALIVE):
+        keys._process = -1
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 class RoundStream:
