@@ -66,8 +66,9 @@ def test_a_copy_gives_no_round_out_again(copied: Callable[[PairKeys], PairKeys])
 @pytest.mark.parametrize("same_number", [False, True])
 def test_a_forked_process_has_no_pair_noise(same_number: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grandchild can have the number of its forebear, too."""
+    number = os.getpid()
     if same_number:
-        monkeypatch.setattr("os.getpid", lambda number=os.getpid(): number)
+        monkeypatch.setattr("os.getpid", lambda: number)
     keys = PairKeys.alone(2)
     child = os.fork()
     if child == 0:
