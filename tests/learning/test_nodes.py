@@ -60,7 +60,15 @@ def _twice(nodes, state):
     return nodes.exchange(state, update.perturbation)
 
 
-@pytest.mark.parametrize("send", [_own_gradients, _of_its_own, _written_over, _twice])
+def _after_another(nodes, state):
+    """The local step of an update is paid for with its message: a second one would be free."""
+    state.local = nodes.update(state).local
+    update = nodes.update(state)
+    state.local = update.local
+    return nodes.exchange(state, update.perturbation)
+
+
+@pytest.mark.parametrize("send", [_own_gradients, _of_its_own, _written_over, _twice, _after_another])
 def test_in_the_unit_record_an_algorithm_sends_what_was_clipped_and_nothing_else(send):
     """The protocol sees sums, so it could not bound what one example adds to them."""
 

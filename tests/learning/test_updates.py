@@ -94,3 +94,28 @@ def test_parameters_keep_their_type_when_sums_of_large_batches_are_double():
     for _ in range(3):
         learner.step()
         assert (learner.state.shared.s.dtype, learner.state.local.dtype) == (torch.float32, torch.float32)
+
+
+def test_reduced_precision_around_a_run_does_not_reach_clipped_sums():
+    """In bfloat16 a sum of 100 clips is rounded by a quarter of one, so one example more could move it by more than its clip."""
+
+    def perturbation():
+        torch.manual_seed(0)
+        run = dpps.Run(
+            dpps.PartPSP(tiny(), "all", lr_shared=1.0, batch_size=20),
+            toy_data(2),
+            topology=dpps.Ring(2),
+            privacy=dpps.Record(noise_multiplier=1.0, delta=1e-3, clip=1e-2),
+            seed=0,
+        ).start(epochs=1)
+        return run.nodes.update(run.state).perturbation.clone()
+
+    exact = perturbation()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = perturbation()
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(found, exact)

@@ -77,5 +77,5 @@ def test_one_example_more_changes_neither_rates_nor_rounds_nor_noise():
     with_it, without = (nodes([n, 300], declared_sizes=[200, 300]) for n in (201, 200))
     assert with_it.plan == without.plan
     assert with_it.calibration == without.calibration
-    assert with_it.plan.sampling == (0.1, 20 / 300)
+    assert with_it.plan.sampling == with_it.updates.sampler.rates == (0.1, 20 / 300)
     assert nodes([201, 300]).plan != without.plan  # what is found at the first start is declared by default

@@ -16,6 +16,15 @@ def test_rows_of_one_rate_are_charged_together() -> None:
         rows_by_rate([0.1, 0.2], range(3))
 
 
+def test_private_start_values_are_charged_in_full_whoever_is_drawn() -> None:
+    bound = dpps.Bounded(distance=1.0, clip=0.5, start_distance=1.0)
+    protocol = dpps.DPPS(dpps.Ring(3), dpps.Gaussian(1.0), bound, sampling=0.01)
+    state = protocol.start(torch.rand(3, 2) / 3, common_start=False)
+    for _ in range(2):
+        protocol.step(state)
+    assert [charge.event.sampling for _, charge in protocol.ledger.history] == [1.0, 0.01]
+
+
 def test_a_round_sends_a_row_to_every_peer_and_a_scalar_to_all_in_node_swap() -> None:
     row = 5 * 4 + 8
     plain = dpps.DPPS(dpps.DOut(6, 3))

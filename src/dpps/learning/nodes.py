@@ -120,6 +120,10 @@ class Nodes(Frozen):
 
     def update(self, state: TrainState) -> Update:
         """A batch, the local step and the clipped shared gradient of every node; an absent one does nothing."""
+        if self._due is not None and isinstance(self.updates, RecordUpdates):
+            raise UsageError(
+                f"a second update in one round, of which only one is paid for: {_ONLY_AS_CLIPPED}"
+            )
         away = self._away(state)
         frozen = [p for p in self.partition.model.parameters() if not p.requires_grad]
         with nullcontext() if self.calibration is None else unwritten((state.shared.s, state.local, *frozen)):
@@ -235,6 +239,7 @@ class Nodes(Frozen):
         before, shared = replace(state), replace(state.shared)
         buffers = {name: b.clone() for name, b in self.engine.state().items()}
         optimizers = self.updates.state()
+        self._due = None  # an earlier round may have failed before it was sent
         try:
             yield
         except BaseException:

@@ -14,6 +14,7 @@ from dpps.learning.batches import Cyclic, Poisson, Sampler
 from dpps.learning.clipping import ClipCount
 from dpps.learning.engines.gradients import Engine
 from dpps.learning.engines.per_example import PerExample
+from dpps.learning.engines.per_example.adding import full_precision
 from dpps.learning.local_optimizers import LocalOptimizers
 from dpps.learning.optimizers import ReleasedOptimizer, kept_for
 from dpps.noise.calibration import NoiseLevel, calibrate
@@ -145,7 +146,8 @@ class RecordUpdates(Updates):
     def compute(self, state: TrainState, away: Tensor | None = None) -> Update:
         x, target, mask = self.sampler.batch(state.round)
         assert mask is not None
-        sums = self.per_example.sums(state.shared.y, state.local, x, target, mask)
+        with full_precision(state.local.device):
+            sums = self.per_example.sums(state.shared.y, state.local, x, target, mask)
         losses, sum_s, sum_l = sums
         drawn = mask.sum(1)
         self.clipped.add(sums.clipped, drawn)

@@ -258,8 +258,10 @@ class DPPS(Frozen):
             return
         sensitivity = math.inf if used is None else used
         cost = self.mechanism.cost(sensitivity, scale)
+        # private start values are in the first message whoever is drawn
+        with_start = round_ == 0 and self.sensitivity is not None and self.sensitivity.start_is_private
         for rate, rows in self._rows_by_rate:
-            event = sampled(rate, cost)
+            event = sampled(1.0 if with_start else rate, cost)
             self.ledger.charge(Release(round_, event, self.mechanism.name, sensitivity, scale, rows))
 
     @property

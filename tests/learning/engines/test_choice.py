@@ -95,3 +95,21 @@ def test_parameters_that_would_follow_the_data_without_noise_are_refused(unit, f
     run = dpps.Run(dpps.PartPSP(model, batch_size=4), sets, topology=dpps.Ring(2), privacy=unit, seed=0)
     with pytest.raises(UsageError, match="writes over its own parameters"):
         run.start(epochs=1)
+
+
+class MovingMean(nn.Module):
+    """Keeps a mean of what it has seen in a parameter, by way of `.data`."""
+
+    def __init__(self):
+        super().__init__()
+        self.center, self.layer = nn.Parameter(torch.zeros(6)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        self.center.data.lerp_(x.detach().mean(0), 0.1)
+        return self.layer(x - self.center)
+
+
+def test_writing_by_way_of_data_is_found_in_the_numbers():
+    example = torch.full((2, 6), 2.0), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(UsageError, match="center: the model writes over its own parameters"):
+        refuse_writing(Partition(MovingMean(), "all"), F.cross_entropy, example)

@@ -15,17 +15,14 @@ Loss = Callable[[Any, Any], Tensor]
 """Takes a model's outputs and the targets of a batch; a mean over the batch. Or a `ModelLoss`."""
 
 
-FAILURES = (
-    RuntimeError,
-    IndexError,
-    KeyError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    NotImplementedError,
+FAILURES = (Exception,)
+"""What a model may raise that does not like an example: anything. Stopping because of some kinds would tell of the example."""
+
+
+WRITES = (
+    "the model writes over its own parameters while it runs (an embedding with max_norm does), so they would follow "
+    "the data without noise; use layers that do not (max_norm=None)"
 )
-"""What a model may raise that does not like an example."""
 
 
 def in_short(error: BaseException | None) -> str:
@@ -83,10 +80,7 @@ def unwritten(tensors: Iterable[Tensor]) -> Iterator[None]:
     before = [tensor._version for tensor in held]
     yield
     if [tensor._version for tensor in held] != before:
-        raise UsageError(
-            "the model writes over its own parameters while it runs (an embedding with max_norm does), so they would follow "
-            "the data without noise; use layers that do not (max_norm=None)"
-        )
+        raise UsageError(WRITES)
 
 
 def tensors_in(batch: Any) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Which engine computes the gradients of a model."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from dpps.errors import UsageError
 from dpps.learning.engines.calling import (
     FAILURES,
+    WRITES,
     Loss,
     ModelLoss,
     in_short,
@@ -94,12 +95,20 @@ def refuse_writing(partition: Partition, loss: Loss, example: tuple[Any, Any]) -
     try:
         with unwritten(own[name] for name, _ in model.named_parameters()):
             loss_of(model, own, x, target, loss)
+            _refuse_changed(model, own)
     except UsageError:
         raise
     except FAILURES as error:
         _log.info("%s does not run on made-up examples (%s)", type(model).__name__, in_short(error))
     finally:
         torch.set_rng_state(state)
+
+
+def _refuse_changed(model: nn.Module, own: Mapping[str, Tensor]) -> None:
+    """Writing by way of `.data` leaves no other trace than the new numbers."""
+    for name, before in model.named_parameters():
+        if not torch.equal(own[name], before):
+            raise UsageError(f"{name}: {WRITES}")
 
 
 @torch.no_grad()

@@ -294,3 +294,19 @@ def test_a_sum_of_many_examples_keeps_its_digits_until_there_is_noise():
         dpps.PartPSP(model, ["0"], batch_size=300), data, topology=dpps.Ring(2), privacy=unit, noise=Looks(0)
     ).start(epochs=1).step()
     assert seen == [torch.float64] * 2
+
+
+@pytest.mark.parametrize("way", [Chains, BookKeeping])
+def test_squares_too_small_for_float32_let_no_gradient_pass_unclipped(way):
+    """What comes back is 1e-23, whose square is 0 in float32, and what went in is 1e19: the gradient is 20 clips long."""
+    model = nn.Sequential(nn.Linear(4, 200))
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.zero_()
+        model[0].bias[0] = 52.6
+    partition, clip = Partition(model, "all"), 1e-4
+    s, l = partition.initial()
+    x = torch.tensor([[[1e19, 0.0, 0.0, 0.0]]])
+    given = s[None], l[None], x, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
+    assert float(way(partition, F.cross_entropy, clip).sums(*given)[1].norm()) <= clip
+    assert float(way(partition, F.cross_entropy, 1.0).sums(*given)[1].norm()) > 0  # it is not left out

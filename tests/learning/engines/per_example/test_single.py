@@ -17,13 +17,13 @@ from tests.learning.samples import tiny
 class Squeamish(nn.Module):
     """Does not like negative numbers."""
 
-    def __init__(self):
+    def __init__(self, says=ValueError):
         super().__init__()
-        self.layer = nn.Linear(6, 3)
+        self.layer, self.says = nn.Linear(6, 3), says
 
     def forward(self, x):
         if bool((x < 0).any()):
-            raise ValueError("negative")
+            raise self.says("negative")
         return self.layer(x)
 
 
@@ -47,11 +47,12 @@ def test_without_a_clip_the_sum_is_the_gradient_of_the_summed_loss():
     assert float(losses) == pytest.approx(float(loss.detach()) / 5, rel=1e-5)
 
 
-def test_an_example_on_which_the_model_fails_is_hidden_only_where_that_is_asked_for():
+@pytest.mark.parametrize("says", [ValueError, ZeroDivisionError, OverflowError, OSError])
+def test_an_example_on_which_the_model_fails_is_hidden_only_where_that_is_asked_for(says):
     x, target = torch.rand(3, 6), torch.tensor([0, 1, 2])
     x[1] = -1.0
-    way = OneByOne(Partition(Squeamish(), "all"), F.cross_entropy, 1.0, batch=10)
-    with pytest.raises(ValueError, match="negative"):
+    way = OneByOne(Partition(Squeamish(says), "all"), F.cross_entropy, 1.0, batch=10)
+    with pytest.raises(says, match="negative"):
         sums(way, x, target)
     way.hides_failures = True
     hidden = sums(way, x, target)[1]

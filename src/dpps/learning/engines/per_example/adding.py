@@ -1,6 +1,8 @@
 """Weighted sums over examples, exact enough: in float32 only over pieces, see `PerExample`."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -9,6 +11,21 @@ _NUMBERS = 1 << 13
 """How many squares may be added up in float32: the norms of longer vectors lose more than the margin."""
 _SMALL = 1 << 13
 """Products of so few numbers are computed for all pieces at once: a loop would cost more than the memory it saves."""
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Without autocast and reduced matrix products, which somebody may have switched on around a run: they round by more than
+    the margin below the clip makes up for."""
+    asked = torch.get_float32_matmul_precision()
+    if asked != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        if asked != "highest":
+            torch.set_float32_matmul_precision(asked)
 
 
 def weighted_sum(factors: Tensor, rows: Tensor, piece: int | None) -> Tensor:
@@ -75,20 +92,24 @@ def _sum_of_pairs(parts: Iterable[Tensor]) -> Tensor:
 
 
 def norms_of(rows: Tensor) -> Tensor:
-    """Norms of pieces of every row, (rows, pieces): float32 sums of millions of squares go astray."""
+    """Norms of pieces of every row, (rows, pieces): float32 sums of millions of squares go astray.
+
+    Squares below the smallest normal number are lost in float32, so what they can amount to is added: a norm of 0 times a huge
+    one, of the other side of an outer product, would let a gradient pass unclipped.
+    """
     norms: Tensor
     width = rows.shape[-1]
     pieces = -(-width // _NUMBERS)
     if rows.dtype != torch.float32:
-        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-    elif pieces <= 1:
+        return torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)  # type: ignore[no-any-return]
+    if pieces <= 1:
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     elif width % pieces == 0:
         norms = torch.linalg.vector_norm(rows.reshape(*rows.shape[:-1], pieces, -1), dim=-1)
     else:
         cut = torch.split(rows, _NUMBERS, dim=-1)
         norms = torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in cut], -1)
-    return norms
+    return norms + math.sqrt(min(width, _NUMBERS) * torch.finfo(torch.float32).tiny)
 
 
 def squared_norms(rows: Tensor) -> Tensor:

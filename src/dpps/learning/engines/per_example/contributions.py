@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from dpps.learning.engines.per_example.adding import norms_of, sum_of_products, weighted_sum
+from dpps.learning.engines.per_example.adding import norms_of, squared_norms, sum_of_products, weighted_sum
 
 _GRAM = 3
 """How much dearer a number of a Gram matrix (in float64) is than one of an explicit gradient; measured on a CPU."""
@@ -87,12 +87,8 @@ class Outer(Contribution):
 
     def norms(self) -> Tensor:
         if self.positions == 1:
-            left: Tensor
-            right: Tensor
-            left, right = (
-                torch.linalg.vector_norm(part, dim=3)[:, :, 0].double() for part in (self.left, self.right)
-            )
-            return left * right
+            left, right = (squared_norms(part)[:, :, 0] for part in (self.left, self.right))
+            return left.mul_(right).sqrt_()
         if not self.gram:
             norms = norms_of(flat(self._each()))
             self.left = self.right = torch.empty(0)  # the gradients are there: the sides may go
