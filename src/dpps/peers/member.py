@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpps.disk import private
+from dpps.disk import private, writing
 from dpps.errors import RunError, UsageError
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Seeded
@@ -333,7 +333,8 @@ class Member(Deployment):
         return run.folder.path / OUTBOX / "rounds.jsonl"
 
     def _write_log(self, run: Run) -> None:
-        with open(self._log_path(run), "a", opener=private) as file:
+        path = self._log_path(run)
+        with writing(path), open(path, "a", opener=private) as file:
             file.writelines(json.dumps(each.to_json()) + "\n" for each in run.log[self._logged :])
         self._logged = len(run.log)
 
