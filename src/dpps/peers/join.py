@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dpps.disk import private_folder, write_private
+from dpps.disk import private_folder, write_private, writing
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.peers import status as states
 from dpps.peers.channel import Channel
@@ -152,7 +152,8 @@ class Participation:
     def _schema(self, contract: Federation) -> Path | None:
         if not contract.schema:
             return None
-        private_folder(self.out)
+        with writing(self.out):
+            private_folder(self.out)
         write_private(self.out / "schema.toml", contract.schema.encode())
         return self.out / "schema.toml"
 
