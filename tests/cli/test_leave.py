@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import DONE, FAILED, WRONG, leave, main
-from dpps.peers.status import FINISHED, LEAVE, LEFT, write_status
+from dpps.peers.status import FINISHED, LEAVE, LEFT, STOPPED, write_status
 from peers.test_live import status
 
 
@@ -29,7 +29,13 @@ def test_it_waits_until_the_process_is_done(
 
 
 def test_nobody_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_status(tmp_path, replace(status(), state=FINISHED))
-    assert main(["leave", str(tmp_path)]) == WRONG
-    assert "no process of hospital-a is running there" in capsys.readouterr().err
+    for state, remedy in (
+        (FINISHED, "takes no further part already"),
+        (STOPPED, "start its dpps join again"),
+    ):
+        write_status(tmp_path, replace(status(), state=state))
+        assert main(["leave", str(tmp_path)]) == WRONG
+        said = capsys.readouterr().err
+        assert "no process of hospital-a is running there" in said
+        assert remedy in said
     assert not (tmp_path / LEAVE).exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpps.cli import DONE, WRONG, main
+from dpps.cli import DONE, FAILED, WRONG, main
 from dpps.peers.identity import Identity, Request, read_out
 
 
@@ -39,3 +39,10 @@ def test_a_second_key_in_the_same_folder_is_refused(
     assert main(command) == WRONG
     assert "a" in capsys.readouterr().err
     assert (tmp_path / "a" / "member.key").read_bytes() == key
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "me"
+    assert main(["member", "init", "--name", "a", "--out", str(out)]) == FAILED
+    assert f"{out / 'member.key'} cannot be written: Not a directory" in capsys.readouterr().err

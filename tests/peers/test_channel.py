@@ -1,4 +1,5 @@
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -160,6 +161,24 @@ def test_a_new_epoch_spreads_and_disconnects_the_expelled(
     until(lambda: one.connected() == {B} and other.connected() == {A} and third.connected() == frozenset())
     third.send(A, b"row")
     assert one.receive(0.05) is None
+
+
+def test_epochs_of_two_neighbours_are_told_in_their_order(three: Organisations) -> None:
+    """Each neighbour has a thread of its own, and what is remembered last holds at the next start."""
+    second = renew(three.federation, three.convener)
+    third, told = expel(second, C, three.convener), []
+    later = threading.Thread(target=lambda: channel.adopt(third))
+
+    def take_over(following: Federation) -> None:
+        if following.epoch == 2:
+            later.start()
+            later.join(0.3)  # longer than it takes if nobody holds it back
+        told.append(following.epoch)
+
+    channel = Channel(three.federation, three.identities[A], take_over)
+    channel.adopt(second)
+    later.join(PATIENCE)
+    assert told == [2, 3]
 
 
 def test_expelled_between_hello_and_connection(three: Organisations, join: Callable[..., Channel]) -> None:

@@ -1,6 +1,8 @@
 """What somebody gets who does not belong: nothing, before any row; and one line on the side that can know of it."""
 
 import json
+import os
+import select
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -266,6 +268,30 @@ def test_garbage_neither_crashes_nor_stalls(
     newcomer = opened(three.federation, three.identities[C])
     until(lambda: A in newcomer.connected() and C in listens.connected())
     until(lambda: newcomer.send(A, b"row") or listens.receive(1.0) == (C, b"row"))
+
+
+def test_idle_connections_do_not_take_all_file_handles(
+    three: Organisations, opened: Callable[..., Channel]
+) -> None:
+    """Nobody needs a certificate to open them, and without a handle no outbox is written."""
+    listens, friend = (opened(three.federation, three.identities[name]) for name in (A, B))
+    until(lambda: friend.connected() == {A} and listens.connected() == {B})
+    before, allowed = len(os.listdir("/proc/self/fd")), listening.STRANGERS + 2 * (len(NAMES) + 4)
+    with ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", own_port(three)), PATIENCE))
+            for _ in range(allowed + 100)
+        ]
+
+        def ended() -> bool:
+            taken = len(os.listdir("/proc/self/fd")) - before - len(idle)
+            assert taken <= allowed + 20, "file handles of idle connections"
+            return len(select.select(idle, [], [], 0)[0]) >= 100
+
+        until(ended)
+        until(lambda: friend.send(A, b"row") or listens.receive(1.0) == (B, b"row"))
+    newcomer = opened(three.federation, three.identities[C])
+    until(lambda: A in newcomer.connected() and C in listens.connected())
 
 
 def test_a_port_that_is_taken(three: Organisations) -> None:

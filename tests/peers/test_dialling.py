@@ -40,6 +40,12 @@ def test_an_answer_holds_a_file_or_nothing() -> None:
         _next(iter(()))
 
 
+def test_a_file_that_is_no_text_does_not_end_the_dialling(three: Organisations) -> None:
+    channel: Any = SimpleNamespace(federation=three.federation, own=three.federation.members[0], adopt=None)
+    with pytest.raises(PeerError, match="wrong epoch"):
+        Dialler(channel, NAMES[1])._take_over("\ud800")
+
+
 @pytest.mark.parametrize(
     ("details", "tls"),
     [

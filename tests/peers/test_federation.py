@@ -1,10 +1,12 @@
 import re
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
 
 from dpps.errors import UsageError
+from dpps.peers import federation as federation_module
 from dpps.peers.convener import convene, expel, renew
 from dpps.peers.federation import LARGEST_FILE, Federation, Rules
 from dpps.peers.identity import Identity, Key, Request
@@ -143,6 +145,19 @@ def test_told_at_home(three: Organisations, tmp_path: Path) -> None:
     members = (replace(member, certificate=old), *three.federation.members[1:])
     with pytest.raises(UsageError, match=r"was valid until .*dpps federation renew"):
         replace(three.federation, members=members).check_for(own)
+
+
+def test_a_clock_that_is_behind_is_told_from_an_old_certificate(
+    three: Organisations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime(2020, 1, 2, tzinfo=tz)
+
+    monkeypatch.setattr(federation_module, "datetime", Behind)
+    with pytest.raises(UsageError, match=r"valid from .* the clock of this machine says 2020-01-02"):
+        three.federation.check_for(three.identities["hospital-a"])
 
 
 def test_members_of_one_federation_differ_and_can_be_reached(three: Organisations, tmp_path: Path) -> None:

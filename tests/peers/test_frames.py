@@ -65,6 +65,8 @@ def _with(**changes: object) -> bytes:
         _with(share=[1, 0.5, 1.0, 0, 3, "not hex"]),
         _with(share=None),
         _with(seen=[0, 1]),
+        _with(seen=[0, 1, "\ud800", ""]),
+        _with(seen=[0, 1, "é" * 64, ""]),
         _with(receipt=7),
     ],
 )

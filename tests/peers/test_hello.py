@@ -90,7 +90,10 @@ def test_a_later_epoch_is_believed_only_with_the_conveners_file(three: Organisat
     found = newer_file(known, theirs)
     assert found is not None
     assert found.digest == later.digest
-    for wrong in (replace(theirs, file=""), replace(theirs, file=known.to_toml()), replace(theirs, epoch=7)):
+    files = (
+        replace(theirs, file=file) for file in ("", known.to_toml(), "\ud800", f"# \ud800\n{known.to_toml()}")
+    )
+    for wrong in (*files, replace(theirs, epoch=7)):
         with pytest.raises(PeerError, match="wrong epoch"):
             newer_file(known, wrong)
 

@@ -1,5 +1,6 @@
 """Three members in three threads of one process, by gRPC: joined, stopped, gone on, left, expelled."""
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from dpps.errors import RunError, UsageError
 from dpps.peers.convener import expel
 from dpps.peers.join import Participation, join
+from dpps.peers.known import KNOWN
 from dpps.peers.plan import read_plan
 from dpps.peers.status import LEAVE, read_status
 from dpps.runs.config import TrainConfig
@@ -197,6 +199,28 @@ def test_expelled_while_running(three: Organisations) -> None:
     assert [terminals[name].ended().error for name in (A, B)] == [None] * 2
     with pytest.raises(UsageError, match="was expelled"):
         Terminal(three, C)
+
+
+def test_a_status_and_an_epoch_that_cannot_be_written_stop_nobody(three: Organisations) -> None:
+    gate, later = Gate(3), Gate(6)
+    (three.folder / f"run-{A}").mkdir()
+    (three.folder / f"run-{A}" / "status.json.part").mkdir()  # as a full disk would, for root, too
+    terminals = {name: Terminal(three, name, gate if name == C else later) for name in NAMES}
+    assert gate.reached.wait(PATIENCE)
+    channel = terminals[A].participation.channel
+    shutil.rmtree(three.folder / A / KNOWN)
+    (three.folder / A / KNOWN).touch()
+    (three.folder / "federation.toml").write_text(expel(three.federation, C, three.convener).to_toml())
+    until(lambda: all(terminals[name].participation.channel.federation.epoch == 2 for name in NAMES))
+    gate.opened.set()
+    later.opened.set()
+    assert [terminals[name].ended().error for name in (A, B)] == [None] * 2
+    told = [line for line in channel.refusals if "cannot be written" in line]
+    assert [line.split(" cannot")[0].rpartition("/")[2] for line in told] == [
+        "status.json",
+        f"{three.federation.id}.toml",
+    ]
+    assert C not in terminals[A].participation.member.membership.present
 
 
 def test_an_expulsion_after_the_end_interrupts_nobody(three: Organisations) -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import dpps
 from dpps.errors import RunError, UsageError
 from dpps.peers.fabric import Peers
-from dpps.peers.frames import LEARNING
+from dpps.peers.frames import LEARNING, Presence
 from dpps.peers.member import Heart, Member
 from dpps.peers.simulated import Network, SimulatedPost
 from dpps.peers.view import LEFT
@@ -229,6 +229,25 @@ def test_an_older_copy_waits_for_those_who_can_know(tmp_path: Path) -> None:
         network.run()
     before, after = (LedgerFile.read(each / "ledger.jsonl").history for each in (copy, tmp_path / "m1"))
     assert len(after) == len(before)
+
+
+def test_who_waits_in_vain_is_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def main(post: SimulatedPost) -> None:
+        where = make_run(post, 0, tmp_path / "m0", membership={"min_members": 2}).where
+        assert isinstance(where, Member)
+        for left in (0, 1, 3):
+            for node in range(1, left + 1):
+                where.fabric.view.known[node] = Presence(1, 0, LEFT)
+            lines.append(where._why_waiting(["m0"], 2))
+
+    Network({"m0": main}).run()
+    first = "waits for other members: 1 of 4 are here (m0), 2 are needed"
+    assert lines[:2] == [first, first]
+    assert (
+        lines[2] == f"{first}; m1, m2, m3 left for good, so too few can come: Ctrl-C ends this member's run"
+    )
 
 
 def test_a_failed_run_shows_no_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The outbox: whole or not at all, and the newest that is whole."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,23 @@ def test_damage_is_not_taken_for_a_new_start(tmp_path: Path) -> None:
         path.write_bytes(b"x" + path.read_bytes()[1:])
     with pytest.raises(RunError, match="damaged"):
         Outbox(tmp_path / "o").read()
+
+
+def test_a_first_write_that_was_cut_off_is_a_new_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(RunError, match="No space left"):
+            _write(Outbox(tmp_path / "o"), 1)
+    assert Outbox(tmp_path / "o").read() is None
+    _write(Outbox(tmp_path / "o"), 2)
+    found = Outbox(tmp_path / "o").read()
+    assert found is not None
+    assert found[1]["value"] == 2
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from dpps.cli import DONE
 from dpps.cli.arguments import parse_options
 from dpps.cli.console import wide_console
-from dpps.disk import private_folder, write_aside
+from dpps.disk import private_folder, write_aside, writing
 from dpps.errors import UsageError, unknown
 from dpps.peers.convener import convene, expel, renew
 from dpps.peers.federation import Federation, Rules
@@ -113,7 +113,8 @@ def _create(arguments: list[str]) -> None:
         config.gossip_clip,
     )
     rules.check(len(requests))
-    private_folder(config.out)
+    with writing(config.out):
+        private_folder(config.out)
     existing = config.out / KEY
     key = Key.read(existing) if existing.exists() else Key.make(existing)
     made = convene(plan, requests, key, rules=rules, schema=schema, days=config.days)
@@ -157,9 +158,10 @@ def _write_next(federation: Federation, path: Path) -> None:
 
 
 def _write(federation: Federation, path: Path) -> None:
-    for member in federation.members:
-        write_aside(path.parent / f"{member.name}.crt", member.pem)
-    write_aside(path, federation.to_toml().encode())
+    with writing(path):
+        for member in federation.members:
+            write_aside(path.parent / f"{member.name}.crt", member.pem)
+        write_aside(path, federation.to_toml().encode())
 
 
 def _tell(federation: Federation, path: Path) -> None:

@@ -12,7 +12,7 @@ from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
 from dpps.disk import write_private
 from dpps.errors import UsageError
-from dpps.peers.status import LEAVE, LEFT, read_status
+from dpps.peers.status import FINISHED, LEAVE, LEFT, read_status
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,11 @@ def main(arguments: list[str]) -> int:
     console = plain_console()
     status = read_status(config.run)
     if not status.alive:
+        over = "it takes no further part already"
+        more = "leaving means to hand its share over; start its dpps join again, then ask again"
         raise UsageError(
-            f"dpps leave {config.run}: no process of {status.member} is running there (it is {status.state}), and leaving means to hand "
-            "its share over; start its dpps join again, then ask again"
+            f"dpps leave {config.run}: no process of {status.member} is running there (it is {status.state}), and "
+            + (over if status.state in (FINISHED, LEFT) else more)
         )
     write_private(config.run / LEAVE, b"")
     console.print(f"{status.member} was asked to leave after its current round", markup=False)

@@ -242,12 +242,11 @@ class Channel(Post):
                 if name not in following.active or self.own.name not in following.active:
                     for stream in link.streams:
                         stream.end(at_once=True)
-        log.warning(
-            "epoch %d of the federation: members are %s", following.epoch, ", ".join(sorted(following.active))
-        )
-        if self.own.name not in following.active:
-            self.tell(f"{self.own.name} was expelled from the federation in epoch {following.epoch}")
-        self._on_epoch(following)
+            names = ", ".join(sorted(following.active))
+            log.warning("epoch %d of the federation: members are %s", following.epoch, names)
+            if self.own.name not in following.active:
+                self.tell(f"{self.own.name} was expelled from the federation in epoch {following.epoch}")
+            self._on_epoch(following)  # in the order of epochs, whoever brings them
 
     def tell(self, line: str) -> None:
         """One line about a refusal, once."""

@@ -149,7 +149,8 @@ class Dialler(threading.Thread):
 
     def _take_over(self, file: str) -> None:
         try:
-            self._channel.adopt(Federation.parse(file.encode(), f"the federation file of {self._peer}"))
+            where = f"the federation file of {self._peer}"
+            self._channel.adopt(Federation.parse(file.encode(errors="replace"), where))
         except UsageError as error:
             raise PeerError(f"wrong epoch: {error}") from None
 

@@ -221,7 +221,7 @@ class Federation:
 
     @cached_property
     def fixed_digest(self) -> str:
-        """Stands for what no epoch changes: plan, schema, rules, who had which row, and the convener."""
+        """Stands for what no epoch changes: plan, schema, rules, and who has which row."""
         table = self.to_table()
         names = [(m.name, m.fingerprint) for m in self.members]
         fixed = [table[k] for k in ("id", "dpps", "plan", "schema", "rules")]
@@ -328,7 +328,12 @@ class Federation:
         if found.expelled:
             raise UsageError(f"{found.name} was expelled from this federation (epoch {self.epoch})")
         now, until = datetime.now(UTC), found.certificate.not_valid_after_utc
-        if not found.certificate.not_valid_before_utc <= now <= until:
+        if now < (since := found.certificate.not_valid_before_utc):
+            raise UsageError(
+                f"the certificate of {found.name} is valid from {since:%Y-%m-%d} on, and the clock of this machine says "
+                f"{now:%Y-%m-%d}: set the clock"
+            )
+        if now > until:
             raise UsageError(
                 f"the certificate of {found.name} was valid until {until:%Y-%m-%d}: ask the convener for a renewal "
                 "(dpps federation renew)"

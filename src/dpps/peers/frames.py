@@ -216,6 +216,7 @@ def _part(value: Any, most: float) -> float:
 
 
 def _text(value: Any) -> str:
-    if type(value) is not str or len(value) > 1000:
+    # digests and signatures are ASCII; other texts may not even have bytes to be checked
+    if type(value) is not str or len(value) > 1000 or not value.isascii():
         raise ValueError("not a short text")
     return value

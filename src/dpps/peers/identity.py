@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from dpps.disk import private_folder, write_aside, write_private
+from dpps.disk import private_folder, write_aside, write_private, writing
 from dpps.errors import UsageError
 
 KEY, REQUEST, LISTEN = "member.key", "member.csr", "listen"
@@ -87,7 +87,8 @@ class Key:
     def make(cls, path: Path) -> "Key":
         """A new key in a new file."""
         key = cls(ec.generate_private_key(_CURVE()))
-        private_folder(path.parent)
+        with writing(path):
+            private_folder(path.parent)
         if path.exists():
             raise UsageError(f"{path} exists, and a key is not written over: choose another --out")
         write_private(path, key.pem())
@@ -257,8 +258,9 @@ class Identity:
         if host in ("0.0.0.0", "[::]") and not address:
             address = check_address("the name of this machine", f"{socket.gethostname()}:{port}")
         key = Key.make(folder / KEY)
-        write_aside(folder / REQUEST, key.request(name, address or listen))
-        write_aside(folder / LISTEN, f"{listen}\n".encode())
+        with writing(folder):
+            write_aside(folder / REQUEST, key.request(name, address or listen))
+            write_aside(folder / LISTEN, f"{listen}\n".encode())
         return cls(folder, name, listen, key)
 
     @classmethod

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dpps.disk import private_folder, write_private
+from dpps.disk import private_folder, write_private, writing
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.peers import status as states
 from dpps.peers.channel import Channel
@@ -152,7 +152,8 @@ class Participation:
     def _schema(self, contract: Federation) -> Path | None:
         if not contract.schema:
             return None
-        private_folder(self.out)
+        with writing(self.out):
+            private_folder(self.out)
         write_private(self.out / "schema.toml", contract.schema.encode())
         return self.out / "schema.toml"
 
@@ -258,7 +259,10 @@ class Participation:
                 self._look_around()
             if state:
                 self.status.state, self.status.message = state, message
-            write_status(self.out, self.status)
+            try:
+                write_status(self.out, self.status)
+            except RunError as error:  # whether the run can go on is for the outbox to say
+                self.channel.tell(str(error))
 
     def _look_around(self) -> None:
         status, run = self.status, self.run
@@ -312,9 +316,12 @@ class Participation:
             self.channel.tell(f"the new {self._file} is not taken over: {error}")
 
     def _take_over(self, following: Federation) -> None:
-        remember(self.identity, following)
         membership = replace(self.member.membership, active=following.active)
         self.member.adopt(membership)
+        try:
+            remember(self.identity, following)
+        except RunError as error:  # it holds all the same, in this process
+            self.channel.tell(str(error))
         if self.channel.own.name not in following.active:
             self._expelled = f"{self.channel.own.name} was expelled from the federation in epoch {following.epoch}; its ledger is safe in {self.out}"
             self._interrupt()

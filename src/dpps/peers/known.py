@@ -4,7 +4,7 @@ import logging
 import re
 from pathlib import Path
 
-from dpps.disk import private_folder, write_private
+from dpps.disk import private_folder, write_private, writing
 from dpps.errors import UsageError
 from dpps.peers.federation import Federation
 from dpps.peers.identity import Identity, read_out
@@ -38,7 +38,8 @@ def accept(identity: Identity, path: Path, convener: str = "") -> Federation:
 def remember(identity: Identity, federation: Federation) -> None:
     """Keep a contract, so that older epochs of it are not taken any more."""
     folder = identity.folder / KNOWN
-    private_folder(folder)
+    with writing(folder):
+        private_folder(folder)
     write_private(_place(identity, federation), federation.to_toml().encode())
 
 

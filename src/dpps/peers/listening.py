@@ -26,6 +26,10 @@ PATIENCE = 15.0
 """Seconds for TLS and for the hello."""
 _ENDING = 10.0
 """Seconds for what is under way to end, and the port to be free again."""
+_SILENT = 15_000
+"""Milliseconds after which a connection without TLS, or without a stream, is closed."""
+STRANGERS = 64
+"""Connections beside those of the members at a time. A member that has no file handle left could not write its outbox."""
 HELLOS = 2
 """Connections of one member that may wait for its hello at a time."""
 
@@ -43,7 +47,14 @@ class Listener:
         self._server = self._grpc.server(
             ThreadPoolExecutor(places, "dpps-listen"),
             handlers=[self._handler()],
-            options=options(channel.largest, ("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 2)),
+            options=options(
+                channel.largest,
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_concurrent_streams", 2),
+                ("grpc.max_allowed_incoming_connections", 2 * places + STRANGERS),
+                ("grpc.server_handshake_timeout_ms", _SILENT),
+                ("grpc.max_connection_idle_ms", _SILENT),
+            ),
             maximum_concurrent_rpcs=places,
         )
         self._served = channel.federation.digest

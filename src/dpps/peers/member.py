@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpps.disk import private
+from dpps.disk import private, writing
 from dpps.errors import RunError, UsageError
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Seeded
@@ -313,8 +313,14 @@ class Member(Deployment):
             return "waits for all neighbours to answer: one says that this member has sent more than is on its disk"
         if len(here) >= wanted:
             return f"waits: none of its neighbours answers ({', '.join(sorted(self.membership.partners))})"
-        told = f"{len(here)} of {len(self.membership.present)} are here ({', '.join(here)})"
-        return f"waits for other members: {told}, {wanted} are needed"
+        present, known = self.membership.present, self.fabric.view.known
+        told = f"{len(here)} of {len(present)} are here ({', '.join(here)}), {wanted} are needed"
+        left = [
+            n for n, k in zip(self.membership.names, known, strict=True) if k.state == LEFT and n in present
+        ]
+        if len(present) - len(left) < self.membership.min_members:
+            told += f"; {', '.join(left)} left for good, so too few can come: Ctrl-C ends this member's run"
+        return f"waits for other members: {told}"
 
     def _too_late(self) -> bool:
         """Whether another member has finished: then it is no use to wait for more of them."""
@@ -333,7 +339,8 @@ class Member(Deployment):
         return run.folder.path / OUTBOX / "rounds.jsonl"
 
     def _write_log(self, run: Run) -> None:
-        with open(self._log_path(run), "a", opener=private) as file:
+        path = self._log_path(run)
+        with writing(path), open(path, "a", opener=private) as file:
             file.writelines(json.dumps(each.to_json()) + "\n" for each in run.log[self._logged :])
         self._logged = len(run.log)
 

@@ -68,15 +68,19 @@ class Outbox:
         path = self._paths[turn % 2]
         try:
             fresh = not path.exists()
+            # the first of its name is there whole or not at all: cut off, it would look like a damaged one
+            target = path.with_suffix(".part") if fresh else path
             private_folder(self._folder)
-            with open(path, "wb", opener=private) as file:
+            with open(target, "wb", opener=private) as file:
                 file.write(_HEAD.pack(_MAGIC, sum(map(len, parts)), digest.digest()))
                 for part in parts:
                     file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
             if fresh:
+                target.replace(path)
                 sync_folder(self._folder)
+                sync_folder(self._folder.parent)
         except OSError as error:
             raise RunError(
                 f"the outbox {path} cannot be written: {error.strerror}; nothing of this round was sent"

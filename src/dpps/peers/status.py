@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dpps.disk import private
+from dpps.disk import private, writing
 from dpps.errors import UsageError
 
 FILE, LEAVE = "status.json", "leave.request"
@@ -98,12 +98,17 @@ class Status:
 
 
 def write_status(folder: Path, status: Status) -> None:
-    """Whole or not at all; it is renewed so often that it need not outlive a power cut."""
+    """Whole or not at all; it is renewed so often that it need not outlive a power cut.
+
+    Raises:
+        RunError: it could not be written.
+    """
     status.updated, status.process = now(), os.getpid()
     aside = folder / f"{FILE}.part"
-    with open(aside, "w", opener=private) as file:
-        json.dump(status.to_json(), file)
-    aside.replace(folder / FILE)
+    with writing(folder / FILE):
+        with open(aside, "w", opener=private) as file:
+            json.dump(status.to_json(), file)
+        aside.replace(folder / FILE)
 
 
 def read_status(folder: Path) -> Status:
