@@ -46,7 +46,8 @@ def by_name(metrics: str | Metric | Iterable[str | Metric]) -> dict[str, Metric]
         metrics: names or functions of (outputs, targets); or one alone.
     """
     found: dict[str, Metric] = {}
-    for metric in [metrics] if isinstance(metrics, str) or callable(metrics) else metrics:
+    single = isinstance(metrics, str) or callable(metrics) or not isinstance(metrics, Iterable)
+    for metric in [metrics] if single else metrics:
         if isinstance(metric, str):
             found[metric] = METRICS[metric]
         elif callable(metric):
