@@ -6,6 +6,7 @@ example more would change how often all the others are drawn, and the usual acco
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ def parse_sizes(text: str) -> int | list[int]:
 def for_every_node(sizes: int | Sequence[int], nodes: int) -> tuple[int, ...]:
     """One declared size per node, from one per node or one for all."""
     several = isinstance(sizes, Iterable) and not isinstance(sizes, str)
-    each = list(sizes) if several else [sizes] * nodes  # type: ignore[call-overload]
+    each: list[Any] = list(sizes) if several else [sizes] * nodes  # type: ignore[arg-type]
     if len(each) != nodes:
         raise UsageError(
             f"{len(each)} declared sizes for {nodes} nodes: give one per node, or one number for all"
