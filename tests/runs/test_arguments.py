@@ -26,7 +26,10 @@ def make(**options) -> dpps.Run:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"algorithm": nn.Linear(3, 2)}, "the algorithm is Linear(.*give one with its model"),
+        (
+            {"algorithm": nn.Sequential(nn.Linear(3, 2))},
+            "the algorithm is Sequential(.*give one with its model",
+        ),
         ({"algorithm": dpps.PartPSP}, "the algorithm is <class .*give one with its model"),
         ({"where": "here"}, "where is 'here': give dpps.Here"),
         ({"noise": 3}, "noise is 3: give a source"),

@@ -19,8 +19,9 @@ def check_kinds(
 ) -> None:
     """Refuse arguments of another kind than a run is made of."""
     if not isinstance(algorithm, Algorithm):
+        given = " ".join(repr(algorithm).split())  # a model is written on many lines
         raise UsageError(
-            f"the algorithm is {algorithm!r:.80}: give one with its model, such as dpps.PartPSP(model, shared=['layer1'])"
+            f"the algorithm is {given:.80}: give one with its model, such as dpps.PartPSP(model, shared=['layer1'])"
         )
     if not isinstance(where, Deployment):
         raise UsageError(f"where is {where!r:.80}: give dpps.Here() or dpps.TorchDistributed(...)")
