@@ -29,6 +29,14 @@ def _same_numbers(request: pytest.FixtureRequest) -> None:
     np.random.seed(seed)
 
 
+@pytest.fixture(autouse=True)
+def _same_threads() -> Iterator[None]:
+    """A test that changes the number of torch's threads changes it for itself alone, whatever the order."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A window that the tests of one file share; missing programs are a failure in CI."""

@@ -55,6 +55,9 @@ def _child(
 ) -> None:
     torch.set_num_threads(1)
     cluster = Cluster(place, timeout)
+    cluster.join_timeout = (
+        PATIENCE  # however short the time for everything else is, a slow machine may take long to start them
+    )
     try:
         result = function(cluster, *arguments)
     except Exception as error:  # noqa: BLE001 - handed to the test

@@ -24,10 +24,15 @@ def test_all_topologies_of_the_package_are_there() -> None:
     assert repr(parse("4-out", 7)) == "DOut(7, 4)"
 
 
-@pytest.mark.parametrize("text", ["K-out", "4-outs", "-out", "EXP", ""])
+@pytest.mark.parametrize("text", ["4-outs", "-out", "EXP", ""])
 def test_a_wrong_name_is_refused_with_the_right_ones(text: str) -> None:
     with pytest.raises(UsageError, match=r"unknown topology .*exp"):
         parse(text, 4)
+
+
+def test_a_name_with_its_letter_is_told_that_it_stands_for_a_number() -> None:
+    with pytest.raises(UsageError, match="topology 'K-out': the K stands for a number, such as '2-out'"):
+        parse("K-out", 4)
 
 
 def test_a_name_has_one_meaning() -> None:

@@ -53,6 +53,10 @@ class Registry(Generic[T]):
             pattern = re.escape(name).replace("K", "([0-9]+)")
             if match := re.fullmatch(pattern, text):
                 return entry, [int(number) for number in match.groups()]
+        if text in self._entries:
+            raise UsageError(
+                f"{self.kind} {text!r}: the K stands for a number, such as {text.replace('K', '2')!r}"
+            )
         raise unknown(self.kind, text, self.names())
 
     def __getitem__(self, text: str) -> T:

@@ -12,11 +12,13 @@ from dpps.runs.tuning import Trial, Tuning
         (["--trials", "0"], "--trials is 0"),
         (["--mixes", "0"], "--mixes is 0"),
         (["--trials", "x"], "--trials is 'x': it must"),
+        (["--epsilon", "0"], "epsilon is 0"),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(tmp_path, capsys, arguments, says):
     assert main(["tune", *arguments, "--out", str(tmp_path / "x")]) == 2
     assert says in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     assert main(["tune", "--out", str(tmp_path / "full")]) == 2

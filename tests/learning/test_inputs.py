@@ -188,7 +188,7 @@ WRONG = {
     "fractions": (lambda: fit(three(X, Y + 0.5)), "labels of node 0 are fractions such as .*mse_loss"),
     "features": (
         lambda: fit(three(X[:, :5], Y)),
-        r"node 0: the model cannot read an example of shape \(5,\)",
+        r"node 0: the model cannot read an example of shape \(5,\).*; give examples of the shape that the model was made for",
     ),
     "features of one node": (
         lambda: fit([(X, Y), (X[:, :5], Y), (X, Y)]),
@@ -243,7 +243,15 @@ WRONG = {
         "metric rmse: rmse compares outputs of shape",
     ),
     "seed": (lambda: fit(three(X, Y), seed=-1), "seed is -1: it must be a whole number"),
-    "target": (lambda: fit(three(X, Y.float()), loss=F.nll_loss), "the loss cannot compare"),
+    "whole numbers": (
+        lambda: fit(three(X.long(), Y)),
+        r"cannot read an example of .* type int64.*; give the inputs as floats, inputs.float\(\)",
+    ),
+    "target": (lambda: fit(three(X, Y.float()), loss=F.nll_loss), "the loss cannot compare.*or another loss"),
+    "labels in a column": (
+        lambda: fit(three(X, Y[:, None])),
+        r"the loss cannot compare.*targets.squeeze\(1\)",
+    ),
     "disconnected": (
         lambda: fit([(X, Y)] * 4, topology=dpps.Static(np.kron(np.eye(2), np.full((2, 2), 0.5)))),
         "never connects.*nodes 0 and 2 cannot reach each other",

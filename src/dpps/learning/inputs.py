@@ -70,12 +70,16 @@ def as_datasets(data: Any, model: nn.Module, loss: Loss) -> list[Dataset[Any]]:
         raise UsageError(f"the data is one {_kind(data)} for all nodes: {_NOT_EACH}")
     if not isinstance(data, Sequence) or isinstance(data, str):
         raise UsageError(f"the data is {data!r:.80}: {_NOT_EACH}")
+    if not data:
+        raise UsageError(f"there is no data: {_NOT_EACH}")
     return [_as_dataset(each, f"node {k}", model, loss) for k, each in enumerate(data)]
 
 
 def as_examples(data: Any, whose: str, model: nn.Module, loss: Loss) -> tuple[Any, Tensor]:
     """All examples of a data set as (inputs, targets): for evaluation. Inputs may be tensors in a tuple or a dictionary."""
     dataset = _as_dataset(data, whose, model, loss)
+    if not len(dataset):  # type: ignore[arg-type]
+        raise UsageError(f"{whose} has no examples: give at least one, or leave it out")
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[0], dataset.tensors[1]
     if isinstance(dataset, Images):
@@ -282,7 +286,7 @@ def _try_model(dataset: Dataset[Any], whose: str, model: nn.Module, loss: Loss) 
             outputs = call_model(model, {}, x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UsageError(
-            f"{whose}: the model cannot read an example of {_looks(x)}: {_first_line(error)}"
+            f"{whose}: the model cannot read an example of {_looks(x)}: {_first_line(error)}; {_remedy(x, model)}"
         ) from error
     finally:
         for module, mode in training.items():
@@ -305,13 +309,28 @@ def _try_loss(outputs: Any, target: Any, whose: str, loss: Loss) -> None:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UsageError(
             f"{whose}: the loss cannot compare an output of {_looks(outputs)} with a target of "
-            f"{_looks(target)}: {_first_line(error)}"
+            f"{_looks(target)}: {_first_line(error)}; {_target_remedy(target, loss)}"
         ) from error
     if not isinstance(value, Tensor) or (isinstance(outputs, Tensor) and not value.requires_grad):
         raise UsageError(
             f"{whose}: the loss returns a {type(value).__name__} without a gradient: compute it from the outputs by torch alone, "
             "without item(), detach() or argmax()"
         )
+
+
+def _remedy(x: Any, model: nn.Module) -> str:
+    """For inputs that a model cannot read."""
+    whole = isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex()
+    if whole and not any(isinstance(module, nn.Embedding) for module in model.modules()):
+        return "give the inputs as floats, inputs.float()"
+    return "give examples of the shape that the model was made for, or a model for this shape"
+
+
+def _target_remedy(target: Any, loss: Loss) -> str:
+    """For targets that a loss cannot compare with outputs."""
+    if loss is F.cross_entropy and isinstance(target, Tensor) and target.shape[1:] == (1,):
+        return "give one class number per example, targets.squeeze(1)"
+    return "give targets of the shape and type that the loss expects, or another loss"
 
 
 def _differentiable(outputs: Any) -> Any:
@@ -362,27 +381,6 @@ def _not_finite(dataset: Dataset[Any]) -> int | None:
         return None
     bad = (~torch.isfinite(x.reshape(len(x), -1)).all(1)).nonzero().flatten()
     return int(bad[0]) if len(bad) else None
-
-
-def check_device(device: str) -> None:
-    """A device that is not there is refused with those that are."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise UsageError(f"device is {device!r}: choose cpu, cuda or mps ({_first_line(error)})") from error
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(kind, True):
-        usable = ", ".join(name for name, ok in there.items() if ok)
-        raise UsageError(
-            f"device is {device!r}, which this machine or this torch does not have: choose {usable}"
-        )
-
-
-def check_seed(seed: int) -> int:
-    """Seeds are keys of random streams: whole numbers, 0 or more."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 1 << 64:
-        raise UsageError(f"seed is {seed!r}: it must be a whole number from 0 to 2^64 - 1")
-    return int(seed)
 
 
 def _kind(data: Any) -> str:

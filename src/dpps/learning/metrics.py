@@ -7,6 +7,7 @@ the targets. Nothing here is noised: a metric of private examples is for the nod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,9 @@ def by_name(metrics: str | Metric | Iterable[str | Metric]) -> dict[str, Metric]
         metrics: names or functions of (outputs, targets); or one alone.
     """
     found: dict[str, Metric] = {}
-    for metric in [metrics] if isinstance(metrics, str) or callable(metrics) else metrics:
+    several = isinstance(metrics, Iterable) and not isinstance(metrics, str) and not callable(metrics)
+    given: list[Any] = list(metrics) if several else [metrics]  # type: ignore[arg-type]
+    for metric in given:
         if isinstance(metric, str):
             found[metric] = METRICS[metric]
         elif callable(metric):

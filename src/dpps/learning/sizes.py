@@ -5,7 +5,8 @@ example more would change how often all the others are drawn, and the usual acco
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -31,7 +32,8 @@ def parse_sizes(text: str) -> int | list[int]:
 
 def for_every_node(sizes: int | Sequence[int], nodes: int) -> tuple[int, ...]:
     """One declared size per node, from one per node or one for all."""
-    each = [sizes] * nodes if isinstance(sizes, int) else list(sizes)
+    several = isinstance(sizes, Iterable) and not isinstance(sizes, str)
+    each: list[Any] = list(sizes) if several else [sizes] * nodes  # type: ignore[arg-type]
     if len(each) != nodes:
         raise UsageError(
             f"{len(each)} declared sizes for {nodes} nodes: give one per node, or one number for all"

@@ -287,7 +287,7 @@ def _least_noise(epsilon_of: Callable[[float], float], target: float, guess: flo
         noise = max(points) * factor
         if noise > 1e15:
             raise UsageError(
-                f"no noise reaches epsilon {target}: allow a larger delta or use a finer noise grid"
+                f"no noise reaches epsilon {target:g}: allow a larger delta, fewer records per user, or use a finer noise grid"
             )
         points[noise] = epsilon_of(noise)
         factor *= factor

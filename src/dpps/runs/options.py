@@ -51,6 +51,8 @@ def refuse_idle_training(arguments: Sequence[str], config: TrainConfig) -> None:
             config.model not in MODELS or not MODELS[config.model].has_norm,
             f"it belongs to --model {' or '.join(n for n in MODELS.names() if MODELS[n].has_norm)}",
         ),
+        "--delta": (not config.noisy, "without noise there is no guarantee that could fail"),
+        "--secure-noise": (not config.noisy, "there is no noise"),
         "--data": (own, "--node-data replaces it"),
         "--data-dir": (
             own or bool(DATA_SETS[config.data].embedded),

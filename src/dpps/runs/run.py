@@ -14,7 +14,7 @@ from dpps.errors import RunError, UsageError
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.batches import NodeData
 from dpps.learning.engines.gradients import EngineName
-from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_device, check_seed
+from dpps.learning.inputs import as_datasets, as_topology, as_unit
 from dpps.learning.metrics import Metric, by_name
 from dpps.learning.nodes import Nodes
 from dpps.learning.sizes import announce, for_every_node
@@ -23,18 +23,16 @@ from dpps.noise.streams import fresh_seed
 from dpps.privacy.contract import Contract
 from dpps.privacy.statement import Privacy
 from dpps.privacy.units import Calibration, Unit
+from dpps.runs import arguments
 from dpps.runs.data_ledger import note_runs
 from dpps.runs.deployment import Deployment, Here
 from dpps.runs.description import Description, describe
 from dpps.runs.log import RoundLog
 from dpps.runs.results import Examples, Metrics, Results
 from dpps.runs.start import (
-    check_callbacks,
     check_data,
     check_epochs,
     check_folder,
-    check_held_out,
-    check_topology,
     keeps_ledger,
     make_protocol,
     open_ledger,
@@ -131,31 +129,32 @@ class Run(Results):
         description: Description | None = None,
         remarks: Mapping[str, Any] | None = None,
     ) -> None:
-        data = as_datasets(data, algorithm.model, algorithm.loss)
         self.where = where or Here()
-        check_topology(topology, self.where.processes)
+        arguments.check_kinds(algorithm, self.where, noise, watch, folder, engine)
+        arguments.check_counts(sync_every, mixes, spare_rounds, checkpoint_every)
+        data = as_datasets(data, algorithm.model, algorithm.loss)
+        arguments.check_topology(topology, self.where.processes)
         self.algorithm, self.topology = algorithm, as_topology(topology, len(data))
         unit = as_unit(privacy)
         self.unit = algorithm.unit(unit and unit.for_network(self.topology.nodes))
         self.out = None if folder is None else Path(folder)
         self.folder = None if folder is None else self.where.folder(Path(folder))
         self.sync_every, self.mixes = sync_every if algorithm.synchronises else 0, mixes
-        self.seed = fresh_seed() if seed is None else check_seed(seed)
-        check_device(device)
+        self.seed = fresh_seed() if seed is None else arguments.check_seed(seed)
+        arguments.check_device(device)
         self.secure_noise = secure_noise
         self.checkpoint_every = checkpoint_every
-        self.callbacks: list[Callback] = list(callbacks)
-        check_callbacks(self.callbacks)
+        self.callbacks: list[Callback] = arguments.as_callbacks(callbacks)
         self.overwrite, self.resumed = overwrite, False
         self._data, self._test = data, test
         self._held_out = [self._evaluable(each, f"held-out set {k}") for k, each in enumerate(held_out)]
-        check_held_out(self._held_out, len(data))
+        arguments.check_held_out(self._held_out, len(data))
         self._metrics, self._undefined = by_name(metrics), set()
         self._noise = source_of_noise(noise, self.where, secure_noise, self.seed)
         self._declared = (
             None if declared_sizes is None else for_every_node(declared_sizes, self.topology.nodes)
         )
-        self._planned_for, self._engine, self._device = (spare_rounds, self.unit), engine, device
+        self._planned_for, self._engine, self._device = (int(spare_rounds), self.unit), engine, device
         self._watch, self._track_real = dict(watch or {}), track_real
         options = {"seed": seed, "sync_every": self.sync_every, "mixes": mixes}
         options |= {"secure_noise": secure_noise, "spare_rounds": spare_rounds}

@@ -13,6 +13,7 @@ from dpps.learning.engines.calling import FAILURES, pick
 from dpps.learning.inputs import check_examples, tell_unscaled
 from dpps.learning.losses import made_up
 from dpps.learning.metrics import rehearse
+from dpps.learning.schedules import WarmUp
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource
 from dpps.privacy.contract import Contract
@@ -40,27 +41,12 @@ def check_folder(run: Run) -> None:
         run.folder.check_new(run.overwrite)
 
 
-def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Refuse what cannot be called after a round."""
-    for callback in callbacks:
-        if not callable(callback):
-            raise UsageError(f"a callback is {callback!r}: give functions of (run, log)")
-
-
 def check_epochs(epochs: object, before: int | None) -> None:
     """Refuse what is no number of epochs, or another one than the run was started for."""
     if not isinstance(epochs, int | None):
         raise UsageError(f"epochs is {epochs!r}: it must be a whole number")
     if before is not None and epochs not in (None, before):
         raise UsageError(f"this run was started for {before} epochs, not {epochs}: start another run")
-
-
-def check_topology(topology: object, processes: int) -> None:
-    """Refuse a name where not all nodes are here: how many they are is not known from the data sets."""
-    if isinstance(topology, str) and processes > 1:
-        raise UsageError(
-            f"topology is {topology!r} in a run of {processes} processes: give the object with the number of all nodes"
-        )
 
 
 def source_of_noise(given: NoiseSource | None, where: Deployment, secure: bool, seed: int) -> NoiseSource:
@@ -73,14 +59,6 @@ def source_of_noise(given: NoiseSource | None, where: Deployment, secure: bool, 
             "messages really leave each process draws its own, so leave it out"
         )
     return given
-
-
-def check_held_out(held_out: Sequence[object], nodes: int) -> None:
-    """Refuse another number of held-out data sets than there are nodes here."""
-    if held_out and len(held_out) != nodes:
-        raise UsageError(
-            f"held_out has {len(held_out)} data sets for {nodes} nodes: give one per node, or none"
-        )
 
 
 def check_data(run: Run, datasets: Sequence[Dataset[Any]], sizes: Sequence[int], rows: Sequence[int]) -> None:
@@ -125,6 +103,12 @@ def promise(
 
 def warnings(run: Run) -> Iterator[str]:
     """What can be foreseen to go wrong although nothing is refused."""
+    schedule, rounds = run.algorithm.schedule, run.plan.count
+    if isinstance(schedule, WarmUp) and schedule.over > rounds:
+        yield (
+            f"schedule {schedule}: the run has {rounds} rounds, so the rates only reach {schedule.factor(rounds - 1, rounds):.2g} "
+            "of what they should be; warm up over fewer"
+        )
     if run.unit is not None:
         shared = run.algorithm.partition.shared_size
         yield from foresee(run.unit, run.plan, shared, run.topology, run.sync_every)

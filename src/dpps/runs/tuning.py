@@ -161,6 +161,7 @@ def tune(
     if charge:
         _check_charged(config)
     settings = list(candidates(config, trials))
+    config.resolved().privacy()  # refuses what no trial could promise, before there is a folder
     private_folder(out)
     done: list[Trial] = []
     examples: int | None = None
