@@ -331,8 +331,11 @@ class Nodes(Frozen):
         state.local = tensors["l"].to(state.local)
         shared.memory = _below(tensors, "memory/")
         shared.watched = {name: _below(tensors, f"watched/{name}/") for name in shared.watched}
-        state.kept = {name: t.to(state.local) for name, t in _below(tensors, "kept/").items()}
-        self.updates.load_state(_below(tensors, "optimizer/"))
+        kept, moments = (
+            {n: t.to(self.device) for n, t in _below(tensors, p).items()} for p in ("kept/", "optimizer/")
+        )
+        state.kept = kept
+        self.updates.load_state(moments)
         self.engine.load_state(_below(tensors, "engine/"))
         shared.round, shared.clock, shared.rate = round_, meta["clock"], meta["rate"]
 
