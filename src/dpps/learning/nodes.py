@@ -92,7 +92,7 @@ class Nodes(Frozen):
             sampler = Cyclic(self.data, int(self.plan.batch_size))
             clip = calibration.gradient_clip if calibration else None
             return BatchUpdates(algorithm, self.engine, sampler, self.plan, clip, local)
-        _check_record(algorithm)
+        check_record(algorithm)
         noise = self.protocol.noise
         x, target = self.data.take(np.zeros((len(self.rows), 1), dtype=np.int64))
         example = pick(x, (0, 0)), pick(target, (0, 0))
@@ -340,7 +340,8 @@ class Nodes(Frozen):
         shared.round, shared.clock, shared.rate = round_, meta["clock"], meta["rate"]
 
 
-def _check_record(algorithm: Algorithm) -> None:
+def check_record(algorithm: Algorithm) -> None:
+    """Refuse what the unit record cannot bound."""
     if algorithm.local_steps > 1:
         raise UsageError(
             f"local_steps is {algorithm.local_steps}: the unit record takes one step per round; raise the batch size instead"

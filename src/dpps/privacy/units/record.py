@@ -68,7 +68,7 @@ class Record(Unit):
 
     @classmethod
     def defaults(cls, options: PrivacyOptions) -> dict[str, float]:
-        usual = {"clip": 1.0, "lr_shared": 1.0, "lr_local": 1.0}
+        usual = {"clip": 1.0}
         return usual if options.noise_multiplier is not None else {"epsilon": 3.0, **usual}
 
     @classmethod
