@@ -93,7 +93,6 @@ def test_the_plan_is_that_of_the_run():
         ({"momentum": 1.0}, r"momentum is 1.0: it must lie in \[0, 1\)"),
         ({"momentum": -0.5}, "momentum is -0.5"),
         ({"mixes": 0}, "--mixes is 0"),
-        ({"mixes": 2, "unit": "node-swap"}, "--mixes is 2: the unit node-swap hides rows"),
         ({"schedule": "plateau"}, "unknown schedule 'plateau'.*fixed"),
         ({"averaging": 2.0}, "averaging is 2"),
         ({"batch_size": 700, "declared_sizes": "600", **LINEAR}, "larger than the 600"),

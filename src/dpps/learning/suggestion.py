@@ -24,12 +24,10 @@ or 0.05 where a part of the model stays local, whose noise nobody averages. A ra
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from dpps.errors import UsageError
 from dpps.learning.batch_sizes import BatchSize, batches
-from dpps.noise.events import gaussian
-from dpps.privacy.accountant import noise_for
+from dpps.privacy.accountant import multiplier_for
 
 CLIP = 0.1
 MOMENTUM = 0.8
@@ -50,8 +48,8 @@ USUAL_BATCH, USUAL_EPOCHS, USUAL_CLIP = 100, 12, 1.0
 """Of other models than softmax regression. Of nodes with few examples a batch is at most half of them; as many epochs as make 120 rounds."""
 PARAMETER_NOISE, WITH_LOCAL = 0.1, 0.05
 """Of other models: the deviation of a shared parameter that the noise of a whole run may cause; and where a part of the model is local."""
-USUAL_LONGEST = 8.0
-"""The longest step of other models."""
+USUAL_LONGEST = 3.0
+"""The longest step of other models: beyond it some do not settle."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,10 @@ def suggest(
         reasons.append(f"momentum {momentum:g}: {why if softmax else 'it gained nothing'}")
     drawn = batches(batch_size, sizes)
     rounds, sampling = epochs * drawn.rounds(sizes), max(drawn.rates)
-    sigma = noise_multiplier or _noise(epsilon, delta, rounds + spare_rounds, sampling, records_per_user)
+    if epsilon is None and noise_multiplier is None:
+        raise UsageError("a suggestion needs an epsilon or a noise multiplier")
+    paid = rounds + spare_rounds
+    sigma = noise_multiplier or multiplier_for(epsilon or 0.0, delta, paid, sampling, records_per_user)
     per_step = sigma * math.sqrt(rounds * mean_noise / len(sizes)) / drawn.mean  # in a parameter
     what, allowed, longest = "parameter", WITH_LOCAL if local else PARAMETER_NOISE, USUAL_LONGEST
     if inputs is not None:
@@ -168,13 +169,6 @@ def suggest(
     rate = _rounded(step * (1 - momentum) / clip)
     reasons.append(f"rate {rate:g}, so that rate x clip / (1 - momentum) is {step:.3g}: {why}")
     return Suggestion(batch_size, epochs, clip, momentum, rate, sigma, tuple(reasons))
-
-
-@lru_cache(maxsize=64)
-def _noise(epsilon: float | None, delta: float, rounds: int, sampling: float, group: int) -> float:
-    if epsilon is None:
-        raise UsageError("a suggestion needs an epsilon or a noise multiplier")
-    return noise_for(epsilon, delta, rounds, gaussian, sampling=sampling, group=group)
 
 
 def _rounded(value: float) -> float:

@@ -261,11 +261,6 @@ class TrainConfig:
         if self.unit != "none":
             UNITS[self.unit].check_options(PrivacyOptions.of(self))
         self._check_trust()
-        if self.mixes > 1 and self.noisy and not UNITS[self.unit].has_total:
-            raise UsageError(
-                f"--mixes is {self.mixes}: the unit {self.unit} hides rows, and more steps would send them without noise; "
-                "use 1, or the unit record or contribution"
-            )
         if self.resume and self.out is None:
             raise UsageError("--resume needs --out DIR: the folder of the run to go on with")
 

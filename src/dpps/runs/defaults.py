@@ -65,6 +65,11 @@ def planned(config: "TrainConfig") -> tuple[Plan, int]:
     model, prefixes = models.build(*names, read, classes, norm=config.norm, dropout=0.0)
     made = algorithm(model, prefixes, **config.rates())
     unit = made.unit(config.privacy())
+    if unit is not None and config.mixes > 1 and not unit.has_total:
+        raise UsageError(
+            f"--mixes is {config.mixes}: the unit {unit.name} hides rows, and more steps would send them without noise; use 1, "
+            "or the unit record or contribution"
+        )
     if unit is not None and unit.per_example:
         check_record(made)
         refuse_mixing(model)
