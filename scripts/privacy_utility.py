@@ -30,6 +30,7 @@ class Curve:
 
 
 PAPER = {"unit": "contribution", "budget": 1.0, "noise_rate": 1e-3, "clip": 30.0, "epochs": 3}
+FIXED = {"lr_shared": 1.0, "lr_local": 1.0, "batch_size": 100, "epochs": 12, "clip": 1.0}  # not the rule's
 CURVES = [
     Curve(
         "contribution, Laplace, 1 layer",
@@ -41,8 +42,8 @@ CURVES = [
         {"unit": "contribution", "mechanism": "gaussian", "clip": 1.0, "epochs": 3},
         (8, 50, 1e3, 1e5),
     ),
-    Curve("record, 1 layer", {"unit": "record"}, (0.5, 1, 3, 8)),
-    Curve("record, all layers", {"unit": "record", "shared": "all"}, (0.5, 1, 3, 8)),
+    Curve("record, 1 layer", {"unit": "record", **FIXED}, (0.5, 1, 3, 8)),
+    Curve("record, all layers", {"unit": "record", "shared": "all", **FIXED}, (0.5, 1, 3, 8)),
 ]
 
 

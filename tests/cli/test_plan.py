@@ -19,3 +19,24 @@ def test_plan_answers_both_ways(capsys):
     assert "no meaningful protection" in shown
     assert "sum of rounds, no guarantee" in shown
     assert "total" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--local-steps", "2"], "one step per round"),
+        (["--algorithm", "pedfl"], "the unit record has no bound"),
+        (["--model", "resnet18"], "BatchNorm mixes examples"),
+        (["--unit", "node-swap", "--mixes", "2"], "hides rows"),
+    ],
+)
+def test_what_cannot_be_trained_is_not_planned(capsys, options, says):
+    assert main(["plan", *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_every_model_has_a_suggestion_with_reasons(capsys):
+    assert main(["plan", "--model", "cnn", "--shared", "all", "--noise-multiplier", "5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["suggested"]
+    assert (found["batch_size"], found["epochs"], found["clip"]) == (100, 12, 1.0)
+    assert "moves a parameter by about 0.1" in found["reasons"][-1]

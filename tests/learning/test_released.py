@@ -88,6 +88,14 @@ def test_the_local_part_has_its_own_moments_in_the_unit_record():
     assert kept["steps"].tolist() == [len(run.log)] * 4
 
 
+@pytest.mark.parametrize("optimizer", [Momentum(0.9), Adam(0.05)], ids=lambda o: type(o).__name__)
+def test_large_batches_whose_sums_are_float64(optimizer):
+    options = {"data": toy_data(3, n=500), "nodes": 3, "batch_size": 300, "epochs": 2}
+    run = train(tiny(), ["layer1"], RECORD, optimizer=optimizer, **options)
+    kept = [*run.state.kept.values(), *run.nodes.updates.state().values()]
+    assert {t.dtype for t in kept} <= {torch.float32, torch.int64}
+
+
 def test_in_node_swap_the_sensitivity_counts_the_velocity():
     unit = dpps.NodeSwap(budget=5.0, noise_rate=1e-3)
     options = {"sync_every": 2, "topology": dpps.Complete(4), "lr_shared": 0.1}
@@ -133,6 +141,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     second = dpps.Run.open(tmp_path / "parts", algorithm(), toy_data(3), **options).fit(epochs=3)
     assert torch.equal(whole.shared, second.shared)
     assert torch.equal(whole.local, second.local)
+    for name, rows in whole.state.kept.items():
+        assert second.state.kept[name].dtype == rows.dtype
+        assert torch.equal(second.state.kept[name], rows)
 
 
 def test_the_rates_follow_the_schedule_and_stand_in_the_contract():

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dpps.errors import UsageError
-from dpps.learning.suggestion import LONGEST, suggest, suggested_batch
+from dpps.learning.suggestion import LONGEST, USUAL_LONGEST, suggest, suggested_batch
 
 
 def logit_noise(found, sizes, inputs):
@@ -73,3 +73,24 @@ def test_bad_requests_are_refused():
 @pytest.mark.parametrize(("sizes", "epochs"), [([6000] * 10, 15), ([45] * 10, 60), ([35, 180], 60)])
 def test_small_tables_have_as_many_rounds_as_large_ones(sizes, epochs):
     assert suggest(sizes, 30, noise_multiplier=4.0).epochs == epochs
+
+
+@pytest.mark.parametrize(("local", "allowed"), [(False, 0.1), (True, 0.05)])
+def test_of_other_models_the_noise_of_the_run_moves_a_parameter_by_what_is_allowed(local, allowed):
+    sizes = [1000] * 10
+    found = suggest(sizes, None, noise_multiplier=4.0, local=local)
+    assert (found.batch_size, found.epochs, found.clip, found.momentum) == (100, 12, 1.0, 0.0)
+    assert logit_noise(found, sizes, 1) == pytest.approx(allowed, rel=0.01)
+    moved = suggest(sizes, None, noise_multiplier=4.0, local=local, momentum=0.9, clip=0.5)
+    assert moved.step == pytest.approx(found.step, rel=0.01)
+
+
+def test_of_other_models_little_noise_means_the_longest_step():
+    assert suggest([1000] * 10, None, noise_multiplier=1e-3).step == USUAL_LONGEST
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch"), [([6000] * 3, 100), ([45, 45], 22), ([1, 1], 1), ([45, 90], 0.5), ([900, 1100], 0.1)]
+)
+def test_batches_of_other_models(sizes, batch):
+    assert suggested_batch(sizes, softmax=False) == batch

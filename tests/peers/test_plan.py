@@ -31,12 +31,8 @@ def test_a_plan_is_the_options_without_paths(tmp_path: Path) -> None:
     plan, schema = read_plan(path, 3)
     assert schema == ""
     assert not {"out", "data-dir", "timeout", "node-data", "schema", "resume"} & set(plan)
-    # nothing is left to be filled in later
-    assert (plan["epsilon"], plan["epochs"], plan["secure-noise"]) == (
-        3.0,
-        12,
-        True,
-    )
+    # nothing is left to be filled in later: of 200 examples batches of 100, and 120 rounds
+    assert (plan["epsilon"], plan["epochs"], plan["secure-noise"]) == (3.0, 60, True)
 
 
 def test_one_member_gets_the_same_options_back(tmp_path: Path) -> None:

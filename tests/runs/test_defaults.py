@@ -39,6 +39,27 @@ def test_others_have_the_plain_defaults(options):
     assert (found.batch_size, found.epochs, found.momentum) == (100, 12, 0.0)
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn", "my_models:make"])
+def test_the_rate_of_other_models_follows_the_noise(model):
+    more, less = (TrainConfig(model=model, shared="all", noise_multiplier=s).resolved() for s in (5.0, 20.0))
+    assert more.clip == less.clip == 1.0
+    assert more.lr_shared == more.lr_local == pytest.approx(4 * less.lr_shared, rel=0.01)
+    part = TrainConfig(model=model, shared="1", noise_multiplier=5.0).resolved()
+    assert part.lr_shared == pytest.approx(more.lr_shared / 2, rel=0.01)
+
+
+def test_other_models_of_small_nodes_have_batches_within_them():
+    found = TrainConfig(noise_multiplier=5.0, declared_sizes="60").resolved()
+    assert (found.batch_size, found.epochs) == (30, 60)
+
+
+@pytest.mark.parametrize("options", [{}, {"unit": "contribution"}, {"unit": "none"}])
+def test_the_local_rate_is_that_of_the_shared_part(options):
+    given = {"batch_size": 50, "epochs": 2, "momentum": 0.0, "lr_shared": 0.5}
+    assert TrainConfig(**options, **given).resolved().lr_local == 0.5
+    assert TrainConfig(**options, **given, lr_local=0.2).resolved().lr_local == 0.2
+
+
 def test_resolved_twice_is_resolved_once():
     once = TrainConfig(**LINEAR, noise_multiplier=5.3).resolved()
     assert once.resolved() == once

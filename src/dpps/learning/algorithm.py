@@ -20,7 +20,13 @@ from dpps.learning.engines.calling import Loss
 from dpps.learning.optimizers import Averaging, ReleasedOptimizer
 from dpps.learning.partition import Partition
 from dpps.learning.schedules import Schedule
-from dpps.learning.suggestion import suggest, suggested_batch, suggested_epochs
+from dpps.learning.suggestion import (
+    USUAL_BATCH,
+    USUAL_EPOCHS,
+    suggest,
+    suggested_batch,
+    suggested_epochs,
+)
 from dpps.privacy.trust import Pairs
 from dpps.privacy.units import Plan, Unit
 from dpps.protocol import RoundRecord, State
@@ -31,9 +37,6 @@ if TYPE_CHECKING:
 
 ALGORITHMS: Registry[type["Algorithm"]] = Registry("algorithm", "dpps.learning")
 """Algorithms by name: what `dpps train --algorithm` offers."""
-
-EPOCHS, BATCH = 12, 100
-"""Of runs that no rule speaks for."""
 
 LocalOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
@@ -69,8 +72,7 @@ class Algorithm(Frozen, ABC):
     Args:
         model: any `nn.Module`; all nodes start from its parameters.
         shared: prefixes of the names of shared parameters, "all", or a predicate on names.
-        lr_shared: $\gamma_s$; without it, the rule of docs/recipes.md chooses for softmax regression in the
-            unit record, and it is 0.1 otherwise.
+        lr_shared: $\gamma_s$; without it, the rule of docs/recipes.md chooses in the unit record, and it is 0.1 otherwise.
         lr_local: $\gamma_l$; without it, as `lr_shared`.
         lr_step: all rates divided by 10 at the start of epochs K, 2K, ... counted from 1 (0 = never), which also restarts
             the counters of topology and synchronisation. The noise rate $\gamma_n$ decays along in the unit node-swap.
@@ -170,9 +172,10 @@ class Algorithm(Frozen, ABC):
     def epochs(self, sizes: Sequence[int], unit: Unit | None = None) -> int:
         """How many passes over the data a run takes for which nobody gave a number: by the rule, where there is one; otherwise 12."""
         if not self._has_rule(unit):
-            return EPOCHS
-        usual = suggested_batch(sizes) if self.lr_shared is None else BATCH
-        return suggested_epochs(self.batch_size or usual, sizes)
+            return USUAL_EPOCHS
+        softmax = self.softmax_inputs is not None
+        usual = suggested_batch(sizes, softmax=softmax) if self.lr_shared is None else USUAL_BATCH
+        return suggested_epochs(self.batch_size or usual, sizes, softmax=softmax)
 
     def plan(
         self, sizes: Sequence[int], epochs: int, spare_rounds: int = 0, unit: Unit | None = None
@@ -212,11 +215,10 @@ class Algorithm(Frozen, ABC):
         """The rate of the shared part and the batch: as given, by the rule, or as usual."""
         given = self.batch_size
         if self.lr_shared is None and unit is not None and self._has_rule(unit):
-            partners, inputs = unit.trust.partners(len(sizes)), self.softmax_inputs
-            assert inputs is not None
+            partners = unit.trust.partners(len(sizes))
             found = suggest(
                 sizes,
-                inputs,
+                self.softmax_inputs,
                 mean_noise=1.0 if partners is None else partners.shares().independent,
                 epsilon=unit.epsilon,
                 delta=unit.delta,
@@ -227,14 +229,14 @@ class Algorithm(Frozen, ABC):
                 epochs=epochs,
                 clip=unit.clip,
                 momentum=self._momentum,
+                local=bool(self.partition.local),
             )
             return found.rate, found.batch_size
-        return 0.1 if self.lr_shared is None else self.lr_shared, BATCH if given is None else given
+        return 0.1 if self.lr_shared is None else self.lr_shared, USUAL_BATCH if given is None else given
 
     def _has_rule(self, unit: Unit | None) -> bool:
-        """Whether options left open follow the rule for softmax regression."""
-        known = unit is not None and unit.per_example and self._momentum is not None
-        return known and self.softmax_inputs is not None
+        """Whether options left open follow the rule."""
+        return unit is not None and unit.per_example and self._momentum is not None
 
     @property
     def _momentum(self) -> float | None:

@@ -92,7 +92,7 @@ class Nodes(Frozen):
             sampler = Cyclic(self.data, int(self.plan.batch_size))
             clip = calibration.gradient_clip if calibration else None
             return BatchUpdates(algorithm, self.engine, sampler, self.plan, clip, local)
-        _check_record(algorithm)
+        check_record(algorithm)
         noise = self.protocol.noise
         x, target = self.data.take(np.zeros((len(self.rows), 1), dtype=np.int64))
         example = pick(x, (0, 0)), pick(target, (0, 0))
@@ -336,13 +336,17 @@ class Nodes(Frozen):
         state.local = tensors["l"].to(state.local)
         shared.memory = _below(tensors, "memory/")
         shared.watched = {name: _below(tensors, f"watched/{name}/") for name in shared.watched}
-        state.kept = {name: t.to(state.local) for name, t in _below(tensors, "kept/").items()}
-        self.updates.load_state(_below(tensors, "optimizer/"))
+        kept, moments = (
+            {n: t.to(self.device) for n, t in _below(tensors, p).items()} for p in ("kept/", "optimizer/")
+        )
+        state.kept = kept
+        self.updates.load_state(moments)
         self.engine.load_state(_below(tensors, "engine/"))
         shared.round, shared.clock, shared.rate = round_, meta["clock"], meta["rate"]
 
 
-def _check_record(algorithm: Algorithm) -> None:
+def check_record(algorithm: Algorithm) -> None:
+    """Refuse what the unit record cannot bound."""
     if algorithm.local_steps > 1:
         raise UsageError(
             f"local_steps is {algorithm.local_steps}: the unit record takes one step per round; raise the batch size instead"

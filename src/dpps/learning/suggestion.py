@@ -1,4 +1,4 @@
-r"""Which batch, epochs, clip and rate to begin with: a rule for softmax regression in the unit record.
+r"""Which batch, epochs, clip and rate to begin with: a rule for the unit record, finer for softmax regression.
 
 A clip far below most gradients makes an update a sum of *directions*, so only the product of rate and clip
 matters, and with momentum $\beta$ what becomes of it: the length $\eta$ = rate x clip / (1 - $\beta$) of a
@@ -15,17 +15,19 @@ $\|x\|$ is the root of the number of inputs when these are normalised (scatterin
 has the measurements. Noise that cancels leaves less of itself in the mean, by a factor m in deviation,
 but gradients are computed at rows it
 has not left yet: of the gain 1/m the step takes the square root.
+
+Of any other model nobody knows beforehand how noise in its parameters moves its logits. There the rule keeps the usual batch, epochs
+and clip and chooses $\eta$ so that all the noise of the run moves a *parameter* by a random number of deviation 0.1,
+or 0.05 where a part of the model stays local, whose noise nobody averages. A rate that does not follow the noise is too large for a small epsilon: what is learned then drowns in it.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from dpps.errors import UsageError
 from dpps.learning.batch_sizes import BatchSize, batches
-from dpps.noise.events import gaussian
-from dpps.privacy.accountant import noise_for
+from dpps.privacy.accountant import multiplier_for
 
 CLIP = 0.1
 MOMENTUM = 0.8
@@ -41,6 +43,13 @@ agree, less is allowed."""
 LONGEST = 20.0
 """The longest step: with little noise a run is limited by itself."""
 _PART, _SMALL = 8, 64  # a batch is an eighth of a node's examples, or 64 of few, but at most half of them
+
+USUAL_BATCH, USUAL_EPOCHS, USUAL_CLIP = 100, 12, 1.0
+"""Of other models than softmax regression. Of nodes with few examples a batch is at most half of them; as many epochs as make 120 rounds."""
+PARAMETER_NOISE, WITH_LOCAL = 0.1, 0.05
+"""Of other models: the deviation of a shared parameter that the noise of a whole run may cause; and where a part of the model is local."""
+USUAL_LONGEST = 3.0
+"""The longest step of other models: beyond it some do not settle."""
 
 
 @dataclass(frozen=True)
@@ -62,26 +71,32 @@ class Suggestion:
         return self.rate * self.clip / (1 - self.momentum)
 
 
-def suggested_batch(sizes: Sequence[int]) -> BatchSize:
+def suggested_batch(sizes: Sequence[int], *, softmax: bool = True) -> BatchSize:
     """For nodes of these declared sizes: a number for all, or where sizes differ a part of each one's examples, so that no node
-    draws more often than the others and sets their noise."""
+    draws more often than the others and sets their noise.
+
+    Args:
+        softmax: whether the model is a softmax regression; others have the usual batch.
+    """
     least = min(sizes)
     if least < 1:
         raise UsageError(f"a node declares {least} examples: it must be 1 or more")
+    wanted, part = (_SMALL, _PART) if softmax else (USUAL_BATCH, max(sizes))
     if least == max(sizes):
-        return max(1, least // _PART, min(least // 2, _SMALL))
+        return max(1, least // part, min(least // 2, wanted))
     mean = sum(sizes) / len(sizes)
-    return max(1 / _PART, min(0.5, _rounded(_SMALL / mean)))
+    return max(1 / part, min(0.5, _rounded(wanted / mean)))
 
 
-def suggested_epochs(batch_size: BatchSize, sizes: Sequence[int]) -> int:
+def suggested_epochs(batch_size: BatchSize, sizes: Sequence[int], *, softmax: bool = True) -> int:
     """As many passes over the data as give enough rounds."""
-    return max(EPOCHS, round(ROUNDS / batches(batch_size, sizes).rounds(sizes)))
+    least = EPOCHS if softmax else USUAL_EPOCHS
+    return max(least, round(ROUNDS / batches(batch_size, sizes).rounds(sizes)))
 
 
 def suggest(
     sizes: Sequence[int],
-    inputs: int,
+    inputs: int | None,
     *,
     epsilon: float | None = None,
     delta: float = 1e-5,
@@ -93,12 +108,13 @@ def suggest(
     epochs: int | None = None,
     clip: float | None = None,
     momentum: float | None = None,
+    local: bool = False,
 ) -> Suggestion:
-    """Batch, epochs, clip and rate for softmax regression in the unit record; what is given is kept.
+    """Batch, epochs, clip and rate in the unit record; what is given is kept.
 
     Args:
         sizes: every node's declared size.
-        inputs: how many numbers an example has, each of about unit variance.
+        inputs: of softmax regression, how many numbers an example has, each of about unit variance; None: of another model.
         epsilon: wanted total; or `noise_multiplier`.
         delta: total failure probability.
         noise_multiplier: when the noise is given instead.
@@ -109,51 +125,50 @@ def suggest(
         epochs: passes over the data.
         clip: of an example's gradient.
         momentum: of released updates.
+        local: whether a part of the model is not shared.
     """
-    reasons = []
+    reasons, softmax = [], inputs is not None
     if batch_size is None:
-        batch_size = suggested_batch(sizes)
+        batch_size = suggested_batch(sizes, softmax=softmax)
         part = batches(batch_size, sizes).rates[0]
-        reasons.append(
-            f"batch {batch_size:g}: 1/{1 / part:.3g} of every node's examples; large batches have less noise per example"
-        )
+        why = "large batches have less noise per example" if softmax else "larger ones gained nothing"
+        reasons.append(f"batch {batch_size:g}: 1/{1 / part:.3g} of every node's examples; {why}")
     if epochs is None:
-        epochs = suggested_epochs(batch_size, sizes)
+        epochs = suggested_epochs(batch_size, sizes, softmax=softmax)
         reasons.append(
             f"{epochs} epochs: at one epsilon more rounds add no noise to their sum, and beyond {ROUNDS} of them gain little"
         )
     if clip is None:
-        clip = CLIP
-        reasons.append(
-            f"clip {clip:g}: below most gradients, so that every example counts with its direction"
+        clip = CLIP if softmax else USUAL_CLIP
+        why = (
+            "below most gradients, so that every example counts with its direction" if softmax else "as usual"
         )
+        reasons.append(f"clip {clip:g}: {why}")
     if momentum is None:
-        momentum = MOMENTUM
-        reasons.append(
-            f"momentum {momentum:g}: it costs nothing, and steps as long as these would swing without it"
-        )
+        momentum = MOMENTUM if softmax else 0.0
+        why = "it costs nothing, and steps as long as these would swing without it"
+        reasons.append(f"momentum {momentum:g}: {why if softmax else 'it gained nothing'}")
     drawn = batches(batch_size, sizes)
     rounds, sampling = epochs * drawn.rounds(sizes), max(drawn.rates)
-    sigma = noise_multiplier or _noise(epsilon, delta, rounds + spare_rounds, sampling, records_per_user)
-    per_step = sigma * math.sqrt(rounds * inputs * mean_noise / len(sizes)) / drawn.mean
-    least, most = LOGIT_NOISE
-    allowed = max(least, most * min(1.0, NOISY * rounds * math.sqrt(inputs) / per_step))
-    step = min(LONGEST, allowed / per_step)
+    if epsilon is None and noise_multiplier is None:
+        raise UsageError("a suggestion needs an epsilon or a noise multiplier")
+    paid = rounds + spare_rounds
+    sigma = noise_multiplier or multiplier_for(epsilon or 0.0, delta, paid, sampling, records_per_user)
+    per_step = sigma * math.sqrt(rounds * mean_noise / len(sizes)) / drawn.mean  # in a parameter
+    what, allowed, longest = "parameter", WITH_LOCAL if local else PARAMETER_NOISE, USUAL_LONGEST
+    if inputs is not None:
+        what, longest, (least, most) = "logit", LONGEST, LOGIT_NOISE
+        allowed = max(least, most * min(1.0, NOISY * rounds / per_step))
+        per_step *= math.sqrt(inputs)
+    step = min(longest, allowed / per_step)
     why = (
-        f"the noise of {rounds} rounds then moves a logit by about {allowed:.2g}"
-        if step < LONGEST
-        else f"the longest step, for there is little noise: {per_step * step:.2g} in a logit"
+        f"the noise of {rounds} rounds then moves a {what} by about {allowed:.2g}"
+        if step < longest
+        else f"the longest step, for there is little noise: {per_step * step:.2g} in a {what}"
     )
     rate = _rounded(step * (1 - momentum) / clip)
     reasons.append(f"rate {rate:g}, so that rate x clip / (1 - momentum) is {step:.3g}: {why}")
     return Suggestion(batch_size, epochs, clip, momentum, rate, sigma, tuple(reasons))
-
-
-@lru_cache(maxsize=64)
-def _noise(epsilon: float | None, delta: float, rounds: int, sampling: float, group: int) -> float:
-    if epsilon is None:
-        raise UsageError("a suggestion needs an epsilon or a noise multiplier")
-    return noise_for(epsilon, delta, rounds, gaussian, sampling=sampling, group=group)
 
 
 def _rounded(value: float) -> float:

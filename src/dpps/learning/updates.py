@@ -188,7 +188,7 @@ class RecordUpdates(Updates):
         if self.optimizer is None:
             return moved
         old = self._kept or self.optimizer.start(base)
-        change, new = self.optimizer.step(old, moved - base)
+        change, new = self.optimizer.step(old, (moved - base).to(base))  # sums of large batches are float64
         self._kept = dict(new if away is None else kept_for(away, old, new))
         return base + change
 

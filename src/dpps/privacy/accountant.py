@@ -150,6 +150,12 @@ def _bounds(
     return tuple((name, value) for name, value in bounds.items() if math.isfinite(value))
 
 
+@lru_cache(maxsize=64)
+def multiplier_for(epsilon: float, delta: float, rounds: int, sampling: float, group: int) -> float:
+    """The noise multiplier of sampled Gaussian rounds, as `noise_for` finds it; a rule for rates asks before the run does."""
+    return noise_for(epsilon, delta, rounds, gaussian, sampling=sampling, group=group)
+
+
 def noise_for(
     target_epsilon: float,
     delta: float,

@@ -14,13 +14,14 @@ from dpps.data import DATA_SETS
 from dpps.data.facts import FACTS
 from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES
-from dpps.learning.algorithm import ALGORITHMS, BATCH, EPOCHS
+from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.batch_sizes import batches, parse_batch
 from dpps.learning.metrics import of_classes
 from dpps.learning.optimizers import Averaging, Momentum
 from dpps.learning.schedules import FORMS as SCHEDULES
 from dpps.learning.schedules import parse_schedule
 from dpps.learning.sizes import for_every_node, parse_sizes
+from dpps.learning.suggestion import USUAL_BATCH, USUAL_EPOCHS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.trust import TRUSTS, Pairs
 from dpps.privacy.units import UNITS, PrivacyOptions, Unit
@@ -115,13 +116,13 @@ class TrainConfig:
     decay: float = 0.55
     """lambda of the paper."""
     epochs: Annotated[int | None, _optional("INT")] = None
-    """Passes over the data (default 12; 15 with --model linear and the unit record)."""
+    """Passes over the data (default 12, in the unit record as many more as make 120 rounds; at least 15 with --model linear)."""
     batch_size: Annotated[int | str | None, _optional("N|N,N,..|1/K")] = None
-    """Examples per node and round, in the unit record their expected number: one number for all nodes, one per node with commas between, or a part of every node's examples (default 100; with --model linear and the unit record an eighth of a node's examples)."""
+    """Examples per node and round, in the unit record their expected number: one number for all nodes, one per node with commas between, or a part of every node's examples (default 100, in the unit record at most half of a node's examples; with --model linear there an eighth of them)."""
     declared_sizes: Annotated[str | None, _optional("N|N,N,..")] = None
     """How many examples each node says it holds: one number for all, or one per node with commas between (default: what it holds at the first start). Public; rounds and sampling rates follow from it, whatever a node really holds."""
     lr_shared: Annotated[float | None, _optional("FLOAT")] = None
-    """Learning rate of the shared parameters (default 0.1; record: 1; with --model linear what the rule in docs/recipes.md suggests, see dpps plan)."""
+    """Learning rate of the shared parameters (default 0.1; record: what the rule in docs/recipes.md suggests for its noise, see dpps plan)."""
     lr_local: Annotated[float | None, _optional("FLOAT")] = None
     """Learning rate of the local parameters (default as --lr-shared)."""
     lr_step: int = 0
@@ -288,8 +289,8 @@ class TrainConfig:
         """The same, checked, with the defaults that depend on other options filled in."""
         self.check()
         filled: dict[str, Any] = {
-            "batch_size": BATCH,
-            "epochs": EPOCHS,
+            "batch_size": USUAL_BATCH,
+            "epochs": USUAL_EPOCHS,
             "momentum": 0.0,
             "lr_shared": 0.1,
             "lr_local": 0.1,
@@ -303,6 +304,8 @@ class TrainConfig:
         if not self.noisy:
             filled |= {"clip": None, "epsilon": None, "budget": None}
         filled |= by_rule(dataclasses.replace(self, epsilon=self.epsilon or epsilon))
+        if self.lr_shared is not None:
+            filled["lr_local"] = self.lr_shared
         missing = {k: v for k, v in filled.items() if getattr(self, k) is None}
         return dataclasses.replace(self, data=self.data if self.node_data is None else OWN_DATA, **missing)
 

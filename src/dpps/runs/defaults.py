@@ -12,7 +12,9 @@ from dpps.errors import UsageError
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.batch_sizes import parse_batch
-from dpps.learning.suggestion import CLIP, MOMENTUM, Suggestion, suggest
+from dpps.learning.engines.per_example.probe import refuse_mixing
+from dpps.learning.nodes import check_record
+from dpps.learning.suggestion import CLIP, MOMENTUM, USUAL_CLIP, Suggestion, suggest
 from dpps.privacy.units import Plan, PrivacyOptions
 
 if TYPE_CHECKING:
@@ -62,7 +64,16 @@ def planned(config: "TrainConfig") -> tuple[Plan, int]:
     classes = CLASSES if config.schema is None else len(read_schema(config.schema).classes)
     model, prefixes = models.build(*names, read, classes, norm=config.norm, dropout=0.0)
     made = algorithm(model, prefixes, **config.rates())
-    plan = made.plan(held, config.epochs, config.spare_rounds, config.privacy())
+    unit = made.unit(config.privacy())
+    if unit is not None and config.mixes > 1 and not unit.has_total:
+        raise UsageError(
+            f"--mixes is {config.mixes}: the unit {unit.name} hides rows, and more steps would send them without noise; use 1, "
+            "or the unit record or contribution"
+        )
+    if unit is not None and unit.per_example:
+        check_record(made)
+        refuse_mixing(model)
+    plan = made.plan(held, config.epochs, config.spare_rounds, unit)
     return plan, made.partition.shared_size
 
 
@@ -75,7 +86,6 @@ def by_rule(config: "TrainConfig") -> dict[str, Any]:
     """
     found = suggestion(config)
     if found is not None:
-        rate = found.rate if config.lr_shared is None else config.lr_shared
         part = isinstance(found.batch_size, float)
         chosen = {
             "batch_size": f"{found.batch_size:g}" if part else found.batch_size,
@@ -83,17 +93,22 @@ def by_rule(config: "TrainConfig") -> dict[str, Any]:
             "clip": found.clip,
             "momentum": found.momentum,
         }
-        return chosen | {"lr_shared": found.rate, "lr_local": rate}
+        return chosen | {"lr_shared": found.rate, "lr_local": found.rate}
     if not _has_rule(config) or sizes(config) is not None:
         return {}
     rates = {} if config.lr_shared is not None else {"batch_size": None, "lr_shared": None, "lr_local": None}
-    return {"epochs": None, "clip": CLIP, "momentum": MOMENTUM, **rates}
+    clip, momentum = (CLIP, MOMENTUM) if _softmax(config) else (USUAL_CLIP, 0.0)
+    return {"epochs": None, "clip": clip, "momentum": momentum, **rates}
 
 
 def _has_rule(config: "TrainConfig") -> bool:
     left_open = None in (config.batch_size, config.epochs, config.clip, config.momentum, config.lr_shared)
-    softmax = config.model in models.MODELS and models.MODELS[config.model].softmax_regression
-    return softmax and config.per_example and config.noisy and left_open
+    return config.per_example and config.noisy and left_open
+
+
+def _softmax(config: "TrainConfig") -> bool:
+    """Whether the model is a softmax regression, for which the rule is finer."""
+    return config.model in models.MODELS and models.MODELS[config.model].softmax_regression
 
 
 def mean_noise(config: "TrainConfig") -> float:
@@ -104,20 +119,19 @@ def mean_noise(config: "TrainConfig") -> float:
 
 
 def suggestion(config: "TrainConfig") -> Suggestion | None:
-    """What the rule says; None where it says nothing: for other models and units, data nobody has described,
-    or when all is given.
+    """What the rule says; None where it says nothing: for other units, data nobody has described, or when all is given.
 
     Args:
         config: with an epsilon or a noise multiplier.
     """
     if not _has_rule(config):
         return None
-    held, read = sizes(config), shape(config)
+    held, read = sizes(config), shape(config) if _softmax(config) else ()
     if held is None or read is None:
         return None
     return suggest(
         held,
-        prod(read),
+        prod(read) if _softmax(config) else None,
         epsilon=config.epsilon,
         delta=config.delta,
         noise_multiplier=config.noise_multiplier,
@@ -128,4 +142,5 @@ def suggestion(config: "TrainConfig") -> Suggestion | None:
         epochs=config.epochs,
         clip=config.clip,
         momentum=config.momentum,
+        local=not _softmax(config) and ALGORITHMS[config.algorithm].shares(config.shared) != "all",
     )

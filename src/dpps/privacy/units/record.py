@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from dpps.errors import UsageError
-from dpps.noise.events import gaussian
 from dpps.noise.mechanisms import Gaussian
-from dpps.privacy.accountant import noise_for
+from dpps.privacy.accountant import multiplier_for
 from dpps.privacy.trust import NOBODY, Trust
 from dpps.privacy.units.base import (
     DECLARED,
@@ -83,14 +82,10 @@ class Record(Unit):
             raise UsageError(f"records_per_user is {self.records_per_user}: it must be 1 or more")
 
     def noise(self, plan: Plan) -> float:
-        return self.noise_multiplier or noise_for(
-            given(self.epsilon),
-            self.delta,
-            plan.paid,
-            gaussian,
-            sampling=max(plan.sampling),
-            group=self.records_per_user,
-        )
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        sampling = max(plan.sampling)
+        return multiplier_for(given(self.epsilon), self.delta, plan.paid, sampling, self.records_per_user)
 
     def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
         multiplier = self.noise(plan) if noise is None else noise
