@@ -84,7 +84,7 @@ def test_baselines_are_rows(records: dict[str, RunRecord]) -> None:
     assert "the guarantee does not cover their numbers" in table
     compared = render([dataclasses.replace(records["record"], baselines=baselines), records["none"]])
     assert '<td data-head="no privacy" class="unprinted">91.5 %</td>' in compared
-    assert '<td data-head="no privacy" class="nothing">-</td>' in compared
+    assert '<td data-head="no privacy" class="unprinted nothing">-</td>' in compared
     assert "What joining gained" not in render([records["record"]])
 
 
