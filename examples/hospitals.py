@@ -69,6 +69,8 @@ def main() -> None:
     for name, values in lines.items():
         axis.semilogx(EPSILONS, values, marker="o", label=name)
     axis.set(xlabel="total epsilon per patient (delta 1e-3)", ylabel="accuracy %", ylim=(40, 100))
+    axis.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    axis.minorticks_off()
     axis.legend()
     figure.savefig("hospitals.png", dpi=120, bbox_inches="tight")
 

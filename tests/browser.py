@@ -91,7 +91,7 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
         wish = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._devtools("Emulation.setEmulatedMedia", {"features": [wish]})
+        self._devtools("Emulation.setEmulatedMedia", {"media": "", "features": [wish]})
 
     def type(self, selector: str, keys: str) -> None:
         """Send keys to an element."""
@@ -124,6 +124,12 @@ class Browser:
         """The page as printed."""
         wish = {"preferCSSPageSize": True, "printBackground": True}
         return base64.b64decode(self._devtools("Page.printToPDF", wish)["data"])
+
+    def printed_text(self) -> str:
+        """The words of the page as printed; it stays in the style of print until `size` is called."""
+        self._devtools("Emulation.setEmulatedMedia", {"media": "print"})
+        text: str = self.run("return document.body.innerText")
+        return text
 
     def console(self) -> list[str]:
         """What the page has written to the console since the last time; network failures are there, too."""

@@ -76,7 +76,7 @@ def test_it_learns_without_noise_and_metrics_are_told(described, tmp_path, capsy
     assert all(value > 0.75 for value in own["auroc"])
     shown = capsys.readouterr().out
     assert (
-        f"auroc     {', '.join(f'{value:.3f}' for value in own['auroc'])} on data of its own kind, by node"
+        f"auroc     {', '.join(f'{value:.3f}' for value in own['auroc'])} on its own test data, by node"
         in shown
     )
 
@@ -87,7 +87,7 @@ def test_without_test_files_part_of_the_examples_answers_what_joining_gained(des
     assert "not measured: there is no test file" in capsys.readouterr().out
     assert train(template, schema, tmp_path / "run", "--baselines", "--epochs", "3") == 0
     shown = capsys.readouterr().out
-    assert "on data of each node's own kind" in shown
+    assert "on each node's own test data" in shown
     assert "gain      of joining: " in shown
     assert "held-out examples: differences below about" in shown
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

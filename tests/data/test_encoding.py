@@ -66,7 +66,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_cell_is_told_with_its_place(tmp_path, text):
+def test_a_wrong_cell_is_told_with_its_place_and_nothing_else(tmp_path, text, caplog):
     with pytest.raises(UsageError, match=WRONG[text]) as error:
         encode(table(tmp_path, text), SCHEMA)
     assert "\n" not in str(error.value)
+    assert caplog.records == []

@@ -112,6 +112,25 @@ def test_a_run_is_printed_on_one_sheet(
     assert printed.count(b"/Type /Page\n") == 1
 
 
+def test_what_carries_no_noise_is_not_printed(
+    chromium: Browser, records: dict[str, RunRecord], tmp_path: Path
+) -> None:
+    base = {"no privacy": Accuracy(91.5, by_node=[90.0, 93.0])}
+    runs = [dataclasses.replace(records["record"], name=name, baselines=base) for name in ("one", "two")]
+    page = tmp_path / "print.html"
+    for shown in (runs, runs[:1]):
+        page.write_text(render(shown), encoding="utf-8")
+        open_page(chromium, page)
+        assert "91.5 %" in chromium.run("return document.body.innerText")
+        printed = chromium.printed_text()
+        assert "91.5 %" not in printed
+        assert "own eyes" not in printed.split("What the privacy means")[0]
+        assert not chromium.run(
+            'return [...document.querySelectorAll(".strip")].some(e => e.checkVisibility())'
+        )
+        chromium.size(1280, 900)
+
+
 EDGES = 'return [...document.querySelectorAll("#network-0 .edges:not([hidden]) .edge")].map(e => e.dataset.edge).sort()'
 
 

@@ -68,7 +68,7 @@ def test_own_data_are_named_in_the_title(records: dict[str, RunRecord]) -> None:
 def test_what_is_for_the_nodes_own_eyes_is_marked(records: dict[str, RunRecord]) -> None:
     page = render([records["record"]])
     mark = "for the node's own eyes"
-    for part in ('id="loss"', 'id="nodes"', "own kind of data", "Training examples by label"):
+    for part in ('id="loss"', 'id="nodes"', "own test data", "Training examples by label"):
         assert mark in unescape(page.split(part)[1].split("</p>")[0].split("</dd>")[0]), part
     assert mark not in unescape(page.split('id="epsilon"')[1].split("</p>")[0])
 
@@ -83,8 +83,8 @@ def test_baselines_are_rows(records: dict[str, RunRecord]) -> None:
     assert "30.0 % to 50.0 %" in table
     assert "the guarantee does not cover their numbers" in table
     compared = render([dataclasses.replace(records["record"], baselines=baselines), records["none"]])
-    assert '<td data-head="no privacy">91.5 %</td>' in compared
-    assert '<td data-head="no privacy" class="nothing">-</td>' in compared
+    assert '<td data-head="no privacy" class="unprinted">91.5 %</td>' in compared
+    assert '<td data-head="no privacy" class="unprinted nothing">-</td>' in compared
     assert "What joining gained" not in render([records["record"]])
 
 
@@ -122,6 +122,18 @@ def test_comparison(runs: dict[str, Path], pages: dict[str, Path]) -> None:
     assert ">unit<" in differ
     assert ">data<" not in differ
     assert page.count("<span>dpps train") == 3
+
+
+def test_the_same_statement_is_written_once(records: dict[str, RunRecord]) -> None:
+    one = records["record"]
+    privacy = dataclasses.replace(
+        one.privacy, statement=one.privacy.statement.replace("epsilon 3", "epsilon 4")
+    )
+    runs = [one, dataclasses.replace(one, name="four", privacy=privacy), records["none"]]
+    words = render(runs).split("What the privacy means</h2>")[1].split("</section>")[0]
+    assert words.count("<b>Protected:</b>") == 1
+    assert "<h3>record, four</h3>" in words
+    assert "<dt>four</dt><dd> epsilon 4" in words
 
 
 def test_runs_of_the_same_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) -> None:

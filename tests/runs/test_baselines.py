@@ -144,7 +144,7 @@ def test_two_lines():
         "of privacy: 91.50 % -> 80.00 % (-11.50 points), from no noise to this run's noise",
     )
     own = {name: accuracies | {"own_accuracy": 50.0} for name, accuracies in found.items()}
-    assert "own kind" in gained(told | {"own_accuracy": 60.0, "baselines": own})[0][1]
+    assert "own test data" in gained(told | {"own_accuracy": 60.0, "baselines": own})[0][1]
     few = gained(told | {"own_accuracy": 60.0, "held_out_examples": 96, "baselines": own})
     assert few[2][1] == "(measured on 96 held-out examples: differences below about 10 points may be chance)"
     assert gained(told | {"privacy": {"unit": "none"}})[1] == ("cost", "of privacy: nothing, there is none")

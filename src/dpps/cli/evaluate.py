@@ -36,7 +36,7 @@ class EvaluateConfig:
     metrics: Annotated[str, arg(metavar="NAME,NAME,..")] = "accuracy"
     """What to measure, with commas between: accuracy, balanced-accuracy, auroc, f1, calibration."""
     per_class: bool = False
-    """Also a table with a row for every class: how many of its examples were found, and how many of those taken for it are right."""
+    """Also a table with a row for every class: recall (how many of its examples were found) and precision (how many predictions of it are right)."""
     json: bool = False
     """For programs."""
 

@@ -13,7 +13,7 @@ from dpps.privacy.units import UNITS
 from dpps.runs.baselines import OWN_EYES, gained
 from dpps.runs.folder import RunFolder
 
-_WHERE = {"test": "on the test set", "own": "on data of its own kind"}
+_WHERE = {"test": "on the test set", "own": "on its own test data"}
 
 
 def say_outcome(
@@ -37,7 +37,7 @@ def say_outcome(
     if accuracy is not None:
         say("accuracy", f"[bold]{accuracy:.2f} %[/] on the test set, mean over {len(nodes)} nodes")
     if own is not None:
-        say("accuracy" if accuracy is None else "", f"[bold]{own:.2f} %[/] on data of each node's own kind")
+        say("accuracy" if accuracy is None else "", f"[bold]{own:.2f} %[/] on each node's own test data")
     if accuracy is None and own is None and not told["metrics_by_node"] and told["config"].get("node-data"):
         say(
             "accuracy",

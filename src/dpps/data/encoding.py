@@ -17,7 +17,10 @@ log = logging.getLogger(__name__)
 
 def encode(table: Table, schema: Schema) -> tuple[Tensor, Tensor]:
     """Inputs of shape (examples, `schema.width`) and class numbers."""
-    return encode_inputs(table, schema), encode_labels(table, schema)
+    labels = encode_labels(
+        table, schema
+    )  # first: a label that is missing is not told as a column that is left out
+    return encode_inputs(table, schema), labels
 
 
 def encode_inputs(table: Table, schema: Schema) -> Tensor:

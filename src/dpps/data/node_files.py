@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpps.data.encoding import encode, encode_inputs, encode_labels
+from dpps.data.encoding import encode, encode_inputs
 from dpps.data.images import ImageSchema, labelled_images, unlabelled_images
 from dpps.data.schema import Schema
 from dpps.data.table import ENDINGS, TEXT, Table, as_number, read_table
@@ -148,7 +148,7 @@ def read_examples(
         return labelled_images(path, schema) if labelled else (unlabelled_images(path, schema), None)
     if schema is not None:
         table = read_table(path)
-        return encode_inputs(table, schema), encode_labels(table, schema) if labelled else None
+        return encode(table, schema) if labelled else (encode_inputs(table, schema), None)
     if path.suffix == ".npz":
         x, y = _read_npz(path, ("x", "y") if labelled else ("x",))
     else:

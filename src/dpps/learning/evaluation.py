@@ -1,4 +1,4 @@
-"""How good the models are: the paper's way, and each node on its own kind of data."""
+"""How good the models are: the paper's way, and each node on its own test data."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

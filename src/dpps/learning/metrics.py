@@ -164,7 +164,7 @@ class ClassRow:
     Attributes:
         label: the number of the class.
         examples: how many examples it has.
-        predicted: how many examples were taken for it.
+        predicted: how many examples were predicted to be of it.
         right: how many of its examples were found.
     """
 
@@ -180,7 +180,7 @@ class ClassRow:
 
     @property
     def precision(self) -> float:
-        """Share of what was taken for it that is right (0 where nothing was)."""
+        """Share of the predictions of it that are right (0 where there are none)."""
         return self.right / self.predicted if self.predicted else 0.0
 
     @property

@@ -36,8 +36,9 @@ def render(runs: Sequence[RunRecord]) -> str:
         "protected": protected,
         "own_eyes": OWN_EYES,
         "chance": chance,
-        "data_names": {"test": "the test set", "own": "data of each node's own kind"},
+        "data_names": {"test": "the test set", "own": "each node's own test data"},
         "statement": statement,
+        "alike": alike,
         "options_of": options_of,
     }
     if len(runs) == 1:
@@ -91,6 +92,15 @@ def statement(text: str) -> list[tuple[str, str]]:
     parts = re.split(rf"\s+(?={_OPENINGS}|This run was a simulation)", text)
     found = [re.match(f"({_OPENINGS})?(.*)", part, re.DOTALL) for part in parts]
     return [(match[1] or "", match[2]) for match in found if match]
+
+
+def alike(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """The runs in groups whose statements differ in nothing but the guarantee, so that each text is read once."""
+    groups: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
+    for run in runs:
+        text = tuple(part for part in statement(run.privacy.statement) if part[0] != "Guarantee:")
+        groups.setdefault(text, []).append(run)
+    return list(groups.values())
 
 
 def options_of(runs: Sequence[RunRecord]) -> list[dict[str, object]]:

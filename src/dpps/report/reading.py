@@ -44,7 +44,7 @@ class Accuracy:
     by_epoch: Sequence[float] = ()
     by_node: Sequence[float] = ()
     own: float | None = None
-    """Mean over the nodes, each on its own kind of data."""
+    """Mean over the nodes, each on its own test data."""
     own_by_node: Sequence[float] = ()
 
     @property
@@ -54,12 +54,12 @@ class Accuracy:
 
     @property
     def only_own(self) -> bool:
-        """Whether there is no other measurement than on each node's own kind of data."""
+        """Whether there is no other measurement than on each node's own test data."""
         return self.latest is None and self.own is not None
 
     @property
     def judged(self) -> tuple[float | None, Sequence[float]]:
-        """What a run is judged by, and the same by node: the common test set, or where there is none each node's own kind of data."""
+        """What a run is judged by, and the same by node: the common test set, or where there is none each node's own test data."""
         if self.latest is None:
             return self.own, self.own_by_node
         return self.latest, self.by_node

@@ -103,9 +103,9 @@ class Baseline(Run):
 def gained(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Two lines of a summary with baselines: what joining gained, and what privacy cost; none where nothing was measured.
 
-    On data of each node's own kind where there is such, because that is what a node joins for; otherwise on the test set.
+    On each node's own test data where there is such, because that is what a node joins for; otherwise on the test set.
     """
-    kinds = (("own_accuracy", "on data of each node's own kind"), ("test_accuracy", "on the test set"))
+    kinds = (("own_accuracy", "on each node's own test data"), ("test_accuracy", "on the test set"))
     together, alone = told["baselines"][NO_PRIVACY], told["baselines"][ALONE]
     for name, where in kinds:
         if told[name] is not None and name in together and name in alone:

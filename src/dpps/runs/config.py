@@ -64,7 +64,7 @@ class TrainConfig:
     split: Annotated[str, _names("iid", "dirichlet:ALPHA", "label:K")] = "iid"
     """How examples are dealt to the nodes."""
     hold_out: Annotated[float | None, _optional("FLOAT")] = None
-    """Part of each node's examples kept for testing it on its own kind of data (default: 0 for iid, 0.1 otherwise; with --node-data, where there are no test files, 0.2 for --baselines and --metrics)."""
+    """Part of each node's examples kept for testing it on its own data (default: 0 for iid, 0.1 otherwise; with --node-data, where there are no test files, 0.2 for --baselines and --metrics)."""
     features: Annotated[str, _names("none", *FEATURES.names())] = "none"
     """Computed of every image once, before training, with fixed filters (so without a privacy cost), and kept beside the data: wavelet scattering. Best with --model linear."""
     model: Annotated[str, _names(*models.MODELS.names(), "MODULE:CALLABLE")] = "mlp"

@@ -62,7 +62,7 @@ class Run(Results):
         privacy: `Record(...)`, `Contribution(...)`, `NodeSwap(...)`, or None for no noise; or the unit's name ("record"), with
             the defaults of `dpps train`. Fixed when the run starts.
         test: a data set, or (inputs, labels), evaluated after every epoch (of more than 64 nodes only 64, and all after the last).
-        held_out: one data set per node held here, or (inputs, labels), of the node's own kind, evaluated at the end.
+        held_out: one data set per node held here, or (inputs, labels), like the node's own, evaluated at the end.
         metrics: names (accuracy, balanced-accuracy, auroc, f1, calibration, rmse) or functions of (outputs, targets), taken of
             every node after every epoch: on the test set and on what was held out of its own data.
         folder: where ledger, log, checkpoints, models and summary go; None keeps all in memory.
