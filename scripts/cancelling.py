@@ -15,7 +15,7 @@ from pathlib import Path
 
 COLUMNS = ("group", "setting", "epsilon", "seed", "accuracy", "rounds", "seconds", "options")
 
-MLP = "--data mnist --shared all"
+MLP = "--data mnist --shared all --lr-shared 1"  # the rate of the rows without partners, not the rule's
 SCATTERING = "--features scattering --model linear --shared all"
 MANY = (
     "--data mnist --features scattering --model linear --shared all --nodes 1000 --unit contribution --mechanism gaussian "
