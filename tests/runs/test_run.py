@@ -312,3 +312,6 @@ def test_a_folder_of_a_run_made_in_python_says_how_its_page_is_written(tmp_path)
     with pytest.raises(UsageError, match=r"made in Python.*run\.report"):
         report.write([tmp_path / "run"], tmp_path / "page.html")
     assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert run.report() == tmp_path / "run" / "report.html"
+    with pytest.raises(UsageError, match=r"report\(path\)"):
+        make().fit(epochs=1).report()
