@@ -283,7 +283,7 @@ class Results(Frozen):
         """One self-contained HTML page about this run; without a path it is report.html in the run's folder."""
         import importlib
 
-        path = path or (self.folder and self.folder.report)
+        path = path or (self.folder.report if self.folder else None)
         if path is None:
             raise UsageError("nowhere to put the page: report(path), or give the run a folder")
         page: Path = importlib.import_module("dpps.report").from_run(self, path)
