@@ -165,8 +165,42 @@ def test_results_of_a_run_that_has_not_started_are_refused_by_name(ask):
 def test_epochs_and_callbacks_are_looked_at_before_anything_is_sent():
     with pytest.raises(UsageError, match=r"epochs is 1\.5"):
         make().fit(epochs=1.5)
-    with pytest.raises(UsageError, match="a callback is 3"):
-        make(callbacks=[3])
+    for wrong in ([3], print):
+        with pytest.raises(UsageError, match=r"the callbacks are .*give a list of functions"):
+            make(callbacks=wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"where": dpps.Here}, r"where is .*give dpps\.Here\(\)"),
+        ({"engine": "fast"}, "unknown engine 'fast'.*vectorised"),
+        ({"spare_rounds": -1}, "spare_rounds is -1"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(wrong, said):
+    with pytest.raises(UsageError, match=said):
+        make(**wrong)
+    with pytest.raises(UsageError, match=r"the algorithm is .*dpps\.PartPSP\(model\)"):
+        dpps.Run(tiny(), toy_data(3), topology="ring")
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_a_run_that_ends_by_an_exception_goes_on_where_it_was(tmp_path, failure):
+    """A target epsilon was spread over all rounds: none of them could be paid for again."""
+    unit = dpps.Record(epsilon=2.0)
+
+    def fail(_, log):
+        if log.round == 5:
+            raise failure
+
+    with pytest.raises(failure):
+        make(tmp_path / "run", unit, secure_noise=True, callbacks=[fail]).fit(epochs=2)
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    options = {"topology": dpps.Ring(3), "privacy": unit, "seed": 0, "secure_noise": True}
+    again = dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=2)
+    assert [round_ for round_, _ in again.ledger.history] == list(range(8))
+    assert again.privacy.epsilon <= 2.0
 
 
 def test_a_folder_with_a_run_is_not_overwritten_unless_asked(tmp_path):

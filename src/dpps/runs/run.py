@@ -29,11 +29,11 @@ from dpps.runs.description import Description, describe
 from dpps.runs.log import RoundLog
 from dpps.runs.results import Examples, Metrics, Results
 from dpps.runs.start import (
-    check_callbacks,
     check_data,
     check_epochs,
     check_folder,
     check_held_out,
+    check_kinds,
     check_topology,
     keeps_ledger,
     make_protocol,
@@ -44,7 +44,7 @@ from dpps.runs.start import (
     source_of_noise,
     warnings,
 )
-from dpps.runs.stopping import last_for_all
+from dpps.runs.stopping import keep_complete_rounds, last_for_all
 from dpps.sensitivity import Sensitivity
 from dpps.topology import Topology
 
@@ -131,6 +131,7 @@ class Run(Results):
         description: Description | None = None,
         remarks: Mapping[str, Any] | None = None,
     ) -> None:
+        check_kinds(algorithm, where, engine, spare_rounds, callbacks)
         data = as_datasets(data, algorithm.model, algorithm.loss)
         self.where = where or Here()
         check_topology(topology, self.where.processes)
@@ -142,10 +143,8 @@ class Run(Results):
         self.sync_every, self.mixes = sync_every if algorithm.synchronises else 0, mixes
         self.seed = fresh_seed() if seed is None else check_seed(seed)
         check_device(device)
-        self.secure_noise = secure_noise
-        self.checkpoint_every = checkpoint_every
+        self.secure_noise, self.checkpoint_every = secure_noise, checkpoint_every
         self.callbacks: list[Callback] = list(callbacks)
-        check_callbacks(self.callbacks)
         self.overwrite, self.resumed = overwrite, False
         self._data, self._test = data, test
         self._held_out = [self._evaluable(each, f"held-out set {k}") for k, each in enumerate(held_out)]
@@ -280,6 +279,7 @@ class Run(Results):
             self._leave(log)
             raise
         except BaseException:
+            keep_complete_rounds(self)
             self.close()
             raise
         self.finish()

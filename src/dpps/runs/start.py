@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch.utils.data import Dataset
 
-from dpps.errors import RunError, UsageError
+from dpps.errors import RunError, UsageError, unknown
+from dpps.learning.algorithm import Algorithm
 from dpps.learning.engines.calling import FAILURES, pick
+from dpps.learning.engines.gradients import EngineName
 from dpps.learning.inputs import check_examples, tell_unscaled
 from dpps.learning.losses import made_up
 from dpps.learning.metrics import rehearse
@@ -21,12 +23,12 @@ from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.units import Calibration, Plan, Unit
 from dpps.protocol import DPPS
+from dpps.runs.deployment import Deployment
 from dpps.sensitivity import Sensitivity
 from dpps.transport import Fabric
 from dpps.version import versions
 
 if TYPE_CHECKING:
-    from dpps.runs.deployment import Deployment
     from dpps.runs.run import Run
 
 
@@ -40,11 +42,22 @@ def check_folder(run: Run) -> None:
         run.folder.check_new(run.overwrite)
 
 
-def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Refuse what cannot be called after a round."""
-    for callback in callbacks:
+def check_kinds(
+    algorithm: object, where: object, engine: object, spare_rounds: object, callbacks: object
+) -> None:
+    """Refuse arguments of another kind than is asked for, before they fail somewhere else."""
+    if not isinstance(algorithm, Algorithm):
+        given = getattr(algorithm, "__name__", type(algorithm).__name__)
+        raise UsageError(f"the algorithm is {given}: give one with its model, such as dpps.PartPSP(model)")
+    if not isinstance(where, Deployment | None):
+        raise UsageError(f"where is {where!r:.80}: give dpps.Here() or a dpps.TorchDistributed")
+    if engine not in get_args(EngineName):
+        raise unknown("engine", engine, get_args(EngineName))
+    if not isinstance(spare_rounds, int) or spare_rounds < 0:
+        raise UsageError(f"spare_rounds is {spare_rounds!r}: it must be a whole number, 0 or more")
+    for callback in callbacks if isinstance(callbacks, Sequence) else [None]:
         if not callable(callback):
-            raise UsageError(f"a callback is {callback!r}: give functions of (run, log)")
+            raise UsageError(f"the callbacks are {callbacks!r:.80}: give a list of functions of (run, log)")
 
 
 def check_epochs(epochs: object, before: int | None) -> None:
