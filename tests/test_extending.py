@@ -16,6 +16,7 @@ from dpps.learning.algorithm import ALGORITHMS
 from dpps.models import MODELS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.units import UNITS
+from dpps.report.reading import read_run
 from dpps.runs.config import TrainConfig
 from dpps.topology import TOPOLOGIES
 
@@ -110,6 +111,8 @@ def test_a_unit_promises_what_an_accountant_of_others_finds():
     # the noise is half of what the unit contribution adds
     assert run.log[0].scale == pytest.approx(multiplier * 0.1)
     assert "whether a node added anything" in run.privacy.statement
+    # its local part is trained without noise, so the report does not pass its accuracy on
+    assert not read_run(run, "run").accuracy_is_covered
 
 
 def test_a_unit_is_found_by_its_name():

@@ -2,7 +2,7 @@
 
 from dpps import data, features, models
 from dpps.errors import DppsError, RunError, UsageError
-from dpps.learning import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
+from dpps.learning import PEDFL, SGP, SGPDP, GradientTracking, PartPSP, schedules
 from dpps.learning.engines.calling import ModelLoss
 from dpps.learning.optimizers import Adam, Momentum
 from dpps.noise.mechanisms import Gaussian, Laplace, Mechanism, NoNoise
@@ -83,5 +83,6 @@ __all__ = [
     "label",
     "load",
     "models",
+    "schedules",
     "total",
 ]

@@ -1,11 +1,11 @@
 """What every algorithm refuses, and the plan it makes of sizes and epochs."""
 
 import pytest
+import torch
 from torch import nn
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.schedules import parse_schedule
 from dpps.privacy.trust import Pairs
 
 
@@ -22,7 +22,12 @@ def _algorithm(**options) -> dpps.PartPSP:
         ({"loss": "mse"}, r"the loss is 'mse': give a function of \(outputs, targets\)"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"lr_step": -1}, "lr_step is -1"),
-        ({"lr_step": 2, "schedule": parse_schedule("cosine")}, "both set the rates"),
+        ({"lr_step": 1.5}, "lr_step is 1.5"),
+        ({"local_steps": 1.5}, "local_steps is 1.5"),
+        ({"schedule": "cosine"}, r"the schedule is 'cosine': give .*dpps\.schedules\.Cosine"),
+        ({"optimizer": "adam"}, r"the optimizer is 'adam': give dpps\.Momentum"),
+        ({"optimizer": torch.optim.Adam}, "local_optimizer="),
+        ({"lr_step": 2, "schedule": dpps.schedules.Cosine()}, "both set the rates"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options, said: str) -> None:

@@ -7,7 +7,7 @@ from sklearn import metrics as sk
 
 from dpps.errors import UsageError
 from dpps.learning import metrics
-from dpps.learning.metrics import METRICS, as_metric, by_name, per_class
+from dpps.learning.metrics import METRICS, by_name, per_class
 
 
 def sample(classes, seed, n=200, ties=False):
@@ -71,10 +71,9 @@ def test_calibration_at_its_limits():
 
 def test_by_name_or_by_function():
     assert set(METRICS.names()) >= {"accuracy", "auroc", "balanced-accuracy", "calibration", "f1", "rmse"}
-    assert as_metric("f1") is metrics.f1
-    assert as_metric(metrics.rmse) is metrics.rmse
+    assert by_name(["f1", metrics.rmse]) == {"f1": metrics.f1, "rmse": metrics.rmse}
     with pytest.raises(UsageError, match=r"unknown metric 'acuracy'.*did you mean 'accuracy'"):
-        as_metric("acuracy")
+        by_name("acuracy")
 
 
 def test_functions_of_the_same_name_are_all_measured_and_one_metric_needs_no_list():
@@ -97,4 +96,4 @@ def test_functions_of_the_same_name_are_all_measured_and_one_metric_needs_no_lis
 )
 def test_what_a_metric_cannot_say_is_refused(name, outputs, targets, message):
     with pytest.raises(UsageError, match=message):
-        as_metric(name)(outputs, targets)
+        METRICS[name](outputs, targets)

@@ -91,7 +91,7 @@ def test_sampled_laplace_has_an_amplified_sum() -> None:
 @pytest.mark.parametrize(
     "charge",
     [
-        Charge.none(count=1),
+        Charge(events.non_private(), 1),
         Charge.gaussian(noise_multiplier=0.0),
         Charge.laplace(epsilon=math.inf),
     ],
@@ -103,7 +103,7 @@ def test_no_noise_is_no_privacy(charge: Charge) -> None:
 
 
 def test_nothing_sent_costs_nothing() -> None:
-    free = [Charge.none(count=0), Charge.laplace(epsilon=1, sampling=0.0)]
+    free = [Charge(events.non_private(), 0), Charge.laplace(epsilon=1, sampling=0.0)]
     assert total(free, 1e-5).epsilon == 0
     assert total([], 0.0).epsilon == 0
 

@@ -17,7 +17,8 @@ def test_a_folder_with_a_run_is_refused_and_files_of_others_are_not_ours(tmp_pat
     folder.sign({})
     folder.write_summary({"rounds": 3})
     with pytest.raises(
-        UsageError, match=r"already holds a run \(summary.json, run.json\): add --resume or --overwrite"
+        UsageError,
+        match=r"already holds a run \(summary.json, run.json\): add --resume or --overwrite .*Run\.open",
     ):
         folder.check_new()
     folder.check_new(overwrite=True)

@@ -162,11 +162,27 @@ def test_results_of_a_run_that_has_not_started_are_refused_by_name(ask):
         run.models() if ask == "models" else getattr(run, ask)
 
 
-def test_epochs_and_callbacks_are_looked_at_before_anything_is_sent():
+def test_epochs_are_looked_at_before_anything_is_sent():
     with pytest.raises(UsageError, match=r"epochs is 1\.5"):
         make().fit(epochs=1.5)
-    with pytest.raises(UsageError, match="a callback is 3"):
-        make(callbacks=[3])
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_a_run_that_ends_by_an_exception_goes_on_where_it_was(tmp_path, failure):
+    """A target epsilon was spread over all rounds: none of them could be paid for again."""
+    unit = dpps.Record(epsilon=2.0)
+
+    def fail(_, log):
+        if log.round == 5:
+            raise failure
+
+    with pytest.raises(failure):
+        make(tmp_path / "run", unit, secure_noise=True, callbacks=[fail]).fit(epochs=2)
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    options = {"topology": dpps.Ring(3), "privacy": unit, "seed": 0, "secure_noise": True}
+    again = dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=2)
+    assert [round_ for round_, _ in again.ledger.history] == list(range(8))
+    assert again.privacy.epsilon <= 2.0
 
 
 def test_a_folder_with_a_run_is_not_overwritten_unless_asked(tmp_path):
@@ -312,3 +328,6 @@ def test_a_folder_of_a_run_made_in_python_says_how_its_page_is_written(tmp_path)
     with pytest.raises(UsageError, match=r"made in Python.*run\.report"):
         report.write([tmp_path / "run"], tmp_path / "page.html")
     assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert run.report() == tmp_path / "run" / "report.html"
+    with pytest.raises(UsageError, match=r"report\(path\)"):
+        make().fit(epochs=1).report()

@@ -81,7 +81,7 @@ def answer(config: PlanConfig) -> tuple[Outlook, Suggestion | None]:
     unit = full.privacy()
     if unit is None:
         raise UsageError(
-            "--unit none: without noise there is nothing to plan; choose record, contribution or node-swap"
+            f"--unit none: without noise there is nothing to plan; choose one of {', '.join(UNITS.names())}"
         )
     plan, parameters = planned(full)
     least = min(plan.declared_sizes)

@@ -85,7 +85,7 @@ class Algorithm(Frozen, ABC):
         local_optimizer: what makes a `torch.optim` optimizer for one node's local parameters; plain SGD without it.
         optimizer: `Momentum` or `Adam` on released updates, which costs no privacy: of the shared part, and in the unit record of
             the local part, too. Plain SGD without it. (In the unit node-swap, where rows are hidden, it works before the noise.)
-        schedule: the factor on all rates in every round, fixed at the start; None: constant.
+        schedule: the factor on all rates in every round, fixed at the start, such as `dpps.schedules.Cosine()`; None: constant.
         averaging: the part of the rounds, at the end, over which the shared parameters that come out are averaged (0 = the last).
 
     All of it is fixed from here on, because noise is calibrated to it; `dataclasses.replace` makes a variant for another run.
@@ -126,10 +126,19 @@ class Algorithm(Frozen, ABC):
                 raise UsageError(f"{name} is {rate!r}: it must be a number, 0 or more and finite")
         if self.batch_size is not None:
             check_batch(self.batch_size)
-        if self.local_steps < 1:
-            raise UsageError(f"local_steps is {self.local_steps}: it must be 1 or more")
-        if self.lr_step < 0:
-            raise UsageError(f"lr_step is {self.lr_step}: it must be 0 (never) or a number of epochs")
+        if not (isinstance(self.local_steps, int) and self.local_steps >= 1):
+            raise UsageError(f"local_steps is {self.local_steps!r}: it must be a whole number, 1 or more")
+        if not (isinstance(self.lr_step, int) and self.lr_step >= 0):
+            raise UsageError(f"lr_step is {self.lr_step!r}: it must be 0 (never) or a whole number of epochs")
+        if not isinstance(self.schedule, Schedule | None):
+            raise UsageError(
+                f"the schedule is {self.schedule!r:.80}: give one of dpps.schedules, such as dpps.schedules.Cosine()"
+            )
+        if not isinstance(self.optimizer, ReleasedOptimizer | None):
+            raise UsageError(
+                f"the optimizer is {self.optimizer!r:.80}: give dpps.Momentum() or dpps.Adam(), which work on released updates; one "
+                "of torch.optim is for the local part, local_optimizer=lambda p: torch.optim.Adam(p)"
+            )
         if self.lr_step and self.schedule is not None:
             raise UsageError(f"lr_step and the schedule {self.schedule} both set the rates: choose one")
         if self.averaging:

@@ -27,11 +27,6 @@ BINS = 15
 """Of equal width, for the calibration error."""
 
 
-def as_metric(metric: str | Metric) -> Metric:
-    """The metric with this name; a function stands for itself."""
-    return METRICS[metric] if isinstance(metric, str) else metric
-
-
 def of_classes(names: Iterable[str]) -> None:
     """Refuse metrics that mean nothing where the targets are classes."""
     for name in names:

@@ -8,7 +8,7 @@ from dpps.errors import UsageError
 from dpps.learning.algorithm import ALGORITHMS, Algorithm, Step, TrainState
 from dpps.learning.nodes import Nodes
 from dpps.learning.updates import clip_rows
-from dpps.privacy.units import NodeSwap, Record, Unit
+from dpps.privacy.units import NodeSwap, Unit
 from dpps.sensitivity import Oracle
 
 
@@ -30,11 +30,10 @@ class PEDFL(Algorithm):
     own_sensitivity = "the real sensitivity"
 
     def unit(self, unit: Unit | None) -> Unit | None:
-        if isinstance(unit, Record):
+        if unit is not None and unit.per_example:
             raise UsageError(
-                "PEDFL takes gradients where the node's own last update is not noised yet, so the unit "
-                "record has no bound for it: "
-                "use the unit contribution or node-swap, or PartPSP"
+                f"PEDFL takes gradients where the node's own last update is not noised yet, so the unit {unit.name} has no bound "
+                "for it: use the unit contribution or node-swap, or PartPSP"
             )
         return replace(unit, sensitivity=Oracle()) if isinstance(unit, NodeSwap) else unit
 

@@ -24,7 +24,7 @@ from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
 
 from dpps.errors import UsageError
-from dpps.noise.events import GAUSSIAN, LAPLACE, Event, gaussian, laplace, non_private, sampled
+from dpps.noise.events import GAUSSIAN, LAPLACE, Event, gaussian, laplace, sampled
 
 NO_PROTECTION = 20.0
 """A total epsilon above this is labelled as no meaningful protection wherever it is printed."""
@@ -61,11 +61,6 @@ class Charge:
         if not noise_multiplier >= 0:
             raise UsageError(f"noise multiplier {noise_multiplier} must be a number >= 0")
         return cls(sampled(sampling, gaussian(noise_multiplier)), count)
-
-    @classmethod
-    def none(cls, count: int = 1) -> "Charge":
-        """Rounds sent without noise."""
-        return cls(non_private(), count)
 
     @property
     def free(self) -> bool:

@@ -15,7 +15,7 @@ from dpps.privacy.accountant import Charge
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.statement import Privacy, account
-from dpps.privacy.units import Contribution, NodeSwap, Unit
+from dpps.privacy.units import NodeSwap, Unit
 from dpps.report.options import applied, command, data_name
 from dpps.runs.config import TrainConfig
 from dpps.runs.folder import RunFolder
@@ -126,10 +126,11 @@ class RunRecord:
 
     @property
     def accuracy_is_covered(self) -> bool:
-        """Whether accuracy on public data may be passed on. In the unit contribution local parameters and statistics are not
-        noised, and what is computed with them is as private as they are."""
+        """Whether accuracy on public data may be passed on. Where a unit promises a total but does not clip each example, local
+        parameters and statistics are not noised, and what is computed with them is as private as they are."""
         own = bool(self.local_parameters) or self.own_statistics
-        return not (isinstance(self.unit, Contribution) and own)
+        noiseless = self.unit is not None and self.unit.has_total and not self.unit.per_example
+        return not (noiseless and own)
 
     @property
     def simulated(self) -> bool:

@@ -159,7 +159,7 @@ def nothing_left(run: Run, place: Path) -> UsageError:
 def too_dear(run: Run, position: int, where: str, whose: str) -> RunError:
     """The refusal to go on from a round where what is left to do costs more than what is left to spend."""
     return RunError(
-        f"--resume: from round {position} ({where}) {run.plan.count - position} rounds are to come, and what is left of the "
+        f"from round {position} ({where}) {run.plan.count - position} rounds are to come, and what is left of the "
         f"budget{whose} does not pay for them; nothing was sent; restore the lost checkpoint, or start a new run in another "
-        "folder (with --checkpoint-every, and --spare-rounds for rounds that are repeated)"
+        "folder (with --checkpoint-every, and --spare-rounds for rounds that are repeated; in Python checkpoint_every and spare_rounds)"
     )

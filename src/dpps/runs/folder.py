@@ -72,14 +72,17 @@ class RunFolder:
             )
         if found and not overwrite:
             raise UsageError(
-                f"--out {self.path} already holds a run ({found}): add --resume or --overwrite, or choose another folder"
+                f"--out {self.path} already holds a run ({found}): add --resume or --overwrite (in Python Run.open or overwrite=True), or "
+                "choose another folder"
             )
 
     def check_same(self, fingerprint: str, config: Mapping[str, Any]) -> None:
         """Refuse to go on with a run that is not there, or that computes something else."""
         self._check_is_folder()
         if not self.settings.exists():
-            raise UsageError(f"--resume: there is no run in {self.path}; leave --resume out to start one")
+            raise UsageError(
+                f"there is no run in {self.path} to go on with: leave --resume out (in Python use Run, not Run.open) to start one"
+            )
         before = self.read_settings()
         if before.get("fingerprint") != fingerprint:
             circumstances = ("out", "resume", "overwrite", "quiet")
@@ -89,7 +92,7 @@ class RunFolder:
                 if config.get(k) != v and k not in circumstances
             ]
             raise UsageError(
-                f"--resume: the run in {self.path} has other settings "
+                f"the run in {self.path} has other settings "
                 f"({', '.join(differ) or 'the shape of the model, the weights of the topology, or what --schema says'}): use the same, or start a new run"
             )
 

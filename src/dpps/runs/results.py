@@ -216,10 +216,8 @@ class Results(Frozen):
         for which, data in self._sets().items():
             if all(are_classes(targets) for _, targets in data):
                 parts = self.nodes.engine, self.shared, self.local, data
-                rows = (
-                    unless_it_fails(partial(by_class, *parts), None, hidden=self.protocol.hides_failures)
-                    or []
-                )
+                hidden = self.protocol.hides_failures
+                rows = unless_it_fails(partial(by_class, *parts), None, hidden=hidden) or []
                 found[which] = [
                     {"class": str(names[row.label] if names else row.label), **row.to_json()} for row in rows
                 ]
@@ -281,10 +279,13 @@ class Results(Frozen):
         """What summary.json says, of the nodes held here."""
         return summarise(self._run())
 
-    def report(self, path: str | Path) -> Path:
-        """One self-contained HTML page about this run."""
+    def report(self, path: str | Path | None = None) -> Path:
+        """One self-contained HTML page about this run; without a path it is report.html in the run's folder."""
         import importlib
 
+        path = path or (self.folder.report if self.folder else None)
+        if path is None:
+            raise UsageError("nowhere to put the page: report(path), or give the run a folder")
         page: Path = importlib.import_module("dpps.report").from_run(self, path)
         return page
 

@@ -42,7 +42,7 @@ from dpps.runs.start import (
     source_of_noise,
     warnings,
 )
-from dpps.runs.stopping import last_for_all
+from dpps.runs.stopping import keep_complete_rounds, last_for_all
 from dpps.sensitivity import Sensitivity
 from dpps.topology import Topology
 
@@ -279,6 +279,7 @@ class Run(Results):
             self._leave(log)
             raise
         except BaseException:
+            keep_complete_rounds(self)
             self.close()
             raise
         self.finish()

@@ -22,12 +22,12 @@ from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.units import Calibration, Plan, Unit
 from dpps.protocol import DPPS
+from dpps.runs.deployment import Deployment
 from dpps.sensitivity import Sensitivity
 from dpps.transport import Fabric
 from dpps.version import versions
 
 if TYPE_CHECKING:
-    from dpps.runs.deployment import Deployment
     from dpps.runs.run import Run
 
 

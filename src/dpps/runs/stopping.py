@@ -1,14 +1,18 @@
-"""A request to stop travels on the rows, and takes effect after the same round at all processes."""
+"""How a run stops before its last round. A request to stop travels on the rows, and takes effect after the same round at all processes."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dpps.errors import DppsError
 from dpps.topology import Weights
 
 if TYPE_CHECKING:
     from dpps.runs.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 def last_for_all(run: Run, *, asked: bool) -> bool:
@@ -24,6 +28,20 @@ def last_for_all(run: Run, *, asked: bool) -> bool:
         if rounds is not None:  # otherwise the run is over before everybody could know
             control.ask_to_stop(done + rounds)
     return control.stop_after is not None and done >= control.stop_after
+
+
+def keep_complete_rounds(run: Run) -> None:
+    """A checkpoint of a run that ends by an exception, of a callback or Ctrl-C: what its complete rounds cost is not lost with it.
+
+    Of several processes each would keep a round of its own; they go on from the checkpoints that they planned together.
+    """
+    complete = 0 < run.state.round == len(run.log) != run._safe
+    if run.folder is None or not run.protocol.fabric.simulation or not complete:
+        return
+    try:
+        run.checkpoint()
+    except DppsError as error:  # the first failure is the one to tell
+        logger.warning("%s", error)
 
 
 def _coming(run: Run) -> Iterator[Weights | None]:

@@ -108,7 +108,9 @@ class TorchDistributed(Deployment):
     def settle(self, folder: RunFolder | None, resume: bool, overwrite: bool) -> tuple[bool, bool]:
         """A process that died before it wrote anything starts afresh among others that resume."""
         if folder is None:
-            raise UsageError("a distributed run needs --out DIR: every process writes to DIR/rank-K")
+            raise UsageError(
+                "a distributed run needs --out DIR (in Python folder=DIR): every process writes to DIR/rank-K"
+            )
         self._had_run = folder.settings.exists()
         self._asked = self._asked or resume or restarted()
         return self._asked and self._had_run, overwrite and not restarted()

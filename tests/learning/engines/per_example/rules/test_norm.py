@@ -21,8 +21,11 @@ def test_rms_norm():
     check_rule(RMSNorm(), torch.rms_norm, [randn(3, 5, 4), [4], randn(4), 1e-5], SCALE, {"input": 0})
 
 
-def test_group_norm():
-    check_rule(GroupNorm(), torch.group_norm, [randn(3, 6, 5, 2), 3, randn(6), randn(6)], BOTH, {"input": 0})
+@pytest.mark.parametrize("behind", [(5, 2), ()])
+def test_group_norm(behind):
+    check_rule(
+        GroupNorm(), torch.group_norm, [randn(3, 6, *behind), 3, randn(6), randn(6)], BOTH, {"input": 0}
+    )
 
 
 def instance_norm(mean=None, use_input=True):

@@ -83,7 +83,7 @@ class _Channels(_Norm):
         return super().suits(call) and call.dims.get(("input", -1)) == 0
 
     def summed(self, values: Tensor, call: Call) -> Tensor:
-        return values.flatten(2).sum(2)
+        return values.reshape(*values.shape[:2], -1).sum(2)  # an example may have nothing behind its channels
 
 
 class GroupNorm(_Channels):
