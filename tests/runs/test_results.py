@@ -110,3 +110,16 @@ def test_a_loss_that_calls_the_model_itself():
         data = [examples(60, k) for k in range(3)]
         found.append(dpps.Run(algorithm, data, topology="ring", seed=0).fit(epochs=2).shared)
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    "unit", [None, dpps.Record(epsilon=8), dpps.Contribution(epsilon=8), dpps.NodeSwap()]
+)
+def test_a_loss_that_calls_the_model_may_give_a_number_per_example(unit):
+    loss = dpps.ModelLoss(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"))
+    x = torch.linspace(-1, 1, 60).reshape(20, 3)
+    nodes = [(x, (x[:, 0] > 0).long())] * 2
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    algorithm = dpps.PartPSP(model, shared=["0"], loss=loss, batch_size=10)
+    run = dpps.Run(algorithm, nodes, topology=dpps.Ring(2), privacy=unit, test=nodes[0], seed=0).fit(epochs=1)
+    assert run.accuracy is not None

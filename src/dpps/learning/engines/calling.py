@@ -31,7 +31,8 @@ def in_short(error: BaseException | None) -> str:
 
 
 class ModelLoss:
-    """A loss that calls the model itself: `function(model, (inputs, targets))`, a mean over the batch.
+    """A loss that calls the model itself: `function(model, (inputs, targets))`, a mean over the batch,
+    or one number per example, which is averaged.
 
     It must ask the model the same, whatever the batch; whatever the model answers must have the examples first.
     """
@@ -45,7 +46,8 @@ class ModelLoss:
     def of(self, model: nn.Module, tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
         """The loss with these parameters and buffers in place of the model's own."""
         with swapped(model, tensors):
-            return self.function(model, batch)
+            value = self.function(model, batch)
+        return value if value.ndim == 0 else value.mean()
 
     def __call__(self, outputs: Any, target: Any) -> Tensor:
         """Not known from outputs alone."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from dpps.learning.engines.calling import FAILURES, Loss, call_model, loss_of, pick
+from dpps.learning.engines.calling import FAILURES, Loss, ModelLoss, call_model, loss_of, pick
 from dpps.learning.engines.workers import Workers, may_run, suits
 from dpps.learning.partition import Partition, Slot
 from dpps.models import call_stages
@@ -42,7 +42,9 @@ class Engine(ABC):
     def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
         self.partition, self.loss, self.rows, self.seed = partition, loss, rows, seed
         self.model = partition.model
-        self.prefix = partition.prefix()
+        self.prefix = (
+            None if isinstance(loss, ModelLoss) else partition.prefix()
+        )  # it calls the model as a whole
         self.away: frozenset[int] = frozenset()
         """Positions of rows whose nodes are absent this round: nothing they keep may change."""
         self._shared = torch.empty(0)
