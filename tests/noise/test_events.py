@@ -64,6 +64,13 @@ class Costless(Staircase):
     event = dpps.Mechanism.event
 
 
+class Free(Staircase):
+    """The same, said to cost nothing."""
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        return dp_accounting.NoOpDpEvent()
+
+
 def test_a_users_mechanism_with_a_right_event_has_a_right_total() -> None:
     cost = Staircase().cost(2.0, 10.0)
     ours = total([Charge(cost, 20)], 1e-5)
@@ -77,4 +84,7 @@ def test_a_users_mechanism_with_a_right_event_has_a_right_total() -> None:
 def test_a_mechanism_that_states_no_cost_is_refused() -> None:
     with pytest.raises(UsageError, match="Costless noise states no cost"):
         dpps.DPPS(dpps.Ring(3), Costless(), dpps.Bounded(1.0))
+    with pytest.raises(UsageError, match="Free noise says that a message of sensitivity 2 costs nothing"):
+        Free().cost(2.0, 10.0)
+    assert Free().cost(0.0, 10.0).free
     dpps.DPPS(dpps.Ring(3), Staircase(), dpps.Bounded(1.0)).start(torch.zeros(3, 2), common_start=True)

@@ -59,3 +59,20 @@ def test_where_messages_really_leave_nobody_brings_noise_of_another_kind() -> No
     with pytest.raises(UsageError, match=r"noise is Seeded: .* leave it out"):
         _run(privacy=dpps.Record(epsilon=3), noise=dpps.Seeded(1), where=Away())
     assert isinstance(_run(noise=dpps.Seeded(1))._noise, dpps.Seeded)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, True),
+        ({"spare_rounds": 3}, False),
+        ({"secure_noise": False}, False),  # a simulation: nothing that was sent has to be paid for
+        ({"privacy": dpps.Record(noise_multiplier=2.0)}, False),  # no target to keep within
+    ],
+)
+def test_a_run_that_a_crash_would_end_for_good_is_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict, told: bool
+) -> None:
+    given = {"privacy": dpps.Record(epsilon=3), "secure_noise": True} | options
+    with _run(folder=tmp_path / "run", **given).start(1):
+        assert ("spare rounds pay for that" in caplog.text) == told

@@ -71,7 +71,13 @@ class Mechanism(ABC):
         """What one message of this sensitivity costs under noise of this scale."""
         if sensitivity == 0:
             return Event(NOTHING)
-        return Event.of(self.event(scale / sensitivity)) if scale > 0 else non_private()
+        found = Event.of(self.event(scale / sensitivity)) if scale > 0 else non_private()
+        if found.free and math.isfinite(scale / sensitivity):
+            raise UsageError(
+                f"{type(self).__name__} noise says that a message of sensitivity {sensitivity:g} costs nothing: its event must be the "
+                "cost of its noise, or dpps.noise.events.non_private() if nothing is claimed"
+            )
+        return found
 
     def epsilon(self, sensitivity: float, scale: float) -> float:
         """The pure epsilon of one message; infinite where the mechanism has none."""

@@ -86,6 +86,7 @@ class Member(Deployment):
 
     durable = True
     ledger = OutboxLedger
+    repeats_rounds = False  # the outbox holds what was paid for
 
     def __init__(
         self,

@@ -37,6 +37,8 @@ class Deployment(ABC):
     """Whether the processes tell each other losses and accuracies."""
     ledger: type[LedgerFile] = LedgerFile
     """What charges are written with."""
+    repeats_rounds = True
+    """Whether a process that was killed computes its last rounds again, and so pays for them again."""
 
     def rows(self, nodes: int) -> range:
         """The nodes held here."""

@@ -109,9 +109,21 @@ def warnings(run: Run) -> Iterator[str]:
             f"schedule {schedule}: the run has {rounds} rounds, so the rates only reach {schedule.factor(rounds - 1, rounds):.2g} "
             "of what they should be; warm up over fewer"
         )
+    if _lost_when_killed(run):
+        yield (
+            f"epsilon {run.unit.epsilon:g} is spread over exactly {rounds} rounds: if this process is killed, the rounds after "
+            "its last checkpoint would have to be paid for twice, and the run could not go on; spare rounds pay for that "
+            "(--spare-rounds 20 --checkpoint-every 10; in Python spare_rounds and checkpoint_every)"
+        )
     if run.unit is not None:
         shared = run.algorithm.partition.shared_size
         yield from foresee(run.unit, run.plan, shared, run.topology, run.sync_every)
+
+
+def _lost_when_killed(run: Run) -> bool:
+    """Whether a new run that is to be kept has a target epsilon, and nothing to pay for rounds that are repeated."""
+    kept = run.folder is not None and not run.resumed and keeps_ledger(run) and run.where.repeats_rounds
+    return kept and run.unit is not None and run.unit.epsilon is not None and run.plan.paid == run.plan.count
 
 
 def keeps_ledger(run: Run) -> bool:
