@@ -41,3 +41,11 @@ def test_names_that_there_are_not_are_refused_with_those_that_there_are() -> Non
         Partition(_model(), ["1"])
     with pytest.raises(UsageError, match="no trainable parameters"):
         Partition(nn.Tanh(), "all")
+
+
+def test_parameters_without_a_shape_or_of_complex_numbers_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"0\.weight has no shape yet"):
+        Partition(nn.Sequential(nn.LazyLinear(3)), "all")
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(UsageError, match=r"weight is of type complex64.*torch\.complex"):
+        Partition(model, "all")

@@ -6,6 +6,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dpps.errors import UsageError
 from dpps.models import stage_parameters
@@ -39,6 +40,7 @@ class Partition:
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not parameters:
             raise UsageError(f"{type(model).__name__} has no trainable parameters")
+        _refuse_unusable(parameters)
         chosen = _choose(list(parameters), shared)
         self.shared = _slots({n: p for n, p in parameters.items() if n in chosen})
         self.local = _slots({n: p for n, p in parameters.items() if n not in chosen})
@@ -70,6 +72,20 @@ class Partition:
             if shared <= first and not (local & first):
                 return k
         return None
+
+
+def _refuse_unusable(parameters: Mapping[str, Tensor]) -> None:
+    """Noise and norms are those of real vectors, and a vector has a known length."""
+    for name, p in parameters.items():
+        if is_lazy(p):
+            raise UsageError(
+                f"{name} has no shape yet: call the model once on an example before it is trained"
+            )
+        if not p.is_floating_point():
+            raise UsageError(
+                f"{name} is of type {str(p.dtype).removeprefix('torch.')}; trained parameters must be real numbers "
+                "(hold real and imaginary parts in two parameters and put them together with torch.complex)"
+            )
 
 
 def _choose(names: Sequence[str], shared: Sequence[str] | Callable[[str], bool]) -> set[str]:

@@ -70,7 +70,8 @@ def _refuse_picking(two: Observer, three: Observer) -> None:
     if len(two.picked) != len(three.picked) or len(two.shapes) != len(three.shapes):
         raise IrregularModel("what the model does depends on the number of examples")
     for a, b in zip(two.picked, three.picked, strict=True):
-        if a.axes & _grown(a.shape, b.shape):
+        cut = {k for k in a.cut if (a.shape[k], b.shape[k]) == (2, 3)}
+        if cut or a.axes & _grown(a.shape, b.shape):
             raise IrregularModel(f"{a.name} picks rows of the batch, so it cannot be told whose they are")
     if any(len(_grown(a, b)) > 1 for a, b in zip(two.shapes, three.shapes, strict=True)):
         raise IrregularModel("a tensor has the examples along two axes")

@@ -87,6 +87,18 @@ def _refuse_changed(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> 
         )
 
 
+@contextmanager
+def _refusing_written(batch: Any) -> Iterator[None]:
+    """Refuse a model that writes over its inputs, which are the training data themselves."""
+    before = [part._version for part in tensors_in(batch)]
+    yield
+    if [part._version for part in tensors_in(batch)] != before:
+        raise UsageError(
+            "the model writes over its inputs (an operation in place, such as x.sub_(...) or x -= ...), and the next round "
+            "would find other data; write x = x - ... instead"
+        )
+
+
 @torch.no_grad()
 def refuse_by_trial(partition: Partition, example: Any, *, whole: bool = False) -> None:
     """Run made-up examples: changing one must not change what the model says of another, nor its buffers, nor draw anything.
@@ -110,7 +122,7 @@ def refuse_by_trial(partition: Partition, example: Any, *, whole: bool = False) 
         return [part.double() for part in tensors_in(found)]
 
     batch = made_up(example, _EXAMPLES, whole=whole)
-    with refusing_randomness():
+    with refusing_randomness(), _refusing_written(batch):
         base = outputs(batch)
     other = made_up(example, _EXAMPLES, whole=whole, seed=1)
     for k, scale in product(range(_EXAMPLES), _SCALES):
