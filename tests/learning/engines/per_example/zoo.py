@@ -268,6 +268,10 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "bare parameters": (Bare, lambda: floats(4, 6)),
     "weights from parameters": (Merged, lambda: floats(6)),
     "no rule": (Bilinear, lambda: (floats(4), floats(3))),
+    "bags of words": (
+        lambda: nn.Sequential(nn.EmbeddingBag(11, 6, mode="mean"), nn.Tanh(), nn.Linear(6, 3)),
+        lambda: tokens(5),
+    ),
     "tied language model": (TiedLanguageModel, lambda: tokens(5)),
     "tied, large vocabulary": (lambda: TiedLanguageModel(400), lambda: tokens(5, 400)),
     "LSTM": (lambda: Recurrent(nn.LSTM), lambda: tokens(6)),

@@ -117,7 +117,7 @@ def _is_minor(three: Seen, changed: Seen, out: Sequence[int | None]) -> bool:
             norms of mixtures.
     """
     for before, after, dim in zip(three.made, changed.made, out, strict=False):
-        if dim is None or before.shape[dim] == 3:
+        if dim is None or before.shape[dim] == 3 or not before.is_floating_point():
             continue
         differs = (before != after).movedim(dim, 0).flatten(1).any(1) if before.ndim > 1 else before != after
         minor = not bool(torch.unflatten(differs, 0, (-1, 3))[:, 1:].any())

@@ -82,8 +82,8 @@ def _refuse_changed(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> 
     changed = [n for n, b in now.items() if not torch.equal(b, before[n])]
     if changed:
         raise UsageError(
-            f"{_some(changed)}: the model keeps something of a batch in buffers, so examples mix; "
-            "the record unit needs a model without such state"
+            f"{_some(changed)}: the model keeps something of a batch in buffers, so examples mix (or changes them with every "
+            "call, as spectral normalisation does); the record unit needs a model without such state"
         )
 
 
