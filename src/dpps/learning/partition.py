@@ -21,6 +21,12 @@ class Slot:
     start: int
     stop: int
 
+    def shaped(self, part: Tensor) -> Tensor:
+        """Its part of a flat vector as the model reads it: pairs of numbers, which may be read as complex ones, must begin at an
+        even place."""
+        own = part.view(self.shape)
+        return own.clone() if self.shape[-1:] == (2,) else own
+
     def of(self, rows: Tensor) -> Tensor:
         """The parameter in stacked flat vectors (nodes, d), as a view (nodes, *shape)."""
         return rows.narrow(1, self.start, self.stop - self.start).view(rows.shape[0], *self.shape)
@@ -56,7 +62,7 @@ class Partition:
         return flat(self.shared), flat(self.local)
 
     def views(self, s: Tensor | None, l: Tensor | None) -> dict[str, Tensor]:
-        """Parameters by name, as views of one node's flat vectors (either may be left out)."""
+        """Parameters by name, to be read, from one node's flat vectors (either may be left out)."""
         named = _views(self.shared, s) if s is not None else {}
         return named | (_views(self.local, l) if l is not None else {})
 
@@ -117,7 +123,7 @@ def _slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
 def _views(slots: Sequence[Slot], flat: Tensor) -> dict[str, Tensor]:
     # one split, not a slice each: the gradient of a slice is as long as the whole vector
     parts = torch.split(flat, [slot.stop - slot.start for slot in slots]) if slots else ()
-    return {slot.name: part.view(slot.shape) for slot, part in zip(slots, parts, strict=True)}
+    return {slot.name: slot.shaped(part) for slot, part in zip(slots, parts, strict=True)}
 
 
 def _size(slots: Sequence[Slot]) -> int:

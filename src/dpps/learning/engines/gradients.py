@@ -323,9 +323,7 @@ def _detach(h: Any) -> Any:
 
 def _leaves(slots: Sequence[Slot], flat: Tensor) -> dict[str, Tensor]:
     """Parameters by name, each to be differentiated by itself: the gradient of a slice would be as long as the whole vector."""
-    return {
-        slot.name: flat[slot.start : slot.stop].view(slot.shape).detach().requires_grad_() for slot in slots
-    }
+    return {slot.name: slot.shaped(flat[slot.start : slot.stop]).detach().requires_grad_() for slot in slots}
 
 
 def _write(slots: Sequence[Slot], row: Tensor, loss: Tensor, leaves: dict[str, Tensor]) -> None:
