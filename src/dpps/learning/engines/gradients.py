@@ -330,6 +330,6 @@ def _write(slots: Sequence[Slot], row: Tensor, loss: Tensor, leaves: dict[str, T
     """The loss's gradient at the leaves, into their places in a flat row."""
     # not torch.autograd.grad, to which what re-entrant checkpoints hold is invisible
     torch.autograd.backward(loss)
-    for slot in slots:
-        part = leaves[slot.name].grad
-        row[slot.start : slot.stop] = 0.0 if part is None else part.reshape(-1)
+    found = (leaves[slot.name] for slot in slots)
+    parts = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in found]
+    torch.cat([part.reshape(-1) for part in parts], out=row)
