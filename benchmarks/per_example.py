@@ -66,7 +66,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """Logits."""
-        places = self.places(self.positions.expand(len(x), -1))  # type: ignore[operator]
+        # copies, because Opacus' ghost clipping cannot run on an expanded view
+        places = self.places(self.positions.repeat(len(x), 1))  # type: ignore[operator]
         return self.head(self.blocks(self.words(x) + places).mean(1))
 
 

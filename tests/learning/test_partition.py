@@ -41,3 +41,19 @@ def test_names_that_there_are_not_are_refused_with_those_that_there_are() -> Non
         Partition(_model(), ["1"])
     with pytest.raises(UsageError, match="no trainable parameters"):
         Partition(nn.Tanh(), "all")
+
+
+def test_parameters_without_a_shape_or_of_complex_numbers_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"0\.weight has no shape yet"):
+        Partition(nn.Sequential(nn.LazyLinear(3)), "all")
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(UsageError, match=r"weight is of type complex64.*torch\.complex"):
+        Partition(model, "all")
+
+
+def test_pairs_of_numbers_can_be_read_as_complex_ones_wherever_they_lie() -> None:
+    model = nn.ParameterList([torch.randn(3), torch.randn(4, 2)])
+    partition = Partition(model, "all")
+    rows = partition.initial()[0].repeat(2, 1)
+    for row in rows:
+        assert torch.equal(torch.view_as_complex(partition.views(row, None)["1"]).real, model[1][:, 0])

@@ -6,6 +6,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dpps.errors import UsageError
 from dpps.models import stage_parameters
@@ -19,6 +20,12 @@ class Slot:
     shape: torch.Size
     start: int
     stop: int
+
+    def shaped(self, part: Tensor) -> Tensor:
+        """Its part of a flat vector as the model reads it: pairs of numbers, which may be read as complex ones, must begin at an
+        even place."""
+        own = part.view(self.shape)
+        return own.clone() if self.shape[-1:] == (2,) else own
 
     def of(self, rows: Tensor) -> Tensor:
         """The parameter in stacked flat vectors (nodes, d), as a view (nodes, *shape)."""
@@ -39,6 +46,7 @@ class Partition:
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not parameters:
             raise UsageError(f"{type(model).__name__} has no trainable parameters")
+        _refuse_unusable(parameters)
         chosen = _choose(list(parameters), shared)
         self.shared = _slots({n: p for n, p in parameters.items() if n in chosen})
         self.local = _slots({n: p for n, p in parameters.items() if n not in chosen})
@@ -54,7 +62,7 @@ class Partition:
         return flat(self.shared), flat(self.local)
 
     def views(self, s: Tensor | None, l: Tensor | None) -> dict[str, Tensor]:
-        """Parameters by name, as views of one node's flat vectors (either may be left out)."""
+        """Parameters by name, to be read, from one node's flat vectors (either may be left out)."""
         named = _views(self.shared, s) if s is not None else {}
         return named | (_views(self.local, l) if l is not None else {})
 
@@ -70,6 +78,20 @@ class Partition:
             if shared <= first and not (local & first):
                 return k
         return None
+
+
+def _refuse_unusable(parameters: Mapping[str, Tensor]) -> None:
+    """Noise and norms are those of real vectors, and a vector has a known length."""
+    for name, p in parameters.items():
+        if is_lazy(p):
+            raise UsageError(
+                f"{name} has no shape yet: call the model once on an example before it is trained"
+            )
+        if not p.is_floating_point():
+            raise UsageError(
+                f"{name} is of type {str(p.dtype).removeprefix('torch.')}; trained parameters must be real numbers "
+                "(hold real and imaginary parts in two parameters and put them together with torch.complex)"
+            )
 
 
 def _choose(names: Sequence[str], shared: Sequence[str] | Callable[[str], bool]) -> set[str]:
@@ -101,7 +123,7 @@ def _slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
 def _views(slots: Sequence[Slot], flat: Tensor) -> dict[str, Tensor]:
     # one split, not a slice each: the gradient of a slice is as long as the whole vector
     parts = torch.split(flat, [slot.stop - slot.start for slot in slots]) if slots else ()
-    return {slot.name: part.view(slot.shape) for slot, part in zip(slots, parts, strict=True)}
+    return {slot.name: slot.shaped(part) for slot, part in zip(slots, parts, strict=True)}
 
 
 def _size(slots: Sequence[Slot]) -> int:

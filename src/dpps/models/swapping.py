@@ -12,12 +12,16 @@ def swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """These parameters and buffers in place of the model's own, wherever they are used (tied ones, too);
     afterwards its own again.
 
-    What `torch.func.functional_call` does, without its checks: those take as long as a small model itself.
+    What `torch.func.functional_call` does, without its checks: those take as long as a small model itself. Differentiate inside it:
+    checkpointed modules run again during the backward pass, with whatever parameters are in place then.
 
     Args:
         model: nobody else may call it meanwhile.
         tensors: by the names of `named_parameters` and `named_buffers`.
     """
+    if not tensors:
+        yield
+        return
     places = _places(model)
     before: list[tuple[dict[str, Any], str, Any]] = []
     try:

@@ -1,11 +1,13 @@
 """All engines give the gradients of autograd."""
 
+import copy
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import dpps
 from dpps.learning import Partition
@@ -99,3 +101,33 @@ def test_batch_norm_statistics_stay_local_and_move_once_a_round_in_the_shared_pa
     assert [int(b["1.num_batches_tracked"]) for b in buffers] == [4, 4, 4]
     assert not torch.equal(buffers[0]["1.running_mean"], buffers[1]["1.running_mean"])
     assert torch.equal(run.models()[1][1].running_mean, buffers[1]["1.running_mean"])
+
+
+class Checkpointed(nn.Module):
+    """A layer that runs forward again during the backward pass."""
+
+    def __init__(self, layer, reentrant):
+        super().__init__()
+        self.layer, self.reentrant = layer, reentrant
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("shared", ["all", ["0", "2"], []])
+def test_checkpointed_layers_run_again_with_the_parameters_of_the_node(shared, reentrant):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    again = copy.deepcopy(plain)
+    again[2] = Checkpointed(again[2], reentrant)
+    found = []
+    for model in (plain, again):
+        partition = Partition(model, shared)
+        y, l = (part + torch.linspace(0.5, 1, 2)[:, None] for part in partition.initial())
+        torch.manual_seed(1)
+        x, target = torch.randn(2, 4, 6), torch.randint(0, 3, (2, 4))
+        engine = Loop(partition, F.cross_entropy, range(2))
+        found.append(engine.step(y, l, x, target, lambda g, rows, l=l: l[rows] - g, 0))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)

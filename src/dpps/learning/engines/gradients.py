@@ -22,6 +22,7 @@ from dpps.learning.engines.calling import FAILURES, Loss, ModelLoss, call_model,
 from dpps.learning.engines.workers import Workers, may_run, suits
 from dpps.learning.partition import Partition, Slot
 from dpps.models import call_stages
+from dpps.models.swapping import swapped
 from dpps.noise.streams import DROPOUT, key
 
 Update = Callable[[Tensor, slice], Tensor]
@@ -242,28 +243,32 @@ class Loop(Engine):
         gradient: Tensor,
     ) -> Tensor:
         """One node's loss; its new local parameters and shared gradient go into the rows `new` and `gradient`."""
-        part, buffers = self.partition, self.buffers[k]
+        part, first = self.partition, None
         shared, local = _leaves(part.shared, y), _leaves(part.local, l)
-        h = None if self.prefix is None else call_stages(model, shared | buffers, x, 0, self.prefix)
 
-        def loss(shared: dict[str, Tensor], local: dict[str, Tensor], h: Any) -> Tensor:
+        def loss(h: Any) -> Tensor:
             if h is None:
-                return loss_of(model, shared | local | buffers, x, target, self.loss)
-            return self.loss(call_stages(model, local | buffers, h, self.prefix or 0, None), target)
+                return loss_of(model, {}, x, target, self.loss)
+            return self.loss(call_stages(model, {}, h, self.prefix or 0, None), target)
 
-        first = None
-        if part.local:
-            first = loss(part.views(y, None), local, _detach(h))
-            _write(part.local, new, first, local)
-            stepped = update(new[None], slice(k, k + 1))[0]
-            if stepped.data_ptr() != new.data_ptr():
-                new.copy_(stepped)
-            local = part.views(None, new)
-        if not part.shared:
-            assert first is not None
-            return first.detach()
-        after = loss(shared, local, h)
-        _write(part.shared, gradient, after, shared)
+        # the backward passes are inside, too: checkpointed modules run forward again in them
+        with swapped(model, shared | self.buffers[k]):
+            h = None if self.prefix is None else call_stages(model, {}, x, 0, self.prefix)
+            if part.local:
+                constant = part.views(y, None) if h is None else {}
+                with swapped(model, constant | local):
+                    first = loss(_detach(h))
+                    _write(part.local, new, first, local)
+                stepped = update(new[None], slice(k, k + 1))[0]
+                if stepped.data_ptr() != new.data_ptr():
+                    new.copy_(stepped)
+                local = part.views(None, new)
+            if not part.shared:
+                assert first is not None
+                return first.detach()
+            with swapped(model, local):
+                after = loss(h)
+                _write(part.shared, gradient, after, shared)
         return (after if first is None else first).detach()
 
     def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
@@ -320,13 +325,13 @@ def _detach(h: Any) -> Any:
 
 def _leaves(slots: Sequence[Slot], flat: Tensor) -> dict[str, Tensor]:
     """Parameters by name, each to be differentiated by itself: the gradient of a slice would be as long as the whole vector."""
-    return {
-        slot.name: flat[slot.start : slot.stop].view(slot.shape).detach().requires_grad_() for slot in slots
-    }
+    return {slot.name: slot.shaped(flat[slot.start : slot.stop]).detach().requires_grad_() for slot in slots}
 
 
 def _write(slots: Sequence[Slot], row: Tensor, loss: Tensor, leaves: dict[str, Tensor]) -> None:
     """The loss's gradient at the leaves, into their places in a flat row."""
-    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    for slot, part in zip(slots, found, strict=True):
-        row[slot.start : slot.stop] = part.reshape(-1)
+    # not torch.autograd.grad, to which what re-entrant checkpoints hold is invisible
+    torch.autograd.backward(loss)
+    found = (leaves[slot.name] for slot in slots)
+    parts = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in found]
+    torch.cat([part.reshape(-1) for part in parts], out=row)

@@ -45,7 +45,7 @@ def test_the_axes_along_which_rows_are_picked(name, args, axes):
 @pytest.mark.parametrize(
     ("name", "args"),
     [
-        ("__getitem__", (MATRIX, slice(0, 2))),
+        ("__getitem__", (MATRIX, slice(None))),
         ("__getitem__", (MATRIX, (Ellipsis, None))),
         ("__setitem__", (MATRIX, MATRIX > 0, 0.0)),
         ("relu", (MATRIX,)),
@@ -53,6 +53,22 @@ def test_the_axes_along_which_rows_are_picked(name, args, axes):
 )
 def test_what_keeps_every_row_in_its_place(name, args):
     assert picked(name, args, {}, Constants()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "cut"),
+    [
+        ("__getitem__", (MATRIX, slice(0, 2)), {0}),
+        ("__getitem__", (MATRIX, (Ellipsis, slice(1, None))), {1}),
+        ("narrow", (MATRIX, 1, 0, 2), {1}),
+        ("split", (MATRIX, 3), {0}),
+        ("chunk", (MATRIX, 2, -1), {1}),
+    ],
+)
+def test_the_axes_along_which_a_part_is_cut_out(name, args, cut):
+    found = picked(name, args, {}, Constants())
+    assert found is not None
+    assert (found.axes, found.cut) == (set(), cut)
 
 
 def test_positions_that_no_data_had_a_part_in_are_constants():
@@ -96,6 +112,19 @@ class WithoutPadding(nn.Module):
         return self.out(h.mean(1))
 
 
+class Turned(nn.Module):
+    """The first three examples go to the end and back again: up to three stay where they are."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.cut, self.words = cut, nn.Embedding(20, 5)
+        self.inner, self.out = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, ids):
+        h = torch.tanh(self.inner(torch.cat(self.cut(self.words(ids), 3)[::-1]))).mean(1)
+        return self.out(torch.cat(self.cut(h, max(0, len(h) - 3))[::-1]))
+
+
 def one_hot(rows, index):
     return torch.tensordot(F.one_hot(index, len(rows)).to(rows), rows, 1)
 
@@ -108,8 +137,10 @@ def one_hot(rows, index):
         lambda: Longest(lambda h, i: F.embedding(i, h.flatten(1)).view_as(h), lambda h, i: h[i]),
         lambda: Longest(one_hot, one_hot),
         WithoutPadding,
+        lambda: Turned(lambda h, k: (h[:k], h[k:])),
+        lambda: Turned(lambda h, k: h.tensor_split([k])),
     ],
-    ids=["by index", "by list", "by table", "by matrix", "without padding"],
+    ids=["by index", "by list", "by table", "by matrix", "without padding", "by slices", "by splitting"],
 )
 def test_models_that_put_rows_elsewhere_are_right(make, caplog):
     torch.manual_seed(0)

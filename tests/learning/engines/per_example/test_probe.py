@@ -67,6 +67,11 @@ def test_mixing_that_shows_for_large_values_only_is_refused(how):
         per_example(Partition(Scaled(how), "all"), F.cross_entropy, 1.0, torch.rand(6), 8)
 
 
+def test_a_model_that_writes_over_its_inputs_is_refused():
+    with pytest.raises(UsageError, match="writes over its inputs"):
+        per_example(Partition(Scaled(lambda x: x.sub_(0.5)), "all"), F.cross_entropy, 1.0, torch.rand(6), 8)
+
+
 def test_an_example_on_which_the_model_fails_does_not_stop_a_run_with_secret_noise():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 3))

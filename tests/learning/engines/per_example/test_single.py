@@ -129,15 +129,42 @@ def test_a_model_that_drops_an_axis_of_one_example_sees_the_example_twice():
     torch.testing.assert_close(gradients["layer.weight"], plain[1]["weight"])
 
 
+class Checkpointed(nn.Module):
+    """Runs its layers forward again during the backward pass."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.second, self.reentrant = nn.Linear(6, 6), nn.Linear(6, 3), reentrant
+
+    def forward(self, x):
+        h = torch.tanh(checkpoint(self.first, x, use_reentrant=False))
+        return checkpoint(self.second, h, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_run_again_with_the_parameters_of_the_node(reentrant):
+    torch.manual_seed(0)
+    model = Checkpointed(reentrant)
+    plain = nn.Sequential(model.first, nn.Tanh(), model.second)
+    x, target, mask = torch.randn(1, 4, 6), torch.randint(0, 3, (1, 4)), torch.ones(1, 4, dtype=torch.bool)
+    moved = [(part + 0.5)[None] for part in Partition(model, "all").initial()]
+    found, expected = (
+        BookKeeping(Partition(own, "all"), F.cross_entropy, 0.1).sums(*moved, x, target, mask)
+        for own in (model, plain)
+    )
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-6)
+
+
 def test_what_autograd_cannot_differentiate_is_refused_in_one_line():
-    class Checkpointed(nn.Module):
+    class Overwritten(nn.Module):
         def __init__(self):
             super().__init__()
             self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
 
         def forward(self, x):
-            return checkpoint(self.second, self.first(x), use_reentrant=True)
+            h = torch.exp(self.first(x))
+            return self.second(h) + h.add_(1).sum(1, keepdim=True)
 
-    way = BookKeeping(Partition(Checkpointed(), "all"), F.cross_entropy, 1.0)
-    with pytest.raises(UsageError, match=r"cannot be differentiated.*use_reentrant=False"):
+    way = BookKeeping(Partition(Overwritten(), "all"), F.cross_entropy, 1.0)
+    with pytest.raises(UsageError, match=r"cannot be differentiated.*modified by an inplace operation"):
         sums(way, torch.randn(4, 6), torch.zeros(4, dtype=torch.int64))

@@ -95,6 +95,19 @@ class Bilinear(nn.Module):
         return self.out(self.slope(self.both(a, b)))
 
 
+class Spectral(nn.Module):
+    """A filter of pairs of numbers that are read as complex ones, behind an odd number of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.pairs = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(3, 2))
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.fft.rfft(x + self.shift) * torch.view_as_complex(self.pairs)
+        return self.out(torch.fft.irfft(h, n=5))
+
+
 class Named(nn.Module):
     """Inputs by name; two outputs."""
 
@@ -268,6 +281,11 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "bare parameters": (Bare, lambda: floats(4, 6)),
     "weights from parameters": (Merged, lambda: floats(6)),
     "no rule": (Bilinear, lambda: (floats(4), floats(3))),
+    "spectral filter": (Spectral, lambda: floats(5)),
+    "bags of words": (
+        lambda: nn.Sequential(nn.EmbeddingBag(11, 6, mode="mean"), nn.Tanh(), nn.Linear(6, 3)),
+        lambda: tokens(5),
+    ),
     "tied language model": (TiedLanguageModel, lambda: tokens(5)),
     "tied, large vocabulary": (lambda: TiedLanguageModel(400), lambda: tokens(5, 400)),
     "LSTM": (lambda: Recurrent(nn.LSTM), lambda: tokens(6)),

@@ -1,7 +1,7 @@
 """Rows that are picked by an index. Where the data decide which (the longest sequence first, tokens but no padding), a row
 behind that no longer belongs to the example it seems to belong to, and made-up examples need not show it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,14 @@ from dpps.learning.engines.per_example.calls import tensors_of
 
 _ALONG_ONE = frozenset(
     (
-        *("index_select", "gather", "take_along_dim", "unbind", "roll"),
+        *("index_select", "gather", "take_along_dim", "unbind", "roll", "select"),
         *("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy"),
     )
 )
 _ALONG_ALL = frozenset(("take", "put", "masked_select", "masked_scatter", "_pack_padded_sequence"))
 _BY_INDEX = frozenset(("__getitem__", "__setitem__", "index_put"))
-_DIM = {"take_along_dim": 2, "roll": 2}
+_CUTTING = frozenset(("narrow", "split", "chunk", "tensor_split", "split_with_sizes"))
+_DIM = {"take_along_dim": 2, "roll": 2, "split": 2, "chunk": 2, "tensor_split": 2, "split_with_sizes": 2}
 """Where a function has the axis, if not behind the tensor."""
 
 
@@ -30,11 +31,13 @@ class Picked:
         name: of the function.
         shape: of the tensor whose rows are picked, or written to.
         axes: along which.
+        cut: along which a part is taken from one row to another: of two or three examples it may be all of them, of more not.
     """
 
     name: str
     shape: tuple[int, ...]
     axes: frozenset[int]
+    cut: frozenset[int] = frozenset()
 
 
 class Constants:
@@ -65,13 +68,17 @@ def picked(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], constants:
     if not isinstance(tensor, Tensor):
         return None
     axes: set[int] = set()
+    cut: set[int] = set()
     if name in _ALONG_ALL:
         axes = set(range(tensor.ndim))
     elif name in _ALONG_ONE and not any(a in constants for a in (*args[1:], *kwargs.values())):
         axes = _named_axes(name, tensor, args, kwargs)
     elif name in _BY_INDEX and len(args) > 1 and not (len(args) > 2 and _is_one_number(args[2])):
-        axes = _indexed_axes(tensor, args[1], constants)
-    return Picked(name, tuple(tensor.shape), frozenset(axes)) if axes else None
+        axes = _indexed_axes(tensor, args[1], lambda part: not _keeps_rows(part, constants))
+        cut = _indexed_axes(tensor, args[1], lambda part: isinstance(part, slice) and part != slice(None))
+    elif name in _CUTTING:
+        cut = _named_axes(name, tensor, args, kwargs)
+    return Picked(name, tuple(tensor.shape), frozenset(axes), frozenset(cut)) if axes or cut else None
 
 
 def _is_table(value: Any) -> bool:
@@ -85,29 +92,29 @@ def _is_one_number(value: Any) -> bool:
 
 def _named_axes(name: str, tensor: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
     place = _DIM.get(name, 1)
-    default = 0 if name == "unbind" else None
+    default = 0 if name == "unbind" or name in _CUTTING else None
     dim = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
     if dim is None:
         return set(range(tensor.ndim))
     return {int(d) % max(tensor.ndim, 1) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}
 
 
-def _indexed_axes(tensor: Tensor, index: Any, constants: Constants) -> set[int]:
-    """The axes that an index names by numbers, lists or tensors that are no constants."""
+def _indexed_axes(tensor: Tensor, index: Any, which: Callable[[Any], bool]) -> set[int]:
+    """The axes that such parts of an index are about."""
     parts = list(index) if isinstance(index, tuple) else [index]
     behind = next((k for k, part in enumerate(parts) if part is Ellipsis), len(parts))
     found: set[int] = set()
     axis = 0
     for part in parts[:behind]:
         width = _width(part)
-        if not _keeps_rows(part, constants):
+        if which(part):
             found |= set(range(axis, axis + width))
         axis += width
     axis = tensor.ndim
     for part in reversed(parts[behind + 1 :]):
         width = _width(part)
         axis -= width
-        if not _keeps_rows(part, constants):
+        if which(part):
             found |= set(range(axis, axis + width))
     return found
 

@@ -70,7 +70,8 @@ def _refuse_picking(two: Observer, three: Observer) -> None:
     if len(two.picked) != len(three.picked) or len(two.shapes) != len(three.shapes):
         raise IrregularModel("what the model does depends on the number of examples")
     for a, b in zip(two.picked, three.picked, strict=True):
-        if a.axes & _grown(a.shape, b.shape):
+        cut = {k for k in a.cut if (a.shape[k], b.shape[k]) == (2, 3)}
+        if cut or a.axes & _grown(a.shape, b.shape):
             raise IrregularModel(f"{a.name} picks rows of the batch, so it cannot be told whose they are")
     if any(len(_grown(a, b)) > 1 for a, b in zip(two.shapes, three.shapes, strict=True)):
         raise IrregularModel("a tensor has the examples along two axes")
@@ -116,7 +117,7 @@ def _is_minor(three: Seen, changed: Seen, out: Sequence[int | None]) -> bool:
             norms of mixtures.
     """
     for before, after, dim in zip(three.made, changed.made, out, strict=False):
-        if dim is None or before.shape[dim] == 3:
+        if dim is None or before.shape[dim] == 3 or not before.is_floating_point():
             continue
         differs = (before != after).movedim(dim, 0).flatten(1).any(1) if before.ndim > 1 else before != after
         minor = not bool(torch.unflatten(differs, 0, (-1, 3))[:, 1:].any())

@@ -82,8 +82,20 @@ def _refuse_changed(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> 
     changed = [n for n, b in now.items() if not torch.equal(b, before[n])]
     if changed:
         raise UsageError(
-            f"{_some(changed)}: the model keeps something of a batch in buffers, so examples mix; "
-            "the record unit needs a model without such state"
+            f"{_some(changed)}: the model keeps something of a batch in buffers, so examples mix (or changes them with every "
+            "call, as spectral normalisation does); the record unit needs a model without such state"
+        )
+
+
+@contextmanager
+def _refusing_written(batch: Any) -> Iterator[None]:
+    """Refuse a model that writes over its inputs, which are the training data themselves."""
+    before = [part._version for part in tensors_in(batch)]
+    yield
+    if [part._version for part in tensors_in(batch)] != before:
+        raise UsageError(
+            "the model writes over its inputs (an operation in place, such as x.sub_(...) or x -= ...), and the next round "
+            "would find other data; write x = x - ... instead"
         )
 
 
@@ -110,7 +122,7 @@ def refuse_by_trial(partition: Partition, example: Any, *, whole: bool = False) 
         return [part.double() for part in tensors_in(found)]
 
     batch = made_up(example, _EXAMPLES, whole=whole)
-    with refusing_randomness():
+    with refusing_randomness(), _refusing_written(batch):
         base = outputs(batch)
     other = made_up(example, _EXAMPLES, whole=whole, seed=1)
     for k, scale in product(range(_EXAMPLES), _SCALES):

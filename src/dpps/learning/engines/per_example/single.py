@@ -12,6 +12,7 @@ from dpps.learning.engines.per_example.base import PerExample, Sums
 from dpps.learning.engines.per_example.objective import Objective
 from dpps.learning.engines.per_example.probe import refusing_randomness, refusing_state
 from dpps.learning.partition import Slot
+from dpps.models.swapping import swapped
 
 
 class OneByOne(PerExample):
@@ -63,28 +64,40 @@ def gradient_of_one(
     model: nn.Module, objective: Objective, leaves: Mapping[str, Tensor], x: Any, target: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and the gradient of one example, in a batch of its own."""
-    loss = _loss_of_one(model, objective, leaves, (x, target))
-    if not loss.requires_grad:
-        return loss.detach(), {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    alone = pick((x, target), None)
     try:
-        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    except RuntimeError as error:
-        raise UsageError(f"{type(model).__name__} cannot be differentiated: {in_short(error)}") from error
-    return loss.detach(), dict(zip(leaves, found, strict=True))
-
-
-def _loss_of_one(
-    model: nn.Module, objective: Objective, leaves: Mapping[str, Tensor], example: Any
-) -> Tensor:
-    try:
-        return objective.whole(model, leaves, *pick(example, None))
-    except FAILURES:
-        twice = pick(pick(example, None), torch.zeros(2, dtype=torch.int64))
+        return _gradient(model, objective, leaves, alone)
+    except FAILURES as error:
+        twice = pick(alone, torch.zeros(2, dtype=torch.int64))
         try:  # models may drop an axis of length one; the mean over the same example twice is its own
-            return objective.whole(model, leaves, *twice)
+            return _gradient(model, objective, leaves, twice)
         except FAILURES:
             pass
+        if isinstance(error, _GradientError):
+            raise UsageError(f"{type(model).__name__} cannot be differentiated: {in_short(error)}") from error
         raise
+
+
+class _GradientError(RuntimeError):
+    """The backward pass failed."""
+
+
+def _gradient(
+    model: nn.Module, objective: Objective, leaves: Mapping[str, Tensor], batch: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    with swapped(model, leaves):  # until the end: checkpointed modules run forward again in the backward pass
+        loss = objective.whole(model, {}, *batch)
+        if not loss.requires_grad:
+            return loss.detach(), {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        for leaf in leaves.values():
+            leaf.grad = None
+        try:
+            torch.autograd.backward(
+                loss
+            )  # to torch.autograd.grad what re-entrant checkpoints hold is invisible
+        except RuntimeError as error:
+            raise _GradientError(in_short(error)) from error
+    return loss.detach(), {n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in leaves.items()}
 
 
 def add_to(slots: list[Slot], row: Tensor, parts: Mapping[str, Tensor]) -> None:
