@@ -111,7 +111,7 @@ def warnings(run: Run) -> Iterator[str]:
         )
     if _lost_when_killed(run):
         yield (
-            f"epsilon {run.unit.epsilon:g} is spread over exactly {rounds} rounds: if this process is killed, the rounds after "
+            f"the target epsilon is spread over exactly {rounds} rounds: if this process is killed, the rounds after "
             "its last checkpoint would have to be paid for twice, and the run could not go on; spare rounds pay for that "
             "(--spare-rounds 20 --checkpoint-every 10; in Python spare_rounds and checkpoint_every)"
         )
