@@ -18,7 +18,7 @@ WRONG = [
     (["train", "--shared", "layer7"], "layer7"),
     (["train", "--unit", "recrod"], "unknown unit 'recrod'.*did you mean 'record'"),
     (["train", "--nodes", "1"], "--nodes is 1"),
-    (["train", "--nodes", "1000"], "10000 training examples, fewer than 1000 nodes"),
+    (["train", "--nodes", "1000", "--batch-size", "100"], "10000 training examples, fewer than 1000 nodes"),
     (["train", "--epsilon", "0"], "epsilon is 0"),
     (["train", "--epsilon", "-3"], "epsilon is -3"),
     (["train", "--unit", "contribution", "--mechanism", "gaussian", "--delta", "0"], "delta is 0"),

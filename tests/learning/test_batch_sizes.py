@@ -150,7 +150,7 @@ def test_other_units_have_one_batch_for_all():
         network((40, 30), (10, 5), privacy=dpps.Contribution(clip=1.0, epsilon=8.0)).start(1)
 
 
-def test_without_a_rate_the_rule_chooses_for_softmax_regression_and_only_there():
+def test_without_a_rate_the_rule_chooses_by_what_the_model_is():
     unit = dpps.Record(noise_multiplier=3.0, clip=0.1)
 
     def plan_of(model, **given):
@@ -168,4 +168,5 @@ def test_without_a_rate_the_rule_chooses_for_softmax_regression_and_only_there()
     assert (plan.lr_shared, plan.lr_local) == (chosen.rate, chosen.rate)
     assert plan.sampling == (chosen.batch_size,) * 2
     assert plan_of(nn.Linear(4, 3), lr_shared=0.7).lr_shared == 0.7
-    assert plan_of(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))).lr_shared == 0.1
+    other = suggest([40, 200], None, noise_multiplier=3.0, epochs=2, clip=0.1, momentum=0.0)
+    assert plan_of(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))).lr_shared == other.rate != chosen.rate

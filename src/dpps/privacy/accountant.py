@@ -177,7 +177,9 @@ def noise_for(
         The noise multiplier.
     """
     if not 0 < target_epsilon < math.inf:
-        raise UsageError(f"epsilon {target_epsilon} must be a positive number: smaller is more private")
+        raise UsageError(
+            f"epsilon is {target_epsilon:g}: it must be a positive number; smaller is more private"
+        )
     plans = [(sampling, rounds)] if isinstance(rounds, int) else list(rounds)
     if not plans or any(not 0 < q <= 1 or count < 1 for q, count in plans):
         raise UsageError(f"rounds {rounds} at sampling rate {sampling}: give 1 or more, and a rate in (0, 1]")
