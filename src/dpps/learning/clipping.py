@@ -41,7 +41,10 @@ def advice(clip: float, clipped: int, seen: int) -> str | None:
     share = f"{100 * clipped / seen:.3g} % of the examples were clipped at {clip:g}"
     if clipped / seen < RARE:
         return f"{share}: noise is added for gradients that long, so a smaller clip gives the same updates with less noise {OWN_EYES}"
-    return f"{share}: all gradients are cut to the same length; a larger clip, or a larger learning rate, may learn more {OWN_EYES}"
+    return (
+        f"{share}: every one counts with its direction alone, and only rate x clip matters; where that is too short a step, a larger "
+        f"learning rate or a larger clip learns more {OWN_EYES}"
+    )
 
 
 def hopeless(update_to_noise: float, nodes: int, rounds: int) -> str | None:
