@@ -6,6 +6,7 @@ process at every start, and within an attempt noise is addressed by (round, part
 """
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from dpps.errors import RunError, UsageError
 
 _ROUNDS = 1 << 48
 _ALIVE: "weakref.WeakSet[PairKeys]" = weakref.WeakSet()
+_CLAIMING = threading.Lock()  # of all keys: copies of one share what was given out
 
 
 class IdentityKey:
@@ -130,12 +132,13 @@ class PairKeys:
             raise RunError(
                 "pair noise is not shared with a forked process: start the run in the process that makes the keys"
             )
-        if not self._next <= round_ < _ROUNDS:
-            raise RunError(
-                f"the pair noise of round {round_} was given out before and must never be under two messages: nothing was sent; "
-                "resume the run, so that the partners agree on new keys"
-            )
-        self._next = round_ + 1
+        with _CLAIMING:
+            if not self._next <= round_ < _ROUNDS:
+                raise RunError(
+                    f"the pair noise of round {round_} was given out before and must never be under two messages: nothing was sent; "
+                    "resume the run, so that the partners agree on new keys"
+                )
+            self._next = round_ + 1
 
     def key(self, i: int, j: int) -> bytes:
         """Of the pair of nodes, 32 bytes; one of them is held here, and the other's holder finds the same."""
