@@ -1,4 +1,4 @@
-"""The rooms of the house: imports between them go one way, and the tests have the same rooms."""
+"""The rooms of the house: imports between them go one way."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -97,56 +97,3 @@ def test_there_are_no_cycles() -> None:
 def test_leaves_import_leaves_only() -> None:
     graph = _graph()
     assert all(graph.get(leaf, set()) <= LEAVES for leaf in LEAVES)
-
-
-TESTS = Path(__file__).parent
-ACROSS = {
-    "learning/engines/per_example/test_zoo",
-    "learning/test_released",
-    "paper/test_theorems",
-    "privacy/test_coalition",
-    "privacy/test_neighbours",
-    "report/test_in_browser",
-    "runs/test_kill",
-    "runs/test_kill_pairs",
-    "sensitivity/test_rounding",
-}
-"""Tests of what several modules of a room do together; those of the whole house stand at the top."""
-
-
-def _test_files() -> dict[str, Path]:
-    return {str(p.relative_to(TESTS).with_suffix("")): p for p in TESTS.rglob("test_*.py")}
-
-
-def test_tests_mirror_the_source() -> None:
-    """`tests/ROOM/test_MODULE.py` (or `test_MODULE_TOPIC.py`, or `test_ROOM.py` for the room's own names)."""
-    strangers = set()
-    for name, path in _test_files().items():
-        room, about = path.parent.relative_to(TESTS), path.stem.removeprefix("test_")
-        names = {module.stem for module in (SOURCE / room).glob("*.py")} | {room.name}
-        if room != Path() and not any(about == own or about.startswith(f"{own}_") for own in names):
-            strangers.add(name)
-    assert strangers <= ACROSS, "named after no module of src in the same folder"
-
-
-ELSEWHERE = {
-    "__main__": "started as a program by tests/cli/test_cli_program.py",
-}
-"""Modules without a test file of their own name. A package's own file (`__init__`) holds names only."""
-
-
-def test_every_module_has_a_test_file() -> None:
-    """`tests/ROOM/test_MODULE.py`, or for a large module several called `test_MODULE_TOPIC.py`."""
-    without = set()
-    for module in SOURCE.rglob("*.py"):
-        place = module.relative_to(SOURCE)
-        folder, own = TESTS / place.parent, f"test_{module.stem}"
-        found = [*folder.glob(f"{own}.py"), *folder.glob(f"{own}_*.py")]
-        if not found and module.stem != "__init__" and str(place.with_suffix("")) not in ELSEWHERE:
-            without.add(str(place))
-    assert not without
-
-
-def test_files_are_short() -> None:
-    files = [*SOURCE.rglob("*.py"), *TESTS.rglob("*.py")]
-    assert not [str(path) for path in files if len(path.read_text().splitlines()) > 400]
