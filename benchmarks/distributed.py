@@ -20,13 +20,9 @@ import torch
 from measure import in_turn
 
 import dpps
-from dpps.noise.source import Outgoing
+from dpps.noise import Outgoing
 from dpps.topology import Weights, parse
-from dpps.transport import Exchange, Link
-from dpps.transport.cluster import Cluster
-from dpps.transport.distributed import Distributed
-from dpps.transport.rendezvous import Rendezvous
-from dpps.transport.wire import ROWS, SMALL
+from dpps.transport import ROWS, SMALL, Cluster, Distributed, Exchange, Link, Rendezvous
 
 Work = Callable[[], object]
 UNITS: dict[str, tuple[dpps.Mechanism, dpps.Sensitivity]] = {

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from measure import Row, compare, main
 from per_example import CASES, QUICK, Case
 
-from dpps.learning.engines.choice import choose_engine
-from dpps.learning.partition import Partition
+from dpps.learning import Partition, choose_engine
 
 NAMES = ("tanh CNN, 10 x 200", "transformer, 4 x 64", "LSTM, 4 x 64")
 

@@ -35,11 +35,8 @@ from safetensors.numpy import load_file
 
 from dpps.cli import main as dpps
 from dpps.errors import UsageError
-from dpps.peers.frames import LEARNING, FrameError, decode
-from dpps.peers.identity import Identity, server_name
-from dpps.peers.outbox import Outbox
-from dpps.peers.status import Status, read_status
-from dpps.privacy.ledger_file import LedgerFile
+from dpps.peers import LEARNING, FrameError, Identity, Outbox, Status, decode, read_status, server_name
+from dpps.privacy import LedgerFile
 
 PORT = 7443
 PROGRAM = __file__
@@ -83,9 +80,8 @@ FULL = Week(
 
 def member(file: str, own: str, out: str, record: str) -> None:
     """One member's process: `dpps join`, with a note of every row that it releases, and of every one that arrives."""
-    from dpps.peers.join import Participation
-    from dpps.runs.log import RoundLog
-    from dpps.runs.run import Run
+    from dpps.peers import Participation
+    from dpps.runs import RoundLog, Run
 
     parent = os.getppid()
 

@@ -6,12 +6,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dpps
-from dpps.learning.engines.gradients import Engine
-from dpps.learning.partition import Partition
-from dpps.noise.source import NoiseSource
-from dpps.privacy.trust import NOBODY, Trust
-from dpps.privacy.units import Unit
-from dpps.runs.run import Run
+from dpps.learning import Engine, Partition
+from dpps.noise import NoiseSource
+from dpps.privacy import NOBODY, Trust, Unit
+from dpps.runs import Run
 from dpps.transport import Stacked
 
 SHAPES = {"mlp": (1, 28, 28), "resnet18": (3, 28, 28), "vit": (3, 32, 32)}

@@ -15,7 +15,7 @@ from measure import Row, main, spreads, times
 from torch import Tensor
 
 from dpps.models import Staged
-from dpps.runs.run import Run
+from dpps.runs import Run
 
 
 class Plain:

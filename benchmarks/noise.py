@@ -13,9 +13,7 @@ from measure import Row, Work, compare, main
 from torch import Tensor
 
 import dpps
-from dpps.noise.keystream import Keystream
-from dpps.noise.secure import STEPS, SecureNoise
-from dpps.noise.source import NoiseSource, Outgoing
+from dpps.noise import STEPS, Keystream, NoiseSource, Outgoing, SecureNoise
 from dpps.topology import Weights
 from dpps.transport import Stacked
 

@@ -12,10 +12,7 @@ from learners import learner
 from measure import Row, Work, compare, main
 
 import dpps
-from dpps.noise.pair_keys import IdentityKey, PairKeys
-from dpps.noise.pairs import SecurePairs
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource, Outgoing
+from dpps.noise import IdentityKey, NoiseSource, Outgoing, PairKeys, SecureNoise, SecurePairs
 
 
 def message(source: NoiseSource, dimension: int) -> Work:

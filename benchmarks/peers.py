@@ -20,10 +20,7 @@ from pathlib import Path
 
 from lan import Lan, permitted
 
-from dpps.peers.channel import Channel
-from dpps.peers.convener import convene
-from dpps.peers.federation import Federation, Rules
-from dpps.peers.identity import REQUEST, Identity, Key, Request
+from dpps.peers import REQUEST, Channel, Federation, Identity, Key, Request, Rules, convene
 
 LARGE, SMALL = 4 << 20, 31_400
 HOSTS, DELAYS = 4, (0.0, 0.02, 0.1)

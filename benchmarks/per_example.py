@@ -19,8 +19,7 @@ from measure import Row, Spread, in_fresh_process, main, peak_memory, seconds, s
 from torch import Tensor, nn
 
 import dpps
-from dpps.learning.engines.per_example import OneByOne, per_example
-from dpps.learning.partition import Partition
+from dpps.learning import OneByOne, Partition, per_example
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
 Step = Callable[[], object]

@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from dpps.noise.mechanisms import Mechanism
-from dpps.noise.source import Outgoing, Seeded
+from dpps.noise import Mechanism, Outgoing, Seeded
 
 PRODUCTS = re.compile(r"aten::(\w*mm|mv|dot|\w*conv\w*)$")
 BOOKKEEPING = re.compile(

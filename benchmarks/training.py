@@ -17,8 +17,8 @@ from learners import gradients, learner
 from measure import Row, Spread, compare, in_fresh_process, main, peak_memory
 from torch import Tensor
 
-from dpps.learning.engines.gradients import Loop
-from dpps.runs.run import Run
+from dpps.learning import Loop
+from dpps.runs import Run
 
 
 class Products:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
+from dpps.runs import TrainConfig, make_run
 
 TOPOLOGIES, EPSILONS = ("ring", "exp", "complete"), (1.0, 3.0)
 

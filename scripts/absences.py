@@ -16,12 +16,8 @@ import torch
 from torch import Tensor
 
 import dpps
-from dpps.noise.mechanisms import Mechanism
-from dpps.noise.pairs import Partners, SeededPairs
-from dpps.noise.source import NoiseSource, Outgoing, Seeded
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import deal
-from dpps.runs.defaults import planned
+from dpps.noise import Mechanism, NoiseSource, Outgoing, Partners, Seeded, SeededPairs
+from dpps.runs import TrainConfig, deal, planned
 
 COLUMNS = ("noise", "away", "seed", "accuracy")
 CHANCES = (0.0, 0.02, 0.1, 0.3)

@@ -18,9 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
-from dpps.runs.defaults import planned
+from dpps.runs import TrainConfig, make_run, planned
 
 HOME = Path(__file__).parent.parent
 TABLE, FIGURE = HOME / "benchmarks/results/cancelling-curve.csv", HOME / "docs/figures/cancelling.svg"

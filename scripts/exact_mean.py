@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 import dpps
 from dpps import data, features
-from dpps.noise.events import gaussian
-from dpps.privacy.accountant import noise_for
+from dpps.noise import gaussian
+from dpps.privacy import noise_for
 
 NODES, EACH, ROUNDS, CLIP, MOMENTUM, COLLUDERS, AT_ONCE = 1000, 60, 20, 0.1, 0.8, 10, 100
 

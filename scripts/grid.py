@@ -23,7 +23,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor
 
 from dpps import data, features
-from dpps.learning.suggestion import CLIP, MOMENTUM, suggest
+from dpps.learning import CLIP, MOMENTUM, suggest
 
 TABLES = {"breast-cancer": load_breast_cancer, "digits": load_digits}
 IMAGES = ("mnist", "fashion-mnist", "cifar-10")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpps.data.formats import Bytes, read_idx, write_idx
+from dpps.data import Bytes
+from dpps.data.formats import read_idx, write_idx
 
 SEED = 1998
 KEPT = {"train": 10_000, "t10k": 2_000}

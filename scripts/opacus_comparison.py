@@ -24,9 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpps
 from dpps import data, features
-from dpps.data.splits import split
-from dpps.learning.optimizers import Momentum
-from dpps.learning.suggestion import Suggestion, suggest
+from dpps.data import split
+from dpps.learning import Momentum, Suggestion, suggest
 from dpps.topology import Topology, Weights
 
 COLUMNS = (

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 import dpps
-from dpps.learning.algorithm import Step, TrainState
-from dpps.learning.nodes import Nodes
+from dpps.learning import Nodes, Step, TrainState
 from dpps.topology import parse
-from dpps.transport.base import Exchange, Link
+from dpps.transport import Exchange, Link
 
 
 class Heard(dpps.Stacked):

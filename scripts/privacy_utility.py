@@ -14,8 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
+from dpps.runs import TrainConfig, make_run
 
 DOCS = Path(__file__).parent.parent / "docs"
 

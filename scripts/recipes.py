@@ -17,10 +17,9 @@ from pathlib import Path
 
 from dpps import data as datasets
 from dpps import features, models
-from dpps.cli.train import read_config
-from dpps.learning.algorithm import ALGORITHMS
-from dpps.runs.configured import deal
-from dpps.runs.run import Run
+from dpps.cli import read_config
+from dpps.learning import ALGORITHMS
+from dpps.runs import Run, deal
 
 COMMON = ["--model", "linear", "--shared", "all", "--unit", "record"]
 COLUMNS = ("data", "epsilon", "seed", "options", "accuracy", "rounds", "batch", "clip", "rate", "seconds")

@@ -11,11 +11,9 @@ import torch
 import tyro
 
 from dpps import data, models
-from dpps.learning.algorithm import ALGORITHMS
-from dpps.learning.engines.chain import Chained
-from dpps.paper.cells import Cell
-from dpps.runs.configured import deal
-from dpps.runs.run import Run
+from dpps.learning import ALGORITHMS, Chained
+from dpps.paper import Cell
+from dpps.runs import Run, deal
 
 LOOK = (0, 5, 6, 7, 13, 14, 20, 30, 60)
 SATURATED = 0.9999

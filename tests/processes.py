@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from dpps.transport import rendezvous
-from dpps.transport.cluster import Cluster
-from dpps.transport.rendezvous import Rendezvous
+from dpps.transport import Cluster, Rendezvous, rendezvous
 from holding.sitecustomize import hold
 
 context = multiprocessing.get_context("forkserver")

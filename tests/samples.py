@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 import dpps
-from dpps.noise.mechanisms import Mechanism
-from dpps.noise.source import NoiseSource, Outgoing
+from dpps.noise import Mechanism, NoiseSource, Outgoing
 
 
 def column_stochastic(n: int) -> dpps.Topology:

@@ -8,7 +8,7 @@ import pytest
 import dpps
 from dpps import cli
 from dpps.errors import UsageError, needs_extra, unknown
-from dpps.topology.drawing import draw
+from dpps.topology import draw
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "networkx"])

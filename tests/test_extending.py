@@ -10,14 +10,14 @@ import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from dpps.cli.plan import PlanConfig, answer
+from dpps.cli import PlanConfig, answer
 from dpps.data import DATA_SETS
-from dpps.learning.algorithm import ALGORITHMS
+from dpps.learning import ALGORITHMS
 from dpps.models import MODELS
-from dpps.noise.mechanisms import MECHANISMS
-from dpps.privacy.units import UNITS
-from dpps.report.reading import read_run
-from dpps.runs.config import TrainConfig
+from dpps.noise import MECHANISMS
+from dpps.privacy import UNITS
+from dpps.report import read_run
+from dpps.runs import TrainConfig
 from dpps.topology import TOPOLOGIES
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()

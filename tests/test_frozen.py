@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.privacy.ledger import Ledger
+from dpps.privacy import Ledger
 
 CHANGES = {
     "lr_shared": lambda nodes: setattr(nodes.algorithm, "lr_shared", 60.0),

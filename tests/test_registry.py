@@ -8,10 +8,10 @@ import pytest
 import dpps
 from dpps.data import DATA_SETS
 from dpps.errors import UsageError
-from dpps.learning.algorithm import ALGORITHMS
+from dpps.learning import ALGORITHMS
 from dpps.models import MODELS
-from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace
-from dpps.privacy.units import UNITS, PrivacyOptions, Record
+from dpps.noise import MECHANISMS, Gaussian, Laplace
+from dpps.privacy import UNITS, PrivacyOptions, Record
 from dpps.registry import Registry
 from dpps.sensitivity import SENSITIVITIES, Certified
 from dpps.topology import TOPOLOGIES, DOut, Exponential, parse

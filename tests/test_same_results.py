@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpps
-from dpps.learning.engines.per_example import OneByOne
+from dpps.learning import OneByOne
 from dpps.models import shared_prefixes
 
 NODES, ROUNDS, BATCH = 4, 6, 20

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dpps.audit.absences import absence_cases
-from dpps.audit.attacks import audit
-from dpps.privacy.trust import Partners
+from dpps.audit import absence_cases, audit
+from dpps.privacy import Partners
 
 CLAIM, SABOTAGED = absence_cases()
 

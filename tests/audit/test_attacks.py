@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dpps.audit.attacks import attack, audit
-from dpps.audit.cases import CLAIM, Case, LocalRecordCase, NoiseNormCase, cases
-from dpps.learning.batches import Poisson
-from dpps.noise.mechanisms import Laplace
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import Outgoing, Seeded
+from dpps.audit import CLAIM, Case, LocalRecordCase, NoiseNormCase, attack, audit
+from dpps.audit.cases import cases
+from dpps.learning import Poisson
+from dpps.noise import Laplace, Outgoing, SecureNoise, Seeded
 from dpps.sensitivity import Bounded
 
 CLAIMS = [c for c in cases() if not c.leaks]

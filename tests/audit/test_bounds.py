@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from dpps.audit.bounds import certifiable, clopper_pearson, epsilon_lower
+from dpps.audit import certifiable, clopper_pearson, epsilon_lower
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 50), (1, 50), (17, 50), (50, 50), (25_000, 100_000)])

@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from dpps.audit.attacks import attack
-from dpps.audit.cases import Case, LocalRecordCase, NoiseNormCase, cases
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import Seeded
-from dpps.privacy.units import NodeSwap
+from dpps.audit import Case, LocalRecordCase, NoiseNormCase, attack
+from dpps.audit.cases import cases
+from dpps.noise import SecureNoise, Seeded
+from dpps.privacy import NodeSwap
 from dpps.sensitivity import Paper, WorstCase
 
 LEAKS = [c for c in cases() if isinstance(c, NoiseNormCase)]

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpps.audit.attacks import audit
-from dpps.audit.coalition import Observer, PairsCase, coalition_cases
-from dpps.noise.pairs import SecurePairs
-from dpps.privacy.trust import Pairs
+from dpps.audit import Observer, PairsCase, audit, coalition_cases
+from dpps.noise import SecurePairs
+from dpps.privacy import Pairs
 
 CASES = coalition_cases()
 CLAIMS = [case for case in CASES if not case.leaks]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dpps.audit import inversion
-from dpps.audit.inversion import invert, picture
+from dpps.audit import inversion, invert
+from dpps.audit.inversion import picture
 from dpps.errors import UsageError
 from dpps.noise import events
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from dpps.audit import mean
-from dpps.audit.mean import WrongSign, audit_mean, mean_variance
-from dpps.noise.pairs import SecurePairs, SeededPairs
-from dpps.privacy.trust import Pairs
+from dpps.audit import WrongSign, audit_mean, mean, mean_variance
+from dpps.noise import SecurePairs, SeededPairs
+from dpps.privacy import Pairs
 
 
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "seeded"])

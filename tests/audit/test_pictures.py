@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpps.audit.pictures import check_picture, draw
+from dpps.audit import check_picture, draw
 from dpps.errors import UsageError
 
 

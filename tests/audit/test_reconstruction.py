@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from dpps.audit.reconstruction import DELTA, LARGEST_VALUE, Attack, Knowledge, Listener, picture, reconstruct
+from dpps.audit import DELTA, LARGEST_VALUE, Attack, Knowledge, Listener, reconstruct
+from dpps.audit.reconstruction import picture
 from dpps.errors import UsageError
-from dpps.noise.events import gaussian
-from dpps.noise.mechanisms import NoNoise
-from dpps.privacy.accountant import noise_for
-from dpps.privacy.trust import Pairs
+from dpps.noise import NoNoise, gaussian
+from dpps.privacy import Pairs, noise_for
 from dpps.protocol import DPPS
 from dpps.topology import Complete, Exponential, Ring, parse
 

@@ -3,12 +3,9 @@
 import pytest
 import torch
 
-from dpps.audit.wiretap import Joined, Weakened, Wiretap, weakened
+from dpps.audit import Joined, Weakened, Wiretap, weakened
 from dpps.errors import RunError
-from dpps.noise.keystream import Keystream
-from dpps.noise.mechanisms import Laplace
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import Outgoing, Seeded
+from dpps.noise import Keystream, Laplace, Outgoing, SecureNoise, Seeded
 from dpps.protocol import DPPS
 from dpps.sensitivity import Certified, Paper, WorstCase
 from dpps.topology import Exponential, Ring

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from tyro.conf import Positional
 
-from dpps.cli.arguments import parse_options
+from dpps.cli import parse_options
 from dpps.errors import UsageError
 
 

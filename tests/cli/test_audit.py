@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dpps.audit.absences import absence_cases
-from dpps.audit.attacks import Finding
-from dpps.audit.bounds import Bound
-from dpps.audit.cases import Case, cases
-from dpps.audit.coalition import coalition_cases
+from dpps.audit import Bound, Case, Finding, absence_cases, coalition_cases
+from dpps.audit.cases import cases
 from dpps.cli import audit as command
 from dpps.cli import main
 from dpps.sensitivity import Bounded

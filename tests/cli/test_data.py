@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpps.cli import main
-from dpps.data.schema import read_schema
+from dpps.data import read_schema
 from hospitals import SIZES, write_hospitals
 
 

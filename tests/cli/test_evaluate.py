@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from dpps.cli import DONE, WRONG, main
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
-from dpps.runs.run import Run
+from dpps.runs import Run, TrainConfig, make_run
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import DONE, FAILED, WRONG, main
-from dpps.peers.federation import Federation
-from dpps.runs.config import TrainConfig
+from dpps.peers import Federation
+from dpps.runs import TrainConfig
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dpps.cli.join import Shown, _JsonLines, _say_done
+from dpps.cli import Shown
+from dpps.cli.join import _JsonLines, _say_done
 from dpps.peers.status import LEFT
 from peers.test_live import status
 

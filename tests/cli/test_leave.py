@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import DONE, FAILED, WRONG, leave, main
-from dpps.peers.status import FINISHED, LEAVE, LEFT, STOPPED, write_status
+from dpps.peers import FINISHED, LEAVE, STOPPED, write_status
+from dpps.peers.status import LEFT
 from peers.test_live import status
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpps.cli import FAILED, WRONG, main
-from dpps.runs.data_ledger import STATE
+from dpps.runs import STATE
 
 
 def _train(folder: Path, out: str, *more: str) -> int:

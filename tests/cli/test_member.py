@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import DONE, FAILED, WRONG, main
-from dpps.peers.identity import Identity, Request, read_out
+from dpps.peers import Identity, Request, read_out
 
 
 def test_init_says_what_show_says_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dpps.cli.outcome import put_together, say_outcome
-from dpps.runs.folder import RunFolder
+from dpps.cli import put_together, say_outcome
+from dpps.runs import RunFolder
 
 TOLD = {
     "test_accuracy": 91.234,

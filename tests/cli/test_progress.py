@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dpps.cli.progress import Progress, stopped_by_signals, working
-from dpps.privacy.units import NodeSwap, Record
-from dpps.runs.config import TrainConfig
+from dpps.cli import Progress, stopped_by_signals, working
+from dpps.privacy import NodeSwap, Record
+from dpps.runs import TrainConfig
 
 
 def run(unit: Any, epsilon: float | None) -> Any:

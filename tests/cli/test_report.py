@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpps import cli
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
+from dpps.runs import TrainConfig, make_run
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import DONE, main
-from dpps.peers.status import write_status
+from dpps.peers import write_status
 from peers.test_live import status
 
 

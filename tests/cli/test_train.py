@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import DONE, WRONG, main
-from dpps.report.reading import read_folder
+from dpps.report import read_folder
 
 QUICK = ["train", "--nodes", "4", "--epochs", "1", "--batch-size", "500", "--quiet"]
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import main
-from dpps.privacy.accountant import Charge, total
-from dpps.runs.config import TrainConfig
-from dpps.runs.config_files import from_toml
+from dpps.privacy import Charge, total
+from dpps.runs import TrainConfig, from_toml
 
 QUICK = ["--nodes", "4", "--epochs", "1", "--batch-size", "500", "--quiet"]
 

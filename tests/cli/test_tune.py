@@ -3,7 +3,7 @@
 import pytest
 
 from dpps.cli import main
-from dpps.runs.tuning import Trial, Tuning
+from dpps.runs import Trial, Tuning
 
 
 @pytest.mark.parametrize(

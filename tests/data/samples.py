@@ -4,7 +4,7 @@ from importlib.resources.abc import Traversable
 
 import numpy as np
 
-from dpps.data.formats import UBYTE, Bytes, parse_idx, read_raw, unpack
+from dpps.data import UBYTE, Bytes, parse_idx, read_raw, unpack
 
 
 def write_idx(values: Bytes) -> bytes:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpps.data.dataset import Images
+from dpps.data import Images
 from dpps.errors import UsageError
 
 PIXELS = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1).repeat(1, 1, 2, 2)

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from dpps.data.encoding import encode, encode_inputs
-from dpps.data.schema import Column, Schema
-from dpps.data.table import read_table
+from dpps.data import Column, Schema, encode, encode_inputs, read_table
 from dpps.errors import UsageError
 
 SCHEMA = Schema(

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from dpps.data import DATA_SETS, load
-from dpps.data.facts import CLASSES, FACTS
+from dpps.data import CLASSES, DATA_SETS, FACTS, load
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from dpps.data.features import FeatureSet
+from dpps.data import FeatureSet
 
 
 def test_features_are_kept_in_half_and_read_in_float32() -> None:

@@ -19,11 +19,8 @@ import numpy as np
 import pooch
 import pytest
 
-from dpps.data.catalog import load, obtain
-from dpps.data.fetch import Source, fetch
-from dpps.data.formats import CIFAR_RECORD
-from dpps.data.recipe import DATA_SETS, Recipe
-from dpps.data.sets.cifar_10 import ARCHIVE
+from dpps.data import ARCHIVE, CIFAR_RECORD, DATA_SETS, Recipe, Source, load, obtain
+from dpps.data.fetch import fetch
 from dpps.errors import RunError
 from tests.data.samples import write_idx
 

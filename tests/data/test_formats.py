@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpps.data.formats import CIFAR_RECORD, parse_cifar
+from dpps.data import CIFAR_RECORD, parse_cifar
 from dpps.errors import RunError
 from tests.data.samples import read_idx, write_idx
 

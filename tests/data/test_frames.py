@@ -5,10 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpps.data import Schema, table_dataset
-from dpps.data.schema import Column
+from dpps.data import Column, Schema, table_dataset
 from dpps.errors import UsageError
-from dpps.learning.inputs import as_datasets
+from dpps.learning import as_datasets
 
 SCHEMA = Schema(
     (Column("age", "number", (0.0, 100.0)), Column("ward", "category", values=("1", "2"))),

@@ -2,9 +2,7 @@
 
 import pytest
 
-from dpps.data.guessing import guess_schema, rounded_range
-from dpps.data.schema import Column
-from dpps.data.table import read_table
+from dpps.data import Column, guess_schema, read_table, rounded_range
 from dpps.errors import UsageError
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 import dpps
 from dpps.cli import DONE, WRONG, main
-from dpps.data.images import (
+from dpps.data import (
     ImageSchema,
     guess_image_schema,
     image_files,

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpps.data.guessing import guess_schema
-from dpps.data.node_files import check_headers, hold_out_own, read_examples, read_node
-from dpps.data.table import read_table
+from dpps.data import check_headers, guess_schema, hold_out_own, read_examples, read_node, read_table
 from dpps.errors import UsageError
 from hospitals import write_hospitals
 

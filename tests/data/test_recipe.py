@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpps.data.recipe import DATA_SETS, Layout, Recipe, Source
+from dpps.data import DATA_SETS, Layout, Recipe, Source
 from dpps.errors import RunError
 
 LAYOUTS = (Layout(("a/train",), ("a/test",)), Layout(("train",), ("test",)))

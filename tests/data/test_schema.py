@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from dpps.data.schema import Column, Schema, canonical, parse_schema, read_schema
+from dpps.data import Column, Schema, canonical, parse_schema, read_schema
 from dpps.errors import UsageError
 
 SCHEMA = Schema(

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from dpps.data.table import as_number, read_table
+from dpps.data import as_number, read_table
 from dpps.errors import UsageError
 
 

@@ -11,7 +11,7 @@ from dpps import data
 from dpps.data import FeatureSet, Images
 from dpps.errors import UsageError
 from dpps.features import FEATURES, extract, of_data_set
-from dpps.learning.batches import NodeData
+from dpps.learning import NodeData
 
 
 class Counting(nn.Module):

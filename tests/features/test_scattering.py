@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpps.errors import UsageError
-from dpps.features.scattering import Scattering, morlet, normalised_scattering
+from dpps.features import Scattering, morlet, normalised_scattering
 
 
 def circular(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from torch import nn
 
 import dpps
 from dpps.errors import UsageError
-from dpps.privacy.trust import Pairs
+from dpps.privacy import Pairs
 
 
 def _algorithm(**options) -> dpps.PartPSP:

@@ -10,10 +10,10 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.batch_sizes import batches, parse_batch
-from dpps.noise.events import gaussian, sampled
-from dpps.privacy.accountant import Charge, total
-from dpps.privacy.contract import Contract
+from dpps.learning import parse_batch
+from dpps.learning.batch_sizes import batches
+from dpps.noise import gaussian, sampled
+from dpps.privacy import Charge, Contract, total
 
 
 def nodes_of(sizes, width=4):
@@ -161,7 +161,7 @@ def test_without_a_rate_the_rule_chooses_by_what_the_model_is():
             .plan
         )
 
-    from dpps.learning.suggestion import suggest
+    from dpps.learning import suggest
 
     chosen = suggest([40, 200], 4, noise_multiplier=3.0, epochs=2, clip=0.1, momentum=0.0)
     plan = plan_of(nn.Linear(4, 3))

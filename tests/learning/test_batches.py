@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import dpps
-from dpps.learning.batches import NodeData, Poisson
+from dpps.learning import NodeData, Poisson
 from tests.learning.samples import tiny, toy_data, train
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dpps
-from dpps.learning.clipping import ClipCount, advice, hopeless
+from dpps.learning import ClipCount, advice, hopeless
 
 
 def test_shares_of_batches_of_different_sizes_are_added_up_by_examples():

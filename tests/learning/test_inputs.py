@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.learning.engines.calling import ModelLoss
-from dpps.learning.inputs import as_unit, check_examples
+from dpps.learning import ModelLoss, as_unit, check_examples
 
 NODES = 3
 
@@ -91,7 +90,7 @@ def test_declared_sizes_go_with_a_topology_by_name():
 
 @pytest.mark.parametrize("name", ["record", "contribution", "node-swap", "none"])
 def test_units_by_name_with_the_defaults_of_the_command_line(name):
-    from dpps.runs.config import TrainConfig
+    from dpps.runs import TrainConfig
 
     assert as_unit(name) == TrainConfig(unit=name).resolved().privacy() or name == "node-swap"
     run = fit([examples(seed=k) for k in range(NODES)], privacy=name)

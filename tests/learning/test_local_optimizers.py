@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from dpps.learning.local_optimizers import LocalOptimizers
+from dpps.learning import LocalOptimizers
 
 MAKES = {
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),

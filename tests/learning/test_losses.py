@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.losses import one_number, refuse_inseparable
+from dpps.learning import one_number, refuse_inseparable
 
 WEIGHT = torch.tensor([1.0, 1.0, 5.0])
 

@@ -6,8 +6,7 @@ import torch
 from sklearn import metrics as sk
 
 from dpps.errors import UsageError
-from dpps.learning import metrics
-from dpps.learning.metrics import METRICS, by_name, per_class
+from dpps.learning import METRICS, by_name, metrics, per_class
 
 
 def sample(classes, seed, n=200, ties=False):

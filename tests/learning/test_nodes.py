@@ -9,7 +9,7 @@ from torch import nn
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.learning.algorithm import Algorithm, Step
+from dpps.learning import Algorithm, Step
 from tests.learning.samples import tiny, toy_data, train
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.optimizers import Adam, Averaging, Momentum, kept_for
+from dpps.learning import Adam, Averaging, Momentum, kept_for
 
 
 def run(optimizer, updates):

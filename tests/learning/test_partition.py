@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpps.errors import UsageError
-from dpps.learning.partition import Partition
+from dpps.learning import Partition
 from dpps.models import MLP
 
 

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 import dpps
 from dpps.errors import RunError
-from dpps.noise.secure import SecureNoise
+from dpps.noise import SecureNoise
 from tests.learning.samples import tiny, toy_data, train
 from tests.samples import Scripted
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import dpps
-from dpps.learning.rehearsal import rehearsal, size_of
+from dpps.learning import size_of
+from dpps.learning.rehearsal import rehearsal
 from tests.learning.samples import started_on_images
 
 UNITS = {

@@ -7,9 +7,8 @@ import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.optimizers import Adam, Momentum
-from dpps.learning.schedules import Cosine, WarmUp
-from dpps.noise.source import Seeded
+from dpps.learning import Adam, Cosine, Momentum, WarmUp
+from dpps.noise import Seeded
 from learning.samples import tiny, toy_data, train
 
 RECORD = dpps.Record(noise_multiplier=2.0)
@@ -177,7 +176,7 @@ def test_averaging_is_a_part(averaging):
 
 
 def test_gradient_tracking_has_no_updates_to_optimize():
-    from dpps.learning.gradient_tracking import GradientTracking
+    from dpps.learning import GradientTracking
 
     with pytest.raises(UsageError, match="without an optimizer"):
         GradientTracking(tiny(), optimizer=Momentum(0.9))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from dpps.errors import UsageError
-from dpps.learning.schedules import FORMS, Constant, Cosine, Schedule, StepDecay, WarmUp, parse_schedule
+from dpps.learning import FORMS, Constant, Cosine, Schedule, StepDecay, WarmUp, parse_schedule
 
 ALL = [Constant(), StepDecay(3), Cosine(), WarmUp(4), WarmUp(4, Cosine()), WarmUp(2, StepDecay(2))]
 

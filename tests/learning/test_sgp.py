@@ -6,8 +6,7 @@ from torch import nn
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.sgp import SGP
-from dpps.learning.sgpdp import SGPDP
+from dpps.learning import SGP, SGPDP
 
 DATA = [(torch.randn(8, 3), torch.randint(0, 2, (8,))) for _ in range(3)]
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import dpps
-from dpps.learning.sgpdp import SGPDP
+from dpps.learning import SGPDP
 
 DATA = [(torch.randn(8, 3), torch.randint(0, 2, (8,))) for _ in range(3)]
 

@@ -4,9 +4,8 @@ import pytest
 
 import dpps
 import processes
-from dpps.learning.sizes import LARGEST, announce, for_every_node, parse_sizes
-from dpps.transport.cluster import Cluster
-from dpps.transport.distributed import Distributed
+from dpps.learning import LARGEST, announce, for_every_node, parse_sizes
+from dpps.transport import Cluster, Distributed
 
 
 def _announce(cluster: Cluster, size: float) -> str | list[int]:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dpps.errors import UsageError
-from dpps.learning.suggestion import LONGEST, USUAL_LONGEST, suggest, suggested_batch
+from dpps.learning import LONGEST, USUAL_LONGEST, suggest, suggested_batch
 
 
 def logit_noise(found, sizes, inputs):

@@ -6,8 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpps
-from dpps.learning import Partition
-from dpps.learning.updates import clip_rows, into_ball
+from dpps.learning import Partition, clip_rows, into_ball
 from tests.learning.samples import tiny, toy_data, train
 
 

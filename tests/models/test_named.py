@@ -3,8 +3,7 @@
 import pytest
 
 from dpps.errors import UsageError
-from dpps.models import MODELS, build
-from dpps.models.named import Fitting
+from dpps.models import MODELS, Fitting, build
 
 SHAPES = dict.fromkeys(MODELS.names(), (1, 16, 16))
 

@@ -11,9 +11,9 @@ from torch.func import functional_call, grad
 from torch.nn import functional
 
 from dpps.models import (
+    Conv,
     ResNet18,
 )
-from dpps.models.resnet import Conv
 from tests.models.samples import Shapes, count, randomise, shapes
 
 

@@ -5,8 +5,7 @@ import torch
 
 from dpps import models
 from dpps.errors import UsageError
-from dpps.learning.engines.chain import is_chain
-from dpps.learning.partition import Partition
+from dpps.learning import Partition, is_chain
 
 
 def test_linear_starts_at_zero_and_takes_the_quick_path() -> None:

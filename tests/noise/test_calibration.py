@@ -9,8 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpps
-from dpps.noise.calibration import calibrate
-from dpps.noise.secure import STEPS, SecureNoise
+from dpps.noise import STEPS, SecureNoise, calibrate
 
 
 def grid_of(values: torch.Tensor) -> float:

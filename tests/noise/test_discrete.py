@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from dpps.errors import UsageError
-from dpps.noise.discrete import (
-    discrete_gaussian_multiplier,
-    discrete_gaussian_slack,
-    discrete_laplace_epsilon,
-)
+from dpps.noise import discrete_gaussian_multiplier, discrete_gaussian_slack, discrete_laplace_epsilon
 
 
 def test_the_charge_covers_the_pure_epsilon_and_hardly_more_on_a_fine_grid() -> None:

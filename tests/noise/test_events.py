@@ -11,8 +11,8 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 
 import dpps
 from dpps.errors import UsageError
-from dpps.noise.events import Event, gaussian, laplace, non_private, sampled
-from dpps.privacy.accountant import Charge, total
+from dpps.noise import Event, gaussian, laplace, non_private, sampled
+from dpps.privacy import Charge, total
 
 EVENTS = [
     dp_accounting.LaplaceDpEvent(2.0),

@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from dpps.errors import UsageError
-from dpps.noise import keystream
-from dpps.noise.keystream import Keystream, exact_acceptance, exact_geometric, gaussian_slack, laplace_slack
+from dpps.noise import Keystream, exact_acceptance, exact_geometric, gaussian_slack, keystream, laplace_slack
 
 KEY = bytes(range(32))
 Sampler = Callable[[float, int], np.ndarray]

@@ -8,8 +8,7 @@ import torch
 from scipy import stats
 
 from dpps.errors import UsageError
-from dpps.noise.keystream import Keystream
-from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism, NoNoise
+from dpps.noise import MECHANISMS, Gaussian, Keystream, Laplace, Mechanism, NoNoise
 
 LAWS = {"laplace": stats.laplace, "gaussian": stats.norm}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.noise.pair_keys import IdentityKey, PairKeys, RoundStream
+from dpps.noise import IdentityKey, PairKeys, RoundStream
 
 
 def three() -> tuple[list[IdentityKey], list[bytes]]:

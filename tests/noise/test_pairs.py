@@ -8,12 +8,20 @@ import pytest
 import torch
 
 from dpps.errors import RunError, UsageError
-from dpps.noise.mechanisms import Gaussian, Laplace
-from dpps.noise.pair_keys import IdentityKey, PairKeys
-from dpps.noise.pairs import SecurePairs, SeededPairs, lattice_slack
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource, Outgoing, Seeded
-from dpps.privacy.trust import Pairs, Partners
+from dpps.noise import (
+    Gaussian,
+    IdentityKey,
+    Laplace,
+    NoiseSource,
+    Outgoing,
+    PairKeys,
+    SecureNoise,
+    SecurePairs,
+    Seeded,
+    SeededPairs,
+    lattice_slack,
+)
+from dpps.privacy import Pairs, Partners
 
 D = 40_000
 

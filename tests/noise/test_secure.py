@@ -5,10 +5,16 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.noise.keystream import Keystream
-from dpps.noise.mechanisms import Gaussian, Laplace
-from dpps.noise.secure import STEPS, SecureNoise, power_of_two_below, whole_steps
-from dpps.noise.source import Outgoing
+from dpps.noise import (
+    STEPS,
+    Gaussian,
+    Keystream,
+    Laplace,
+    Outgoing,
+    SecureNoise,
+    power_of_two_below,
+    whole_steps,
+)
 
 
 @pytest.mark.parametrize("value", [1.0, 0.75, 3.0, 2.0**-40, 1e-300])

@@ -9,10 +9,7 @@ from scipy import stats
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.noise.keystream import Keystream
-from dpps.noise.secure import STEPS, SecureNoise
-from dpps.noise.source import Outgoing
-from dpps.noise.streams import NOISE, Streams
+from dpps.noise import NOISE, STEPS, Keystream, Outgoing, SecureNoise, Streams
 from tests.samples import Scripted
 
 DISTRIBUTIONS = {
@@ -119,7 +116,7 @@ def test_rounding_toward_zero_never_lengthens_but_a_sum_can_move_a_step_more_tha
 
 
 def test_the_secure_charge_covers_discrete_noise():
-    from dpps.noise.discrete import discrete_laplace_epsilon
+    from dpps.noise import discrete_laplace_epsilon
 
     protocol = dpps.DPPS(dpps.Ring(3), dpps.Laplace(1.0), dpps.Bounded(2.0, clip=1.0), noise=SecureNoise())
     state = protocol.start(torch.zeros(3, 5))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpps.noise.streams import DROPOUT, LOCAL_NOISE, NOISE, SAMPLING, Streams, key
+from dpps.noise import DROPOUT, LOCAL_NOISE, NOISE, SAMPLING, Streams, key
 
 PURPOSES = (NOISE, SAMPLING, LOCAL_NOISE, DROPOUT)
 

@@ -7,8 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from dpps.errors import UsageError
-from dpps.noise.pair_keys import RoundStream
-from dpps.noise.table import GaussianTable, gaussian_table, table_slack
+from dpps.noise import GaussianTable, RoundStream, gaussian_table, table_slack
 
 
 def probabilities(deviation: float, last: int) -> np.ndarray:

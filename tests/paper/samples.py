@@ -4,9 +4,7 @@ import numpy as np
 import torch
 
 import dpps
-from dpps.paper.cells import Cell
-from dpps.paper.scope import Scope
-from dpps.paper.theorem2 import Problem
+from dpps.paper import Cell, Problem, Scope
 
 SLACK = 1 + 1e-9
 SMALLEST = Scope("smallest", (7,), ("mlp",))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpps.paper import accuracy, published
-from dpps.paper.scope import Scope
+from dpps.paper import Scope, accuracy, published
 
 
 @pytest.mark.parametrize(("pair", "said"), published.CLAIMED_IMPROVEMENT.items())

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from dpps.errors import RunError
-from dpps.paper.cells import mean_real, rounds_above, run
-from dpps.runs.configured import make_run
+from dpps.paper import mean_real, rounds_above, run
+from dpps.runs import make_run
 from tests.paper.samples import TINY
 
 

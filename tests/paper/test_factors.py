@@ -4,9 +4,7 @@ import csv
 
 import pytest
 
-from dpps.paper import factors, published
-from dpps.paper.pages import Page
-from dpps.paper.scope import Scope
+from dpps.paper import Page, Scope, factors, published
 
 
 def test_27_points_seed_by_seed() -> None:

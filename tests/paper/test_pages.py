@@ -4,9 +4,7 @@ import csv
 
 import pytest
 
-from dpps.paper.cells import Cell
-from dpps.paper.pages import Spread, Table, spread, text
-from dpps.paper.scope import Scope
+from dpps.paper import Cell, Scope, Spread, Table, spread, text
 
 SMALLEST = Scope("smallest", (7,), ("mlp",))
 TINY = Cell(data="mnist-mini", batch_size=5, examples=100, tests=20, epochs=1, sync_every=2, seed=7)

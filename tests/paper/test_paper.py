@@ -6,9 +6,7 @@ import importlib
 import pytest
 
 from dpps.cli import paper as command
-from dpps.paper.cells import run
-from dpps.paper.scheduler import Store
-from dpps.paper.scope import Scope
+from dpps.paper import Scope, Store, run
 from tests.paper.samples import SMALLEST
 
 

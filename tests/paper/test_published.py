@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from dpps.paper.cells import Cell, run
+from dpps.paper import Cell, run
 
 SEEDS = (2024, 2025, 2026)
 BY_DEGREE = {

@@ -1,7 +1,6 @@
 """The figure of network scale: every run has the same number of rounds, whatever N."""
 
-from dpps.paper import scale
-from dpps.paper.scope import Scope
+from dpps.paper import Scope, scale
 
 
 def test_all_runs_of_the_mlp_are_at_the_same_stage_of_training() -> None:

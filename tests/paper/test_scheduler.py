@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.paper.cells import Cell, run
-from dpps.paper.scheduler import Scheduler, Store
-from dpps.paper.scope import Scope
+from dpps.paper import Cell, Scheduler, Scope, Store, run
 
 SMALLEST = Scope("smallest", (7,), ("mlp",))
 TINY = Cell(data="mnist-mini", batch_size=5, examples=100, tests=20, epochs=1, sync_every=2, seed=7)

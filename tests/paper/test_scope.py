@@ -3,8 +3,7 @@
 import pytest
 
 from dpps.errors import UsageError
-from dpps.paper.cells import Cell
-from dpps.paper.scope import Scope
+from dpps.paper import Cell, Scope
 
 CELLS = [Cell(), Cell(model="resnet18", data="fashion-mnist"), Cell(model="vit", data="cifar-10", tests=0)]
 

@@ -4,8 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from dpps.paper import published, sensitivity
-from dpps.paper.scope import Scope
+from dpps.paper import Scope, published, sensitivity
 
 
 def test_all_eight_curves_of_the_authors_are_shipped():

@@ -10,9 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpps
-from dpps.paper import theorem2
-from dpps.paper.convergence import SIGMA
-from dpps.paper.theorem2 import Constants, Problem, Rates
+from dpps.paper import SIGMA, Constants, Problem, Rates, theorem2
 from tests.paper.samples import (
     CONNECTED,
     SLACK,

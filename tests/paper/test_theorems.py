@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.updates import clip_rows
+from dpps.learning import clip_rows
 from dpps.paper import theorem2
 from dpps.sensitivity import real_sensitivity
 from tests.paper.samples import (

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from dpps.paper import published, timing
-from dpps.paper.cells import run
+from dpps.paper import published, run, timing
 from tests.paper.samples import TINY
 
 

@@ -8,16 +8,22 @@ from typing import Any
 
 import torch
 
-from dpps.noise.mechanisms import Gaussian
-from dpps.noise.source import Seeded
-from dpps.peers.fabric import Peers, averaging_rounds
-from dpps.peers.frames import LEARNING, Frame, decode
-from dpps.peers.ledger import OutboxLedger
-from dpps.peers.membership import Membership
-from dpps.peers.outbox import Outbox
-from dpps.peers.simulated import Killed, Network, SimulatedPost
+from dpps.noise import Gaussian, Seeded
+from dpps.peers import (
+    LEARNING,
+    Frame,
+    Killed,
+    Membership,
+    Network,
+    Outbox,
+    OutboxLedger,
+    Peers,
+    SimulatedPost,
+    averaging_rounds,
+    decode,
+)
 from dpps.protocol import DPPS
-from dpps.sensitivity.bounded import Bounded
+from dpps.sensitivity import Bounded
 from dpps.topology import Topology
 
 WIDTH = 3

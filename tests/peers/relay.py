@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from dpps.peers.identity import Key, Request
+from dpps.peers import Key, Request
 
 
 class Relay:

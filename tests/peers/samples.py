@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from dpps.peers.convener import convene
-from dpps.peers.federation import Federation, Rules
-from dpps.peers.identity import REQUEST, Identity, Key, Request
+from dpps.peers import REQUEST, Federation, Identity, Key, Request, Rules, convene
 
 PLAN = {"topology": "ring", "unit": "record", "nodes": 3, "algorithm": "partpsp", "model": "mlp", "epochs": 1}
 NAMES = ("hospital-a", "hospital-b", "hospital-c")

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import PeerError
-from dpps.peers.channel import Channel
-from dpps.peers.convener import expel, renew
-from dpps.peers.federation import Federation
-from dpps.peers.queues import Outgoing
+from dpps.peers import Channel, Federation, Outgoing, expel, renew
 from peers.samples import NAMES, Organisations
 from processes import free_port
 

@@ -15,13 +15,19 @@ import numpy as np
 import pytest
 
 from dpps.errors import PeerError, RunError
+from dpps.peers import (
+    METHOD,
+    SERVICE,
+    Channel,
+    Federation,
+    Hello,
+    Identity,
+    Request,
+    listening,
+    load_grpc,
+    server_name,
+)
 from dpps.peers import channel as channel_module
-from dpps.peers import listening
-from dpps.peers.channel import Channel
-from dpps.peers.federation import Federation
-from dpps.peers.grpc_options import METHOD, SERVICE, load_grpc
-from dpps.peers.hello import Hello
-from dpps.peers.identity import Identity, Request, server_name
 from peers.garbage import throw
 from peers.relay import Impostor, Relay
 from peers.samples import NAMES, Organisations

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.peers.convener import convene, expel, renew
-from dpps.peers.identity import REQUEST, Request
+from dpps.peers import REQUEST, Request, convene, expel, renew
 from peers.samples import NAMES, PLAN, Organisations
 
 

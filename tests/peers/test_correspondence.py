@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.peers.fabric import Peers
-from dpps.peers.frames import LEARNING, Claim, Frame, decode
-from dpps.peers.simulated import Network, SimulatedPost
+from dpps.peers import LEARNING, Claim, Frame, Network, Peers, SimulatedPost, decode
 from tests.peers.bare import HARD, WIDTH, membership_of, sign_as, verify
 
 A, B = NAMES = ("a", "b")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from dpps.errors import PeerError
-from dpps.peers.dialling import TURN, Dialler, _another_certificate, _next, _printable, _read_verdict
+from dpps.peers import TURN, Dialler
+from dpps.peers.dialling import _another_certificate, _next, _printable, _read_verdict
 from peers.samples import NAMES, Organisations
 
 

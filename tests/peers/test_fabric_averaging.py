@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpps.peers.fabric import TOLERANCE, averaging_rounds
+from dpps.peers import TOLERANCE, averaging_rounds
 from dpps.topology import Complete, DOut, Exponential, Ring, Topology
 
 

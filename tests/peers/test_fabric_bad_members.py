@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpps.peers.fabric import Peers
-from dpps.peers.simulated import Network, SimulatedPost
+from dpps.peers import Network, Peers, SimulatedPost
 from dpps.topology import Exponential
 from tests.peers.bare import WIDTH, Bare, membership_of
 

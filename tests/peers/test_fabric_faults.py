@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpps.peers.simulated import Network
-from dpps.privacy.ledger_file import LedgerFile
+from dpps.peers import Network
+from dpps.privacy import LedgerFile
 from dpps.topology import Complete, DOut, Exponential, Ring, Topology
 from tests.peers.bare import HARD, WIDTH, Bare, Tap, mass, membership_of
 

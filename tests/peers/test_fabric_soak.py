@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpps.peers.simulated import Network
+from dpps.peers import Network
 from dpps.topology import Exponential
 from tests.peers.bare import Bare, mass, membership_of
 

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
+from dpps.peers import LARGEST_FILE, Federation, Identity, Key, Request, Rules, convene, expel, renew
 from dpps.peers import federation as federation_module
-from dpps.peers.convener import convene, expel, renew
-from dpps.peers.federation import LARGEST_FILE, Federation, Rules
-from dpps.peers.identity import Identity, Key, Request
 from peers.samples import NAMES, PLAN, Organisations
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpps.peers.frames import Claim, Frame, FrameError, Presence, Share, decode, largest
+from dpps.peers import Claim, Frame, FrameError, Presence, Share, decode, largest
 
 ROW = bytes(range(24))
 VIEW = (Presence(5, 2, 0), Presence(1 << 40, -1, 3))

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dpps.errors import PeerError
-from dpps.peers.convener import renew
-from dpps.peers.hello import LARGEST_HELLO, Hello, newer_file, refuse_other, refuse_replayed, verdict
+from dpps.peers import LARGEST_HELLO, Hello, newer_file, refuse_other, refuse_replayed, renew, verdict
 from peers.samples import Organisations
 
 FACTS = {"version": "0.2.0", "model": "abc"}

@@ -10,14 +10,9 @@ import pytest
 import torch
 
 from dpps.errors import RunError, UsageError
-from dpps.peers.convener import expel
-from dpps.peers.join import Participation, join
-from dpps.peers.known import KNOWN
-from dpps.peers.plan import read_plan
-from dpps.peers.status import LEAVE, read_status
-from dpps.runs.config import TrainConfig
-from dpps.runs.log import RoundLog
-from dpps.runs.run import Run
+from dpps.peers import KNOWN, LEAVE, Participation, expel, read_plan, read_status
+from dpps.peers.join import join
+from dpps.runs import RoundLog, Run, TrainConfig
 from peers.samples import NAMES, Organisations
 from peers.test_channel import until
 from processes import free_port

@@ -5,10 +5,19 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.peers.convener import convene, expel
-from dpps.peers.federation import Federation
-from dpps.peers.identity import Identity, Key, Request, read_out
-from dpps.peers.known import CONVENER, accept, check_run, note_run
+from dpps.peers import (
+    CONVENER,
+    Federation,
+    Identity,
+    Key,
+    Request,
+    accept,
+    check_run,
+    convene,
+    expel,
+    note_run,
+    read_out,
+)
 from peers.samples import NAMES, PLAN, Organisations
 
 A, B, C = NAMES

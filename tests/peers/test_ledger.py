@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import RunError
-from dpps.noise.events import gaussian
-from dpps.peers.ledger import OutboxLedger, read_whole
-from dpps.peers.outbox import Outbox
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.release import Release
+from dpps.noise import gaussian
+from dpps.peers import Outbox, OutboxLedger, read_whole
+from dpps.privacy import LedgerFile, Release
 
 HEADER = {"rows": [0], "run": "x"}
 

@@ -2,8 +2,7 @@
 
 import json
 
-from dpps.peers.frames import Claim, Share
-from dpps.peers.links import Inlet, Outlet
+from dpps.peers import Claim, Inlet, Outlet, Share
 
 
 def _share(number: int) -> Share:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from dpps.errors import PeerError
-from dpps.peers.listening import PATIENCE, Handshakes, _first, _host
+from dpps.peers import PATIENCE, Handshakes
+from dpps.peers.listening import _first, _host
 
 
 class Lines(list[str]):

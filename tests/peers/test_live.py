@@ -7,8 +7,7 @@ import pytest
 
 from browser import Browser
 from dpps.errors import UsageError
-from dpps.peers.live import LivePage, check_page
-from dpps.peers.status import Peer, Status, now
+from dpps.peers import LivePage, Peer, Status, check_page, now
 from peers.test_channel import until
 from processes import free_port
 

@@ -13,13 +13,10 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.peers.fabric import Peers
-from dpps.peers.frames import LEARNING, Presence
-from dpps.peers.member import Heart, Member
-from dpps.peers.simulated import Network, SimulatedPost
+from dpps.peers import LEARNING, Heart, Member, Network, Peers, Presence, SimulatedPost
 from dpps.peers.view import LEFT
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs.run import Run
+from dpps.privacy import LedgerFile
+from dpps.runs import Run
 from tests.peers.bare import HARD, SOFT, membership_of
 
 N, EXAMPLES, FEATURES = 4, 40, 6

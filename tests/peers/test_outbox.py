@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.peers.outbox import Outbox
+from dpps.peers import Outbox
 
 
 def _write(outbox: Outbox, value: int) -> None:

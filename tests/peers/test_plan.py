@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from dpps.data.schema import read_schema
+from dpps.data import read_schema
 from dpps.errors import UsageError
-from dpps.peers.plan import config_for, read_plan
-from dpps.runs.config import OWN_DATA, TrainConfig
+from dpps.peers import config_for, read_plan
+from dpps.runs import OWN_DATA, TrainConfig
 from peers.samples import Organisations
 
 SCHEMA = """label = "ill"

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from dpps.peers.channel import Channel
-from dpps.peers.post import Post
-from dpps.peers.simulated import Network
+from dpps.peers import Channel, Network, Post
 from peers.samples import NAMES, Organisations
 from processes import free_port
 

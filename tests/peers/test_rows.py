@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from dpps.peers.frames import LEARNING, Claim, FrameError, Share
-from dpps.peers.rows import Rows
+from dpps.peers import LEARNING, Claim, FrameError, Rows, Share
 
 
 def share(rows: Rows, row: torch.Tensor, a: float = 1.0, round_: int = 0) -> Share:

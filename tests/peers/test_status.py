@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.peers.status import FILE, FINISHED, RUNNING, bytes_in_words, read_status, write_status
+from dpps.peers import FILE, FINISHED, RUNNING, bytes_in_words, read_status, write_status
 from peers.test_live import status
 
 

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from dpps.peers.values import number_in, plain_table, text_in, toml_lines, whole_in
+from dpps.peers import number_in, plain_table, text_in, toml_lines, whole_in
 
 
 @pytest.mark.parametrize(

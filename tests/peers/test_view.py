@@ -1,7 +1,7 @@
 """Who is here: by signs of life that their owner counts, direct ones before hearsay."""
 
-from dpps.peers.frames import Presence
-from dpps.peers.view import DONE, HERE, LEFT, View
+from dpps.peers import DONE, HERE, Presence, View
+from dpps.peers.view import LEFT
 
 
 def _told(*entries: tuple[int, int, int]) -> list[Presence]:

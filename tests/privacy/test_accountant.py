@@ -13,14 +13,9 @@ from scipy.special import log_ndtr
 from scipy.stats import norm
 
 from dpps.errors import UsageError
-from dpps.noise import events
-from dpps.noise.discrete import (
-    discrete_gaussian_multiplier,
-    discrete_gaussian_slack,
-    discrete_laplace_epsilon,
-)
-from dpps.privacy import composition
-from dpps.privacy.accountant import Charge, _bounds, label, noise_for, total
+from dpps.noise import discrete_gaussian_multiplier, discrete_gaussian_slack, discrete_laplace_epsilon, events
+from dpps.privacy import Charge, composition, label, noise_for, total
+from dpps.privacy.accountant import _bounds
 
 LAPLACE = Charge.laplace(epsilon=0.1, count=720)
 GAUSSIAN = Charge.gaussian(noise_multiplier=10.0, count=720)

@@ -3,8 +3,7 @@
 import pytest
 
 import dpps
-from dpps.privacy.charges import planned_charges
-from dpps.privacy.units import Contribution, NodeSwap, Plan, Record
+from dpps.privacy import Contribution, NodeSwap, Plan, Record, planned_charges
 from tests.learning.samples import tiny, toy_data
 
 RATES = ((1.0, 8), (0.1, 4))

@@ -9,13 +9,9 @@ import torch
 import dpps
 from dpps.cli.plan import main as plan_main
 from dpps.errors import UsageError
-from dpps.noise.pairs import SecurePairs, SeededPairs
-from dpps.noise.secure import SecureNoise
-from dpps.privacy.charges import planned_charges
-from dpps.privacy.contract import Contract
-from dpps.privacy.plan import coalition
-from dpps.privacy.units import Contribution, Plan, Record, Unit
-from dpps.runs.config import TrainConfig
+from dpps.noise import SecureNoise, SecurePairs, SeededPairs
+from dpps.privacy import Contract, Contribution, Plan, Record, Unit, coalition, planned_charges
+from dpps.runs import TrainConfig
 
 PLAN = Plan(((1.0, 50),), lr_shared=0.5, batch_size=10, sampling=(0.1,) * 6, declared_sizes=(100,) * 6)
 

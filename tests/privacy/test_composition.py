@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from dpps.privacy.accountant import Charge
-from dpps.privacy.composition import attempt, pld, rdp
+from dpps.privacy import Charge, attempt, pld, rdp
 
 
 def test_many_gaussian_rounds_are_one_of_less_noise() -> None:

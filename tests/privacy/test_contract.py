@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.privacy.contract import Contract
-from dpps.privacy.units import Plan, Record
+from dpps.privacy import Contract, Plan, Record
 
 PLAN = Plan(((1.0, 8),), lr_shared=1.0, batch_size=2, sampling=(0.1, 0.2), declared_sizes=(20, 10))
 UNIT = Record(noise_multiplier=2.0)

@@ -5,9 +5,9 @@ import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.noise.mechanisms import Laplace
-from dpps.privacy.foresight import certified_bounds, check_delta, foresee
-from dpps.privacy.units import Plan
+from dpps.noise import Laplace
+from dpps.privacy import Plan, certified_bounds, foresee
+from dpps.privacy.foresight import check_delta
 
 PLAN = Plan(((1.0, 120),), 0.1, 100, declared_sizes=(1000,) * 10)
 

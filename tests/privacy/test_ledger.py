@@ -3,9 +3,8 @@
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.noise.events import laplace
-from dpps.privacy.ledger import Budget, Ledger
-from dpps.privacy.release import Release
+from dpps.noise import laplace
+from dpps.privacy import Budget, Ledger, Release
 
 
 def _release(round_: int, rows="all") -> Release:

@@ -16,11 +16,7 @@ from hypothesis import strategies as st
 
 from dpps.errors import RunError, UsageError
 from dpps.noise import events
-from dpps.privacy.accountant import Charge, total
-from dpps.privacy.ledger import Budget
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.release import Release
-from dpps.privacy.witness import witness_of
+from dpps.privacy import Budget, Charge, LedgerFile, Release, total, witness_of
 
 HEADER: dict[str, Any] = {
     "run": "r1",

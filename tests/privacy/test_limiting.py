@@ -3,10 +3,8 @@
 import pytest
 
 import dpps
-from dpps.noise.events import gaussian, sampled
-from dpps.privacy.accountant import Charge, total
-from dpps.privacy.limiting import SHOWN, limits
-from dpps.privacy.units import Plan
+from dpps.noise import gaussian, sampled
+from dpps.privacy import SHOWN, Charge, Plan, limits, total
 
 
 def plan(sizes, batches):

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpps
-from dpps.noise.events import gaussian, sampled
-from dpps.privacy.accountant import Charge, total
+from dpps.noise import gaussian, sampled
+from dpps.privacy import Charge, total
 
 _STEP = 2e-5
 _SIZE = 1 << 21

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpps.privacy.plan import outlook, planned_charges
-from dpps.privacy.units import Contribution, NodeSwap, Plan
+from dpps.privacy import Contribution, NodeSwap, Plan, outlook, planned_charges
 from dpps.topology import Exponential
 
 PLAN = Plan(

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from dpps.errors import UsageError
-from dpps.noise.events import gaussian, laplace, sampled
-from dpps.privacy.release import Release
+from dpps.noise import gaussian, laplace, sampled
+from dpps.privacy import Release
 
 ROWS = range(4)
 

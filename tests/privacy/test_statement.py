@@ -2,11 +2,8 @@
 
 import pytest
 
-from dpps.noise.events import gaussian, laplace, non_private, sampled
-from dpps.privacy.ledger import Ledger
-from dpps.privacy.release import Release
-from dpps.privacy.statement import SIMULATED, account
-from dpps.privacy.units import Contribution, Record
+from dpps.noise import gaussian, laplace, non_private, sampled
+from dpps.privacy import SIMULATED, Contribution, Ledger, Record, Release, account
 
 
 def test_without_a_unit_there_is_no_protection_and_without_messages_nothing_was_revealed() -> None:

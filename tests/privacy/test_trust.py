@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpps.errors import UsageError
-from dpps.privacy.trust import Nobody, Pairs, Partners, enough_degree
+from dpps.privacy import Nobody, Pairs, Partners, enough_degree
 
 
 def covariance(partners: Partners, honest: list[int]) -> np.ndarray:

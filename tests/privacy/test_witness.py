@@ -11,9 +11,7 @@ import pytest
 
 from dpps.errors import RunError, UsageError
 from dpps.noise import events
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.release import Release
-from dpps.privacy.witness import Mark, Witness, unused, witness_of
+from dpps.privacy import LedgerFile, Mark, Release, Witness, unused, witness_of
 
 HEADER = {"run": "r1", "rows": [0, 1]}
 

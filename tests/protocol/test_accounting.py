@@ -5,7 +5,7 @@ import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.protocol.accounting import bytes_of_round, rows_by_rate
+from dpps.protocol import bytes_of_round, rows_by_rate
 
 
 def test_rows_of_one_rate_are_charged_together() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import dpps
 import oracle
 from dpps.errors import RunError
-from dpps.privacy.ledger import Ledger
+from dpps.privacy import Ledger
 from tests.samples import Scripted, column_stochastic
 
 TOPOLOGIES = st.sampled_from(

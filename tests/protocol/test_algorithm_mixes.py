@@ -5,7 +5,7 @@ import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.noise.source import Seeded
+from dpps.noise import Seeded
 
 
 def test_each_step_is_a_step_of_the_topology():

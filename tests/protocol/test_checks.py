@@ -7,7 +7,7 @@ import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.noise.events import non_private
+from dpps.noise import non_private
 from tests.samples import column_stochastic
 
 # Bad input

@@ -7,8 +7,8 @@ import torch
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.privacy.ledger import Ledger
-from dpps.protocol.noising import Scratch
+from dpps.privacy import Ledger
+from dpps.protocol import Scratch
 
 
 def test_an_absent_node_keeps_its_row_and_applies_no_perturbation():

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpps.report import spending
-from dpps.report.page import render
-from dpps.report.reading import RunRecord, read_folder
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
+from dpps.report import RunRecord, read_folder, render, spending
+from dpps.runs import TrainConfig, make_run
 
 SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
 

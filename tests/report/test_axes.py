@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpps.report.axes import SIZE, Axis, number
+from dpps.report import SIZE, Axis, number
 
 values = st.lists(st.floats(1e-9, 1e9), min_size=2, max_size=20).filter(lambda v: max(v) > 1.001 * min(v))
 

@@ -8,9 +8,7 @@ from torch import nn
 
 import dpps
 from dpps import report
-from dpps.report.card import model_card
-from dpps.report.page import render
-from dpps.report.reading import Accuracy, RunRecord, read_run
+from dpps.report import Accuracy, RunRecord, model_card, read_run, render
 from learning.samples import batch_norm_model, tiny, toy_data
 
 

@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpps.report.charts import KEPT_POINTS, Chart, Mark, charts, thinned
-from dpps.report.page import render
-from dpps.report.reading import Accuracy, RunRecord
+from dpps.report import KEPT_POINTS, Accuracy, Chart, Mark, RunRecord, render, thinned
+from dpps.report.charts import charts
 
 
 def drawn(*records: RunRecord) -> dict[str, Chart]:

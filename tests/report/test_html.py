@@ -3,7 +3,8 @@
 import pytest
 from jinja2 import UndefinedError
 
-from dpps.report.html import _environment, render, small
+from dpps.report import small
+from dpps.report.html import _environment, render
 
 
 @pytest.mark.parametrize(

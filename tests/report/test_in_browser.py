@@ -8,10 +8,8 @@ import pytest
 
 import dpps
 from browser import Browser
-from dpps.report.axes import number
-from dpps.report.page import render
-from dpps.report.reading import Accuracy, RunRecord
-from dpps.runs.log import RoundLog
+from dpps.report import Accuracy, RunRecord, number, render
+from dpps.runs import RoundLog
 
 PICTURES = Path(__file__).parents[2] / "out" / "report"
 DOWN, RIGHT, LEFT, END = "\ue015", "\ue014", "\ue012", "\ue010"

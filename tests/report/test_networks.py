@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 import dpps
-from dpps.report.networks import ALL_EDGES, SHOWN_EDGES, Network, network, networks
-from dpps.report.reading import RunRecord
+from dpps.report import ALL_EDGES, SHOWN_EDGES, Network, RunRecord, network
+from dpps.report.networks import networks
 
 
 def shown(record: RunRecord, topology: dpps.Topology) -> Network:

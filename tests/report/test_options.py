@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dpps.cli.arguments import parse_options
+from dpps.cli import parse_options
 from dpps.errors import UsageError
-from dpps.report.options import applied, command, data_name
-from dpps.runs.config import TrainConfig
+from dpps.report import applied, command, data_name
+from dpps.runs import TrainConfig
 
 
 @given(

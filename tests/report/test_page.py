@@ -16,9 +16,8 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps import report
-from dpps.report.page import badges, render, statement
-from dpps.report.reading import Accuracy, RunRecord
-from dpps.runs.log import RoundLog
+from dpps.report import Accuracy, RunRecord, badges, render, statement
+from dpps.runs import RoundLog
 
 
 def page_of(*folders: Path, out: Path) -> str:

@@ -9,11 +9,8 @@ import pytest
 
 from dpps import report
 from dpps.errors import RunError, UsageError
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.release import Release
-from dpps.report.page import render
-from dpps.report.reading import Accuracy, RunRecord, read_folder
-from dpps.report.spending import by_round
+from dpps.privacy import LedgerFile, Release
+from dpps.report import Accuracy, RunRecord, by_round, read_folder, render
 
 
 def spent(record: RunRecord) -> list[tuple[int, float]]:

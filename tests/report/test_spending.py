@@ -7,9 +7,8 @@ import pytest
 from torch import nn
 
 import dpps
-from dpps.privacy.accountant import Charge, total
-from dpps.report.reading import RunRecord, read_run
-from dpps.report.spending import by_round
+from dpps.privacy import Charge, total
+from dpps.report import RunRecord, by_round, read_run
 from learning.samples import toy_data
 
 

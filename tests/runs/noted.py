@@ -4,10 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpps.noise.events import gaussian
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.release import Release
-from dpps.runs.data_ledger import Note, checksum
+from dpps.noise import gaussian
+from dpps.privacy import LedgerFile, Release
+from dpps.runs import Note, checksum
 
 
 def ledger_of(path: Path, rounds: int, row: int = 0) -> Path:

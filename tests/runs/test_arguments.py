@@ -9,7 +9,7 @@ from torch import nn
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.schedules import WarmUp
+from dpps.learning import WarmUp
 
 DATA = [(torch.randn(8, 3), torch.randint(0, 2, (8,))) for _ in range(3)]
 

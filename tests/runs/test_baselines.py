@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.runs.baselines import Baseline, gained
+from dpps.runs import Baseline, gained
 
 NODES, EPOCHS = 4, 3
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.runs import checkpoint
-from dpps.runs.checkpoint import load_checkpoint, save_checkpoint, set_aside_after, whole_rounds
+from dpps.runs import checkpoint, load_checkpoint, save_checkpoint, set_aside_after, whole_rounds
 
 
 def _save(folder: Path, *rounds: int) -> None:

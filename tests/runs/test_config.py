@@ -6,9 +6,8 @@ import pytest
 from torch import nn
 
 import dpps
-from dpps.learning.inputs import as_unit
-from dpps.runs.config import TrainConfig
-from dpps.runs.run import Run
+from dpps.learning import as_unit
+from dpps.runs import Run, TrainConfig
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.runs.config import TrainConfig
-from dpps.runs.config_files import from_json, from_toml
+from dpps.runs import TrainConfig, from_json, from_toml
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

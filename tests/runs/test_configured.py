@@ -8,11 +8,7 @@ import torch
 
 from dpps.data import DataSet, Images
 from dpps.errors import UsageError
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import deal, make_run
-from dpps.runs.deployment import Here
-from dpps.runs.folder import RunFolder
-from dpps.runs.run import Run
+from dpps.runs import Here, Run, RunFolder, TrainConfig, deal, make_run
 
 SMALL = {"nodes": 4, "epochs": 1, "batch_size": 500, "quiet": True}
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs import data_ledger
-from dpps.runs.data_ledger import checksum, notes_of, spent
+from dpps.privacy import LedgerFile
+from dpps.runs import checksum, data_ledger, notes_of, spent
 from tests.runs.noted import ledger_of, note_of
 
 

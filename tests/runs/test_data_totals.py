@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpps.privacy.accountant import Charge, total
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs.data_ledger import Note, Spent, spent
-from dpps.runs.data_totals import alone, together
+from dpps.privacy import Charge, LedgerFile, total
+from dpps.runs import Note, Spent, alone, spent, together
 from tests.runs.noted import ledger_of, note_of
 
 FIVE = [Charge.gaussian(2.0, count=5)]

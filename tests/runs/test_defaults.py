@@ -3,8 +3,7 @@
 import pytest
 
 from dpps.errors import UsageError
-from dpps.runs.config import TrainConfig
-from dpps.runs.defaults import planned, shape, suggestion
+from dpps.runs import TrainConfig, planned, shape, suggestion
 
 LINEAR = {"data": "mnist", "features": "scattering", "model": "linear", "shared": "all"}
 

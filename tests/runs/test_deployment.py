@@ -9,13 +9,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dpps.errors import RunError, UsageError
-from dpps.learning.partpsp import PartPSP
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import Seeded
-from dpps.privacy.units import Record
-from dpps.runs.deployment import TRACKED, Here
-from dpps.runs.folder import RunFolder
-from dpps.runs.run import Run
+from dpps.learning import PartPSP
+from dpps.noise import SecureNoise, Seeded
+from dpps.privacy import Record
+from dpps.runs import TRACKED, Here, Run, RunFolder
 from dpps.sensitivity import Oracle, Sensitivity
 from dpps.topology import Ring
 from dpps.transport import Stacked

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpps
-from dpps.runs.description import describe, fingerprint, model_facts
+from dpps.runs import describe, fingerprint, model_facts
 
 
 def _algorithm(seed: int = 0, width: int = 3) -> dpps.PartPSP:

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from dpps.cli import main
-from dpps.runs.config import TrainConfig
-from dpps.runs.expected import curves, expected
+from dpps.runs import TrainConfig, curves
+from dpps.runs.expected import expected
 
 RECIPE = {"data": "mnist", "features": "scattering", "model": "linear", "shared": "all"}
 

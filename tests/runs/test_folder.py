@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.runs.folder import RunFolder, model_name
+from dpps.runs import RunFolder, model_name
 
 
 def test_a_folder_with_a_run_is_refused_and_files_of_others_are_not_ours(tmp_path: Path) -> None:

@@ -17,11 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpps.noise.mechanisms import Gaussian
-from dpps.noise.pair_keys import IdentityKey, PairKeys
-from dpps.noise.pairs import SecurePairs
-from dpps.noise.source import Outgoing
-from dpps.privacy.trust import Pairs
+from dpps.noise import Gaussian, IdentityKey, Outgoing, PairKeys, SecurePairs
+from dpps.privacy import Pairs
 from tests.processes import PATIENCE, free_port
 
 NODES, WIDTH = 3, 400

@@ -5,7 +5,7 @@ import math
 import torch
 
 from dpps.protocol import RoundRecord
-from dpps.runs.log import COLUMNS, RoundLog
+from dpps.runs import COLUMNS, RoundLog
 
 
 def test_a_log_survives_a_checkpoint() -> None:

@@ -2,10 +2,9 @@
 
 import pytest
 
-from dpps.cli.arguments import parse_options
+from dpps.cli import parse_options
 from dpps.errors import UsageError
-from dpps.runs.config import TrainConfig
-from dpps.runs.options import refuse_idle, refuse_idle_training
+from dpps.runs import TrainConfig, refuse_idle, refuse_idle_training
 
 IDLE = [
     "--unit record --mechanism laplace",

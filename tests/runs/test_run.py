@@ -9,9 +9,9 @@ from torch import nn
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.noise.secure import SecureNoise
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs.folder import RunFolder
+from dpps.noise import SecureNoise
+from dpps.privacy import LedgerFile
+from dpps.runs import RunFolder
 from learning.samples import tiny, toy_data
 
 

@@ -9,9 +9,8 @@ import pytest
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs.folder import RunFolder
-from dpps.runs.run import Run
+from dpps.privacy import LedgerFile
+from dpps.runs import Run, RunFolder
 from learning.samples import tiny, toy_data
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -14,7 +14,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy import LedgerFile
 from processes import PATIENCE, free_port
 
 NODES, EPOCHS, MULTIPLIER, RATE = 4, 3, 2.0, 0.2

@@ -8,9 +8,9 @@ import torch
 import dpps
 import processes
 from dpps.errors import DppsError
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs.checkpoint import whole_rounds
-from dpps.transport.cluster import Cluster
+from dpps.privacy import LedgerFile
+from dpps.runs import whole_rounds
+from dpps.transport import Cluster
 from learning.samples import tiny, toy_data
 
 UNIT = dpps.Record(noise_multiplier=2.0)

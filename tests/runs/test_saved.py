@@ -14,10 +14,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
-from dpps.runs.run import Run
-from dpps.runs.saved import Saved, choose, outputs
+from dpps.runs import Run, Saved, TrainConfig, choose, make_run, outputs
 
 QUICK = {"nodes": 4, "batch_size": 500, "epochs": 1, "quiet": True}
 

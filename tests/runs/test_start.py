@@ -8,8 +8,8 @@ from torch import nn
 
 import dpps
 from dpps.errors import UsageError
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs.start import promise
+from dpps.privacy import LedgerFile
+from dpps.runs import promise
 
 DATA = [(torch.randn(8, 3), torch.randint(0, 2, (8,))) for _ in range(3)]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from dpps.runs.stopping import last_for_all
+from dpps.runs import last_for_all
 
 
 @dataclass

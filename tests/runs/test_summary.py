@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dpps
-from dpps.runs.summary import summarise
+from dpps.runs import summarise
 
 DATA = [(torch.randn(8, 3), torch.randint(0, 2, (8,))) for _ in range(3)]
 

@@ -8,7 +8,7 @@ import pytest
 
 import dpps
 from dpps.errors import UsageError
-from dpps.runs.tensorboard import TensorBoard
+from dpps.runs import TensorBoard
 from tests.learning.samples import tiny, toy_data
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import dpps.runs.threads as threads_module
-from dpps.learning.rehearsal import size_of
-from dpps.runs.threads import Known, fewest_that_pay, set_threads
+from dpps.learning import size_of
+from dpps.runs import Known, fewest_that_pay, set_threads
 from tests.learning.samples import started_on_images
 
 

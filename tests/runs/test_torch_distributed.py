@@ -13,8 +13,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.transport.cluster import Cluster
-from dpps.transport.rendezvous import Rendezvous
+from dpps.transport import Cluster, Rendezvous
 from processes import Trainers, free_port
 
 OPTIONS = [

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from dpps.errors import UsageError
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs.config import TrainConfig
-from dpps.runs.folder import RunFolder
-from dpps.runs.tuning import _held_out, _noised, _right, candidates, tune
+from dpps.privacy import LedgerFile
+from dpps.runs import RunFolder, TrainConfig, candidates, tune
+from dpps.runs.tuning import _held_out, _noised, _right
 
 LINEAR = {
     "data": "mnist",

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import dpps
-from dpps.sensitivity import Sensitivity
-from dpps.sensitivity.base import SENSITIVITIES
+from dpps.sensitivity import SENSITIVITIES, Sensitivity
 
 
 class Constant(Sensitivity):

@@ -7,7 +7,7 @@ import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.noise.secure import SecureNoise
+from dpps.noise import SecureNoise
 
 
 class Wire(dpps.Stacked):

@@ -9,13 +9,19 @@ import pytest
 import torch
 
 from dpps.errors import UsageError
-from dpps.noise.events import Event, non_private
-from dpps.noise.mechanisms import Gaussian, Laplace, Mechanism, NoNoise
-from dpps.noise.source import NoiseSource, Seeded
+from dpps.noise import Event, Gaussian, Laplace, Mechanism, NoiseSource, NoNoise, Seeded, non_private
 from dpps.protocol import DPPS, RoundRecord
-from dpps.sensitivity import Certified, Paper, Released, RoundView, Sensitivity, WorstCase
+from dpps.sensitivity import (
+    Certified,
+    Paper,
+    Released,
+    RoundView,
+    Sensitivity,
+    WorstCase,
+    mean_abs,
+    noise_factor,
+)
 from dpps.sensitivity import coefficients as table
-from dpps.sensitivity.coefficients import mean_abs, noise_factor
 from dpps.topology import Base, DOut, Exponential, OnePeerRandom, Ring, Topology
 from tests.samples import Scripted
 from tests.sensitivity.samples import safe_mean

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dpps.sensitivity import Coefficients, mean_abs, noise_factor
 from dpps.sensitivity import coefficients as table
-from dpps.sensitivity.coefficients import Coefficients, mean_abs, noise_factor
 from dpps.topology import Base, DOut, Exponential, OnePeerRandom, Ring, Static, Topology
 from tests.sensitivity.samples import safe_mean, textbook_mean
 

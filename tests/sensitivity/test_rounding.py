@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dpps.noise.mechanisms import Laplace
-from dpps.noise.source import Seeded
+from dpps.noise import Laplace, Seeded
 from dpps.protocol import DPPS
 from dpps.sensitivity import Certified, WorstCase
 from dpps.topology import Base, Exponential

@@ -11,6 +11,7 @@ from scipy.sparse.csgraph import connected_components
 
 from dpps.errors import UsageError
 from dpps.topology import (
+    KEPT_ROUNDS,
     Base,
     Complete,
     DOut,
@@ -23,7 +24,6 @@ from dpps.topology import (
     from_networkx,
     parse,
 )
-from dpps.topology.base import KEPT_ROUNDS
 from tests.topology.samples import COLUMN_ONLY, FAMILIES, SIZES, assert_sound
 
 # What holds for every family

@@ -6,8 +6,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from dpps.errors import UsageError
-from dpps.topology import Base, DOut, Exponential, OnePeerRandom, Topology
-from dpps.topology.drawing import FORMATS, draw
+from dpps.topology import FORMATS, Base, DOut, Exponential, OnePeerRandom, Topology, draw
 
 
 def titles(svg: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 import torch
 
-from dpps.transport.base import average, combine, synchronised
+from dpps.transport import average, combine, synchronised
 
 
 def test_a_combined_row_does_not_depend_on_the_others() -> None:

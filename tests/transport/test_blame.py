@@ -5,8 +5,7 @@ import json
 import pytest
 
 import dpps
-from dpps.transport.blame import CLOSED, Report, all_said, cannot_reach, printable, verdict
-from dpps.transport.hello import same_facts
+from dpps.transport import CLOSED, Report, all_said, cannot_reach, printable, same_facts, verdict
 
 SILENT = "no answer for 5 s"
 

@@ -8,14 +8,10 @@ import torch
 
 import dpps
 import processes
-from dpps.noise.source import NoiseSource
-from dpps.privacy.trust import Pairs
+from dpps.noise import NoiseSource
+from dpps.privacy import Pairs
 from dpps.topology import parse
-from dpps.transport import Exchange
-from dpps.transport.bound import Bound
-from dpps.transport.cluster import Cluster
-from dpps.transport.distributed import Distributed
-from dpps.transport.wire import SPREAD, Message
+from dpps.transport import SPREAD, Bound, Cluster, Distributed, Exchange, Message
 
 WIDTH = 300
 MOMENTUM = dpps.Momentum(0.9)

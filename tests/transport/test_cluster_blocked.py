@@ -7,12 +7,7 @@ import torch
 
 import dpps
 import processes
-from dpps.transport.blame import Report
-from dpps.transport.cluster import Cluster
-from dpps.transport.distributed import Distributed
-from dpps.transport.rendezvous import Rendezvous
-from dpps.transport.secret import Identity
-from dpps.transport.wire import Message
+from dpps.transport import Cluster, Distributed, Identity, Message, Rendezvous, Report
 
 SECRET = b"0123456789abcdef" * 4
 

@@ -8,11 +8,7 @@ import torch
 import dpps
 import processes
 from dpps.topology import parse
-from dpps.transport import Alone
-from dpps.transport.cluster import Cluster
-from dpps.transport.control import rounds_until_heard
-from dpps.transport.distributed import Distributed
-from dpps.transport.routes import blocks
+from dpps.transport import Alone, Cluster, Distributed, blocks, rounds_until_heard
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,9 @@ from torch.utils.data import TensorDataset
 
 import dpps
 import processes
-from dpps.noise.source import Seeded
+from dpps.noise import Seeded
 from dpps.topology import parse
-from dpps.transport import Exchange, Stacked
-from dpps.transport.cluster import Cluster
-from dpps.transport.distributed import Distributed
-from dpps.transport.rendezvous import Rendezvous
-from dpps.transport.routes import blocks
+from dpps.transport import Cluster, Distributed, Exchange, Rendezvous, Stacked, blocks
 
 NODES, WIDTH, ROUNDS = 10, 333, 7
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from dpps.errors import PeerError
-from dpps.transport.header import HEADER_SIZE, check_header, header
+from dpps.transport import HEADER_SIZE, check_header
+from dpps.transport.header import header
 
 
 def _bytes(head: bytes) -> torch.Tensor:

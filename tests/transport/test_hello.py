@@ -3,7 +3,7 @@
 import pytest
 
 import dpps
-from dpps.transport.hello import decoded, same_facts, understood, unreached
+from dpps.transport import decoded, same_facts, understood, unreached
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import socket
 
-from dpps.transport.reach import Listener, unreachable
+from dpps.transport import Listener, unreachable
 
 
 def test_reachable_or_not() -> None:

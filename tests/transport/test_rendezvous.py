@@ -5,14 +5,7 @@ import socket
 import pytest
 
 from dpps.errors import UsageError
-from dpps.transport.rendezvous import (
-    Rendezvous,
-    address_towards,
-    free_port,
-    restarted,
-    started_distributed,
-    wait_for,
-)
+from dpps.transport import Rendezvous, address_towards, free_port, restarted, started_distributed, wait_for
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

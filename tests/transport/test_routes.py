@@ -6,8 +6,7 @@ import torch
 
 from dpps.errors import UsageError
 from dpps.topology import DOut, Exponential, Ring, Topology
-from dpps.transport.base import combine
-from dpps.transport.routes import Route, blocks
+from dpps.transport import Route, blocks, combine
 
 
 def test_blocks_are_contiguous_and_as_equal_as_can_be() -> None:

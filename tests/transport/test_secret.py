@@ -6,15 +6,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 import dpps
 import processes
 from dpps.cli import main
-from dpps.transport.cluster import Cluster
-from dpps.transport.secret import (
-    SECRET,
-    Identity,
-    SignedStore,
-    check_secret,
-    digest,
-    read_secret,
-)
+from dpps.transport import SECRET, Cluster, Identity, SignedStore, check_secret, digest, read_secret
 
 LONG = "0123456789abcdef" * 2
 

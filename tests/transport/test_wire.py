@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.transport.wire import ROWS, Message, Wire
+from dpps.transport import ROWS, Message, Wire
 
 
 class Group:

@@ -1,1 +1,65 @@
 """Attacks on the code and on the data: they may import everything."""
+
+from typing import TYPE_CHECKING
+
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.audit.absences import absence_cases
+    from dpps.audit.attacks import Finding, Progress, attack, audit, work
+    from dpps.audit.bounds import ALPHA, Bound, certifiable, clopper_pearson, epsilon_lower
+    from dpps.audit.cases import CLAIM, Case, LocalRecordCase, NoiseNormCase
+    from dpps.audit.coalition import Observer, PairsCase, coalition_cases
+    from dpps.audit.inversion import invert
+    from dpps.audit.mean import MeanFinding, WrongSign, audit_mean, mean_variance
+    from dpps.audit.pictures import check_picture, draw
+    from dpps.audit.reconstruction import (
+        DELTA,
+        LARGEST_VALUE,
+        Attack,
+        Knowledge,
+        Listener,
+        Outcome,
+        reconstruct,
+    )
+    from dpps.audit.wiretap import Joined, Weakened, Wiretap, weakened
+
+__all__ = [
+    "ALPHA",
+    "CLAIM",
+    "DELTA",
+    "LARGEST_VALUE",
+    "Attack",
+    "Bound",
+    "Case",
+    "Finding",
+    "Joined",
+    "Knowledge",
+    "Listener",
+    "LocalRecordCase",
+    "MeanFinding",
+    "NoiseNormCase",
+    "Observer",
+    "Outcome",
+    "PairsCase",
+    "Progress",
+    "Weakened",
+    "Wiretap",
+    "WrongSign",
+    "absence_cases",
+    "attack",
+    "audit",
+    "audit_mean",
+    "certifiable",
+    "check_picture",
+    "clopper_pearson",
+    "coalition_cases",
+    "draw",
+    "epsilon_lower",
+    "invert",
+    "mean_variance",
+    "reconstruct",
+    "weakened",
+    "work",
+]
+__getattr__, __dir__ = lazy_imports(__name__)

@@ -5,12 +5,43 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from dpps.cli.console import log_lines, plain_console
 from dpps.errors import RunError, UsageError, unknown
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.cli.arguments import parse_options
+    from dpps.cli.join import Shown
+    from dpps.cli.outcome import put_together, say_outcome
+    from dpps.cli.plan import PlanConfig, answer
+    from dpps.cli.progress import Progress, stopped_by_signals, working
+    from dpps.cli.train import read_config
+
+__all__ = [
+    "COMMANDS",
+    "DONE",
+    "FAILED",
+    "STOPPED",
+    "WRONG",
+    "PlanConfig",
+    "Progress",
+    "Shown",
+    "answer",
+    "log_lines",
+    "main",
+    "parse_options",
+    "plain_console",
+    "put_together",
+    "read_config",
+    "say_outcome",
+    "stopped_by_signals",
+    "working",
+]
+__getattr__, __dir__ = lazy_imports(__name__)
 
 COMMANDS = {
     "train": "train a model privately over many nodes",

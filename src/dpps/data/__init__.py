@@ -1,31 +1,97 @@
 """Named data sets, from the embedded mnist-mini to CIFAR-10, and their splits over the nodes."""
 
-from dpps.data.catalog import folder_beside, load
-from dpps.data.dataset import DataSet, Images
-from dpps.data.features import FeatureSet
-from dpps.data.frames import image_dataset, table_dataset
-from dpps.data.images import ImageSchema
-from dpps.data.recipe import DATA_SETS, Layout, Recipe, Source
-from dpps.data.schema import Schema, read_schema
-from dpps.data.splits import FORMS, describe, hold_out, split
+from typing import TYPE_CHECKING
+
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.data.catalog import folder_beside, load, obtain
+    from dpps.data.dataset import DataSet, Images
+    from dpps.data.encoding import encode, encode_inputs
+    from dpps.data.facts import CLASSES, FACTS
+    from dpps.data.features import FeatureSet
+    from dpps.data.fetch import one_at_a_time
+    from dpps.data.formats import CIFAR_RECORD, UBYTE, Bytes, parse_cifar, parse_idx, read_raw, unpack
+    from dpps.data.frames import image_dataset, table_dataset
+    from dpps.data.guessing import guess_schema, rounded_range
+    from dpps.data.images import (
+        ImageSchema,
+        guess_image_schema,
+        image_files,
+        labelled_images,
+        parse_image_schema,
+        unlabelled_images,
+    )
+    from dpps.data.node_files import (
+        NodeFiles,
+        check_headers,
+        hold_out_own,
+        node_folder,
+        read_examples,
+        read_node,
+    )
+    from dpps.data.recipe import DATA_SETS, Layout, Recipe, Source
+    from dpps.data.schema import Column, Schema, canonical, parse_any, parse_schema, read_schema
+    from dpps.data.sets.cifar_10 import ARCHIVE, read_cifar_files
+    from dpps.data.sets.mnist import IDX, idx_sources, read_idx_files
+    from dpps.data.splits import FORMS, describe, hold_out, split
+    from dpps.data.table import as_number, read_table
 
 __all__ = [
+    "ARCHIVE",
+    "CIFAR_RECORD",
+    "CLASSES",
     "DATA_SETS",
+    "FACTS",
     "FORMS",
+    "IDX",
+    "UBYTE",
+    "Bytes",
+    "Column",
     "DataSet",
     "FeatureSet",
     "ImageSchema",
     "Images",
     "Layout",
+    "NodeFiles",
     "Recipe",
     "Schema",
     "Source",
+    "as_number",
+    "canonical",
+    "check_headers",
     "describe",
+    "encode",
+    "encode_inputs",
     "folder_beside",
+    "guess_image_schema",
+    "guess_schema",
     "hold_out",
+    "hold_out_own",
+    "idx_sources",
     "image_dataset",
+    "image_files",
+    "labelled_images",
     "load",
+    "node_folder",
+    "obtain",
+    "one_at_a_time",
+    "parse_any",
+    "parse_cifar",
+    "parse_idx",
+    "parse_image_schema",
+    "parse_schema",
+    "read_cifar_files",
+    "read_examples",
+    "read_idx_files",
+    "read_node",
+    "read_raw",
     "read_schema",
+    "read_table",
+    "rounded_range",
     "split",
     "table_dataset",
+    "unlabelled_images",
+    "unpack",
 ]
+__getattr__, __dir__ = lazy_imports(__name__)

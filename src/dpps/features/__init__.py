@@ -1,6 +1,12 @@
 """Frozen feature extractors, applied once before training: wavelet scattering by name, or any module of your own."""
 
-from dpps.features.extraction import FEATURES, extract, of_data_set
-from dpps.features.scattering import Scattering, normalised_scattering
+from typing import TYPE_CHECKING
 
-__all__ = ["FEATURES", "Scattering", "extract", "normalised_scattering", "of_data_set"]
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.features.extraction import FEATURES, extract, of_data_set
+    from dpps.features.scattering import Scattering, morlet, normalised_scattering
+
+__all__ = ["FEATURES", "Scattering", "extract", "morlet", "normalised_scattering", "of_data_set"]
+__getattr__, __dir__ = lazy_imports(__name__)

@@ -1,20 +1,28 @@
 """The models of the paper and two small ones by name, models of one's own, and weight files."""
 
+from typing import TYPE_CHECKING
+
 from torch import nn
 
 from dpps.errors import UsageError
-from dpps.models.mlp import MLP, MLPResidual
+from dpps.lazy import lazy_imports
 from dpps.models.named import MODELS, Fitting, NamedModel
 from dpps.models.own import build_own, is_own
-from dpps.models.resnet import ResNet18
-from dpps.models.small import cnn, linear
-from dpps.models.stages import Staged, call_stages, run_stages, stage_parameters
-from dpps.models.vit import ViT
-from dpps.models.weights import load_weights
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.models.mlp import MLP, MLPResidual
+    from dpps.models.resnet import Conv, ResNet18
+    from dpps.models.small import cnn, linear
+    from dpps.models.stages import ELEMENTWISE, Staged, call_stages, run_stages, stage_parameters
+    from dpps.models.swapping import swapped
+    from dpps.models.vit import ViT
+    from dpps.models.weights import load_weights
 
 __all__ = [
+    "ELEMENTWISE",
     "MLP",
     "MODELS",
+    "Conv",
     "Fitting",
     "MLPResidual",
     "NamedModel",
@@ -22,6 +30,7 @@ __all__ = [
     "Staged",
     "ViT",
     "build",
+    "build_own",
     "call_stages",
     "cnn",
     "is_own",
@@ -30,7 +39,9 @@ __all__ = [
     "run_stages",
     "shared_prefixes",
     "stage_parameters",
+    "swapped",
 ]
+__getattr__, __dir__ = lazy_imports(__name__)
 
 
 def shared_prefixes(name: str, shared: str) -> tuple[str, ...]:

@@ -9,3 +9,149 @@ Where to look, from what people do down to what travels:
 - bytes between two members: `frames`, and how they get there: `post`, which is `channel` (gRPC and TLS: `dialling`, `listening`, `hello`,
   `queues`, `grpc_options`) or, for rehearsals, `simulated`
 """
+
+from typing import TYPE_CHECKING
+
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.peers.channel import Channel
+    from dpps.peers.convener import convene, expel, renew
+    from dpps.peers.dialling import TURN, Dialler
+    from dpps.peers.fabric import TOLERANCE, Peers, averaging_rounds
+    from dpps.peers.federation import LARGEST_FILE, Federation, Rules
+    from dpps.peers.frames import LEARNING, Claim, Frame, FrameError, Presence, Share, decode, largest
+    from dpps.peers.grpc_options import METHOD, SERVICE, load_grpc, options
+    from dpps.peers.hello import LARGEST_HELLO, Hello, newer_file, refuse_other, refuse_replayed, verdict
+    from dpps.peers.identity import (
+        KEY,
+        REQUEST,
+        Identity,
+        Key,
+        Request,
+        fingerprint,
+        read_out,
+        server_name,
+        verify,
+    )
+    from dpps.peers.join import Participation
+    from dpps.peers.known import CONVENER, KNOWN, accept, check_run, note_run
+    from dpps.peers.ledger import OutboxLedger, read_whole
+    from dpps.peers.links import Inlet, Outlet
+    from dpps.peers.listening import PATIENCE, Handshakes
+    from dpps.peers.live import LivePage, check_page
+    from dpps.peers.member import Heart, Member
+    from dpps.peers.membership import Membership
+    from dpps.peers.outbox import Outbox
+    from dpps.peers.plan import config_for, read_plan
+    from dpps.peers.post import Post
+    from dpps.peers.queues import FRAMES, Incoming, Outgoing
+    from dpps.peers.rows import Rows
+    from dpps.peers.simulated import Killed, Network, SimulatedPost
+    from dpps.peers.status import (
+        FILE,
+        FINISHED,
+        LEAVE,
+        OVER,
+        RUNNING,
+        STOPPED,
+        Peer,
+        Status,
+        bytes_in_words,
+        now,
+        read_status,
+        write_status,
+    )
+    from dpps.peers.values import number_in, plain_table, text_in, toml_lines, whole_in
+    from dpps.peers.view import DONE, HERE, View
+
+__all__ = [
+    "CONVENER",
+    "DONE",
+    "FILE",
+    "FINISHED",
+    "FRAMES",
+    "HERE",
+    "KEY",
+    "KNOWN",
+    "LARGEST_FILE",
+    "LARGEST_HELLO",
+    "LEARNING",
+    "LEAVE",
+    "METHOD",
+    "OVER",
+    "PATIENCE",
+    "REQUEST",
+    "RUNNING",
+    "SERVICE",
+    "STOPPED",
+    "TOLERANCE",
+    "TURN",
+    "Channel",
+    "Claim",
+    "Dialler",
+    "Federation",
+    "Frame",
+    "FrameError",
+    "Handshakes",
+    "Heart",
+    "Hello",
+    "Identity",
+    "Incoming",
+    "Inlet",
+    "Key",
+    "Killed",
+    "LivePage",
+    "Member",
+    "Membership",
+    "Network",
+    "Outbox",
+    "OutboxLedger",
+    "Outgoing",
+    "Outlet",
+    "Participation",
+    "Peer",
+    "Peers",
+    "Post",
+    "Presence",
+    "Request",
+    "Rows",
+    "Rules",
+    "Share",
+    "SimulatedPost",
+    "Status",
+    "View",
+    "accept",
+    "averaging_rounds",
+    "bytes_in_words",
+    "check_page",
+    "check_run",
+    "config_for",
+    "convene",
+    "decode",
+    "expel",
+    "fingerprint",
+    "largest",
+    "load_grpc",
+    "newer_file",
+    "note_run",
+    "now",
+    "number_in",
+    "options",
+    "plain_table",
+    "read_out",
+    "read_plan",
+    "read_status",
+    "read_whole",
+    "refuse_other",
+    "refuse_replayed",
+    "renew",
+    "server_name",
+    "text_in",
+    "toml_lines",
+    "verdict",
+    "verify",
+    "whole_in",
+    "write_status",
+]
+__getattr__, __dir__ = lazy_imports(__name__)

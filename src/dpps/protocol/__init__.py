@@ -1,6 +1,14 @@
 """DPPS, Algorithm 1 of the paper: what a round does, the state it changes, and what is refused."""
 
-from dpps.protocol.algorithm import DPPS
-from dpps.protocol.state import Message, RoundRecord, State
+from typing import TYPE_CHECKING
 
-__all__ = ["DPPS", "Message", "RoundRecord", "State"]
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.protocol.accounting import bytes_of_round, rows_by_rate
+    from dpps.protocol.algorithm import DPPS
+    from dpps.protocol.noising import Scratch
+    from dpps.protocol.state import Message, RoundRecord, State
+
+__all__ = ["DPPS", "Message", "RoundRecord", "Scratch", "State", "bytes_of_round", "rows_by_rate"]
+__getattr__, __dir__ = lazy_imports(__name__)

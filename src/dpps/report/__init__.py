@@ -5,15 +5,56 @@ The way of the data: a run's folder or a `Run` becomes a `RunRecord`; records be
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpps.disk import private
 from dpps.errors import RunError, UsageError
+from dpps.lazy import lazy_imports
 from dpps.report.card import model_card
 from dpps.report.page import render
 from dpps.report.reading import read_folder, read_run
 from dpps.runs.run import Run
 
-__all__ = ["from_run", "write", "write_card"]
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.report.axes import SIZE, Axis, number
+    from dpps.report.charts import KEPT_POINTS, Chart, Mark, thinned
+    from dpps.report.html import small
+    from dpps.report.networks import ALL_EDGES, SHOWN_EDGES, Network, network
+    from dpps.report.options import applied, command, data_name
+    from dpps.report.page import badges, statement
+    from dpps.report.reading import Accuracy, RunRecord
+    from dpps.report.spending import by_round
+
+__all__ = [
+    "ALL_EDGES",
+    "KEPT_POINTS",
+    "SHOWN_EDGES",
+    "SIZE",
+    "Accuracy",
+    "Axis",
+    "Chart",
+    "Mark",
+    "Network",
+    "RunRecord",
+    "applied",
+    "badges",
+    "by_round",
+    "command",
+    "data_name",
+    "from_run",
+    "model_card",
+    "network",
+    "number",
+    "read_folder",
+    "read_run",
+    "render",
+    "small",
+    "statement",
+    "thinned",
+    "write",
+    "write_card",
+]
+__getattr__, __dir__ = lazy_imports(__name__)
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:

@@ -1,1 +1,96 @@
 """One run: its folder, log, checkpoints, and where it is carried out."""
+
+from typing import TYPE_CHECKING
+
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.runs.baselines import ALONE, NO_PRIVACY, OWN_EYES, Baseline, chance, gained
+    from dpps.runs.checkpoint import load_checkpoint, save_checkpoint, set_aside_after, whole_rounds
+    from dpps.runs.config import OWN_DATA, TrainConfig
+    from dpps.runs.config_files import from_json, from_toml
+    from dpps.runs.configured import deal, make_run
+    from dpps.runs.data_ledger import STATE, Note, Spent, checksum, notes_of, spent
+    from dpps.runs.data_totals import Together, alone, together
+    from dpps.runs.defaults import planned, shape, suggestion
+    from dpps.runs.deployment import TRACKED, Deployment, Here
+    from dpps.runs.description import describe, fingerprint, model_facts
+    from dpps.runs.expected import Expected, curves
+    from dpps.runs.folder import RunFolder, model_name
+    from dpps.runs.log import COLUMNS, RoundLog
+    from dpps.runs.options import refuse_idle, refuse_idle_training
+    from dpps.runs.run import Callback, Run
+    from dpps.runs.saved import Saved, choose, load, outputs
+    from dpps.runs.start import promise
+    from dpps.runs.stopping import last_for_all
+    from dpps.runs.summary import chosen, summarise
+    from dpps.runs.tensorboard import TensorBoard
+    from dpps.runs.threads import Known, fewest_that_pay, set_threads
+    from dpps.runs.torch_distributed import SEEDED, TorchDistributed
+    from dpps.runs.tuning import Trial, Tuning, candidates, tune
+
+__all__ = [
+    "ALONE",
+    "COLUMNS",
+    "NO_PRIVACY",
+    "OWN_DATA",
+    "OWN_EYES",
+    "SEEDED",
+    "STATE",
+    "TRACKED",
+    "Baseline",
+    "Callback",
+    "Deployment",
+    "Expected",
+    "Here",
+    "Known",
+    "Note",
+    "RoundLog",
+    "Run",
+    "RunFolder",
+    "Saved",
+    "Spent",
+    "TensorBoard",
+    "Together",
+    "TorchDistributed",
+    "TrainConfig",
+    "Trial",
+    "Tuning",
+    "alone",
+    "candidates",
+    "chance",
+    "checksum",
+    "choose",
+    "chosen",
+    "curves",
+    "deal",
+    "describe",
+    "fewest_that_pay",
+    "fingerprint",
+    "from_json",
+    "from_toml",
+    "gained",
+    "last_for_all",
+    "load",
+    "load_checkpoint",
+    "make_run",
+    "model_facts",
+    "model_name",
+    "notes_of",
+    "outputs",
+    "planned",
+    "promise",
+    "refuse_idle",
+    "refuse_idle_training",
+    "save_checkpoint",
+    "set_aside_after",
+    "set_threads",
+    "shape",
+    "spent",
+    "suggestion",
+    "summarise",
+    "together",
+    "tune",
+    "whole_rounds",
+]
+__getattr__, __dir__ = lazy_imports(__name__)

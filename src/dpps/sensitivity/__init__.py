@@ -1,22 +1,30 @@
 """How far apart two messages of a round can be: what the noise is calibrated to."""
 
-from dpps.sensitivity.base import (
-    SENSITIVITIES,
-    Memory,
-    ProtocolConfig,
-    Released,
-    RoundView,
-    Sensitivity,
-    real_sensitivity,
-)
-from dpps.sensitivity.bounded import Bounded
-from dpps.sensitivity.certified import Certified, WorstCase
-from dpps.sensitivity.paper import Oracle, Paper
+from typing import TYPE_CHECKING
+
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.sensitivity.base import (
+        SENSITIVITIES,
+        Memory,
+        ProtocolConfig,
+        Released,
+        RoundView,
+        Sensitivity,
+        real_sensitivity,
+    )
+    from dpps.sensitivity.bounded import Bounded
+    from dpps.sensitivity.certified import Certified, WorstCase
+    from dpps.sensitivity.coefficients import WINDOW, Coefficients, mean_abs, noise_factor
+    from dpps.sensitivity.paper import Oracle, Paper
 
 __all__ = [
     "SENSITIVITIES",
+    "WINDOW",
     "Bounded",
     "Certified",
+    "Coefficients",
     "Memory",
     "Oracle",
     "Paper",
@@ -25,5 +33,8 @@ __all__ = [
     "RoundView",
     "Sensitivity",
     "WorstCase",
+    "mean_abs",
+    "noise_factor",
     "real_sensitivity",
 ]
+__getattr__, __dir__ = lazy_imports(__name__)

@@ -1,13 +1,21 @@
 """Who sends to whom in round t, with which weights; validation (double stochasticity, connectivity)."""
 
-from dpps.topology.analysis import Report
-from dpps.topology.base import TOPOLOGIES, Topology, parse
-from dpps.topology.base_graph import Base
-from dpps.topology.families import Complete, DOut, Exponential, OnePeerRandom, Ring, Sequence, Static
-from dpps.topology.networks import from_networkx
-from dpps.topology.weights import Weights
+from typing import TYPE_CHECKING
+
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.topology.analysis import Report
+    from dpps.topology.base import KEPT_ROUNDS, TOPOLOGIES, Topology, parse
+    from dpps.topology.base_graph import Base
+    from dpps.topology.drawing import FORMATS, draw
+    from dpps.topology.families import Complete, DOut, Exponential, OnePeerRandom, Ring, Sequence, Static
+    from dpps.topology.networks import from_networkx
+    from dpps.topology.weights import Weights
 
 __all__ = [
+    "FORMATS",
+    "KEPT_ROUNDS",
     "TOPOLOGIES",
     "Base",
     "Complete",
@@ -20,6 +28,8 @@ __all__ = [
     "Static",
     "Topology",
     "Weights",
+    "draw",
     "from_networkx",
     "parse",
 ]
+__getattr__, __dir__ = lazy_imports(__name__)

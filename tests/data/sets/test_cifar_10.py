@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dpps.data.sets.cifar_10 import ARCHIVE, read_cifar_files
+from dpps.data import ARCHIVE, read_cifar_files
 
 
 def test_batches_are_read_one_behind_the_other(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 import numpy as np
 import torch
 
-from dpps.data.dataset import Images
-from dpps.data.recipe import DATA_SETS
-from dpps.data.sets.mnist import IDX
+from dpps.data import DATA_SETS, IDX, Images
 
 
 def test_it_has_the_files_of_mnist_with_hashes_of_its_own() -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpps.data.recipe import DATA_SETS
-from dpps.data.sets.mnist import IDX, idx_sources, read_idx_files
+from dpps.data import DATA_SETS, IDX, idx_sources, read_idx_files
 from tests.data.samples import write_idx
 
 

@@ -8,16 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpps.errors import UsageError
-from dpps.learning.engines.calling import (
-    ModelLoss,
-    call_model,
-    in_short,
-    logits_of,
-    loss_of,
-    pick,
-    tensors_in,
-    unwritten,
-)
+from dpps.learning import ModelLoss, call_model, in_short, logits_of, loss_of, pick, tensors_in, unwritten
 
 
 class Added(nn.Module):

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from torch import nn
 
 import dpps
-from dpps.learning import Partition
-from dpps.learning.engines.chain import Chained, is_chain
-from dpps.learning.engines.gradients import Loop
+from dpps.learning import Chained, Loop, Partition, is_chain
 
 
 @settings(max_examples=40, deadline=None)

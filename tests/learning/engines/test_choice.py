@@ -8,10 +8,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning import Partition
-from dpps.learning.engines.chain import Chained
-from dpps.learning.engines.choice import choose_engine, refuse_writing
-from dpps.learning.engines.gradients import Loop, Vectorised
+from dpps.learning import Chained, Loop, Partition, Vectorised, choose_engine, refuse_writing
 
 
 @pytest.mark.parametrize(

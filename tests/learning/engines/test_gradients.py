@@ -10,9 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dpps
-from dpps.learning import Partition
-from dpps.learning.engines.chain import Chained, is_chain
-from dpps.learning.engines.gradients import Loop, Vectorised
+from dpps.learning import Chained, Loop, Partition, Vectorised, is_chain
 from tests.learning.samples import batch_norm_model, toy_data
 
 

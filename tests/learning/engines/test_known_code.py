@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpps
-from dpps.learning.engines.known_code import keeps_nothing
+from dpps.learning import keeps_nothing
 
 _MEMORY: list[float] = []
 _COUNT = 0

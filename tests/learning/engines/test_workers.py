@@ -10,9 +10,7 @@ from torch import nn
 
 import dpps
 import dpps.learning.engines.workers as workers_module
-from dpps.learning.engines.gradients import Loop
-from dpps.learning.engines.workers import Workers, suits
-from dpps.learning.partition import Partition
+from dpps.learning import Loop, Partition, Workers, suits
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from dpps.errors import UsageError
-from dpps.privacy.units import UNITS, PrivacyOptions
-from dpps.privacy.units.base import check_delta, one_of, positive
-from dpps.runs.config import TrainConfig
+from dpps.privacy import UNITS, PrivacyOptions, one_of, positive
+from dpps.privacy.units.base import check_delta
+from dpps.runs import TrainConfig
 
 
 @pytest.mark.parametrize("name", UNITS.names())

@@ -3,8 +3,7 @@
 import pytest
 
 from dpps.errors import UsageError
-from dpps.privacy.trust import Pairs
-from dpps.privacy.units import Contribution, Plan
+from dpps.privacy import Contribution, Pairs, Plan
 
 PLAN = Plan(((1.0, 4),), lr_shared=0.5, batch_size=10, declared_sizes=(100, 50))
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpps.privacy.accountant import Charge
-from dpps.privacy.units import NodeSwap, Plan
+from dpps.privacy import Charge, NodeSwap, Plan
 from dpps.sensitivity import Paper
 
 PLAN = Plan(((1.0, 4), (0.1, 4)), lr_shared=0.5, batch_size=10, declared_sizes=(100, 50))

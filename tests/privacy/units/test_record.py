@@ -3,8 +3,8 @@
 import pytest
 
 from dpps.errors import UsageError
-from dpps.privacy.units import Plan, Record
-from dpps.privacy.units.record import Record as Same
+from dpps.privacy import Plan, Record
+from dpps.privacy import Record as Same
 
 PLAN = Plan(((1.0, 5),), lr_shared=0.5, batch_size=10, sampling=(0.1, 0.2), declared_sizes=(100, 50))
 

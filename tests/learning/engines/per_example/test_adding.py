@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.adding import squared_norms, sum_of_products, weighted_sum
+from dpps.learning import squared_norms, sum_of_products, weighted_sum
 
 
 @pytest.mark.parametrize("piece", [None, 0, 4, 7])

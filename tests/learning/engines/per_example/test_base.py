@@ -8,10 +8,16 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.engines.chain import is_chain
-from dpps.learning.engines.per_example import BookKeeping, Chains, OneByOne, PerExample, per_example
-from dpps.learning.engines.per_example.adding import squared_norms
-from dpps.learning.partition import Partition
+from dpps.learning import (
+    BookKeeping,
+    Chains,
+    OneByOne,
+    Partition,
+    PerExample,
+    is_chain,
+    per_example,
+    squared_norms,
+)
 from tests.learning.samples import tiny
 
 

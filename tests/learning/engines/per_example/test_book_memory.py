@@ -10,12 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpps.learning.engines.per_example import BookKeeping
+from dpps.learning import BookKeeping, Call, Partition, Recorder, Rows
 from dpps.learning.engines.per_example import book as book_module
-from dpps.learning.engines.per_example.calls import Call
-from dpps.learning.engines.per_example.contributions import Rows
-from dpps.learning.engines.per_example.recorder import Recorder
-from dpps.learning.partition import Partition
 from tests.learning.engines.per_example.zoo import BATCH, NODES, ZOO, cnn
 
 _BATCH_OF_2000 = """

@@ -5,9 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dpps.errors import UsageError
-from dpps.learning.engines.calling import ModelLoss, pick
-from dpps.learning.engines.per_example import BookKeeping, OneByOne, per_example
-from dpps.learning.partition import Partition
+from dpps.learning import BookKeeping, ModelLoss, OneByOne, Partition, per_example, pick
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

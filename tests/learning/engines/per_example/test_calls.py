@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.calls import (
-    Call,
-    IrregularModel,
-    replace_tensors,
-    start_graph,
-    tensors_of,
-)
+from dpps.learning import Call, IrregularModel, replace_tensors, start_graph, tensors_of
 
 
 def call(**options):

@@ -6,9 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpps
-from dpps.learning.engines.per_example.chains import Chains
-from dpps.learning.engines.per_example.single import OneByOne
-from dpps.learning.partition import Partition
+from dpps.learning import Chains, OneByOne, Partition
 
 NODES, BATCH = 3, 5
 

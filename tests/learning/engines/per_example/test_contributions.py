@@ -3,15 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.contributions import (
-    Explicit,
-    Outer,
-    Rows,
-    Tied,
-    cautious,
-    combine,
-    gram_matrix,
-)
+from dpps.learning import Explicit, Outer, Rows, Tied, cautious, combine, gram_matrix
 
 FACTORS = torch.tensor([0.5, 1.0, 0.25], dtype=torch.float64)
 

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from dpps.learning.engines.per_example.fallback import General
+from dpps.learning import General
 from tests.learning.engines.per_example.rules.samples import (
     check_rule,
     randn,

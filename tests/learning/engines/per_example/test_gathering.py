@@ -2,8 +2,7 @@
 
 import torch
 
-from dpps.learning.engines.per_example.recorder import CallSite, Recorder, Sites
-from dpps.learning.engines.per_example.rules import rule_for
+from dpps.learning import CallSite, Recorder, Sites, rule_for
 
 X = torch.randn(3, 4, dtype=torch.float64)
 PRODUCT = CallSite(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpps.learning.engines.per_example.losses import ExampleLosses
+from dpps.learning import ExampleLosses
 
 
 def one_by_one(loss, outputs, target):

@@ -2,7 +2,8 @@
 
 import torch
 
-from dpps.learning.engines.per_example.madeup import Batches, made_up, moved
+from dpps.learning import Batches, moved
+from dpps.learning.engines.per_example.madeup import made_up
 
 
 def test_only_shapes_and_types_are_looked_at():

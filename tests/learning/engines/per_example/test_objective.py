@@ -5,9 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpps.learning.engines.calling import ModelLoss
-from dpps.learning.engines.per_example.calls import IrregularModel
-from dpps.learning.engines.per_example.objective import Objective
+from dpps.learning import IrregularModel, ModelLoss, Objective
 
 X, TARGET = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
 

@@ -5,9 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpps.learning.engines.per_example import BookKeeping, OneByOne
-from dpps.learning.engines.per_example.picking import Constants, picked
-from dpps.learning.partition import Partition
+from dpps.learning import BookKeeping, Constants, OneByOne, Partition, picked
 
 MATRIX = torch.zeros(4, 5)
 INDEX = torch.tensor([1, 0])

@@ -5,13 +5,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpps.learning.engines.per_example.calls import IrregularModel
-from dpps.learning.engines.per_example.fallback import General
-from dpps.learning.engines.per_example.madeup import Batches
-from dpps.learning.engines.per_example.objective import Objective
-from dpps.learning.engines.per_example.plan import make_plan, run
-from dpps.learning.engines.per_example.recorder import Recorder
-from dpps.learning.engines.per_example.single import gradient_of_one, leaves_of
+from dpps.learning import (
+    Batches,
+    General,
+    IrregularModel,
+    Objective,
+    Recorder,
+    gradient_of_one,
+    leaves_of,
+    make_plan,
+    run,
+)
 
 EXAMPLE = torch.zeros(4), torch.tensor(0)
 

@@ -7,8 +7,7 @@ from torch import nn
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning.engines.per_example import OneByOne, per_example
-from dpps.learning.partition import Partition
+from dpps.learning import OneByOne, Partition, per_example
 
 
 class Positions(nn.Module):

@@ -4,16 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpps.learning.engines.per_example.calls import IrregularModel
-from dpps.learning.engines.per_example.recorder import (
-    CallSite,
-    Observer,
-    Recorder,
-    Sites,
-    body_of,
-    name_of,
-)
-from dpps.learning.engines.per_example.rules import rule_for
+from dpps.learning import CallSite, IrregularModel, Observer, Recorder, Sites, body_of, name_of, rule_for
 
 
 def leaf(*shape):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.weights import Origin, Weights
+from dpps.learning import Origin, Weights
 
 
 @pytest.fixture

@@ -8,10 +8,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpps.errors import UsageError
-from dpps.learning.engines.calling import ModelLoss, pick, tensors_in
-from dpps.learning.engines.per_example import BookKeeping, Chains, OneByOne, per_example
-from dpps.learning.engines.per_example.fallback import General
-from dpps.learning.partition import Partition
+from dpps.learning import (
+    BookKeeping,
+    Chains,
+    General,
+    ModelLoss,
+    OneByOne,
+    Partition,
+    per_example,
+    pick,
+    tensors_in,
+)
 from tests.learning.engines.per_example.zoo import (
     BATCH,
     NODES,

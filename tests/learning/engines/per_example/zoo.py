@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpps
-from dpps.models.mlp import MLPResidual
-from dpps.models.vit import ViT
+from dpps.models import MLPResidual, ViT
 
 NODES, BATCH = 2, 4
 

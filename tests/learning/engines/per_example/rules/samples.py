@@ -2,7 +2,7 @@
 
 import torch
 
-from dpps.learning.engines.per_example.calls import Call, tensors_of
+from dpps.learning import Call, tensors_of
 
 EXAMPLES = 3
 

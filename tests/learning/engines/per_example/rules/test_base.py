@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.contributions import Explicit
-from dpps.learning.engines.per_example.rules import Rule, base, register, rule_for
+from dpps.learning import Explicit, Rule, register, rule_for
+from dpps.learning.engines.per_example.rules import base
 from tests.learning.engines.per_example.rules.samples import check_rule, randn
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.rules.conv import Conv, ConvTransposed, each
+from dpps.learning import Conv, ConvTransposed, each
 from tests.learning.engines.per_example.rules.samples import check_rule, make_call, randn
 
 BOTH = {("weight", -1), ("bias", -1)}

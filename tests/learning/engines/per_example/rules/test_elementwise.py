@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.rules.elementwise import Broadcast, Repeated
+from dpps.learning import Broadcast, Repeated
 from tests.learning.engines.per_example.rules.samples import check_rule, make_call, randn
 
 A, B = {("a", -1)}, {("b", -1)}

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.calls import IrregularModel
-from dpps.learning.engines.per_example.rules.embedding import Embedding, EmbeddingBag
+from dpps.learning import Embedding, EmbeddingBag, IrregularModel
 from tests.learning.engines.per_example.rules.samples import by_rule, check_rule, make_call, randn
 
 TABLE = {("weight", -1)}

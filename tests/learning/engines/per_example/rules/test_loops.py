@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.rules.loops import gru, lstm, plain
+from dpps.learning import gru, lstm, plain
 from tests.learning.engines.per_example.rules.samples import randn
 
 STEPS, EXAMPLES, WIDTH = 4, 2, 3

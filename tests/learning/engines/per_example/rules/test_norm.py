@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.rules.norm import GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from dpps.learning import GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from tests.learning.engines.per_example.rules.samples import check_rule, make_call, randn
 
 SCALE, BOTH = {("weight", -1)}, {("weight", -1), ("bias", -1)}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.engines.per_example.rules.recurrent import Recurrent
+from dpps.learning import Recurrent
 from tests.learning.engines.per_example.rules.samples import check_rule, make_call, randn
 
 GATES = {torch.lstm: 4, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
