@@ -3,8 +3,16 @@
 from dpps.topology.analysis import Report
 from dpps.topology.base import TOPOLOGIES, Topology, parse
 from dpps.topology.base_graph import Base
-from dpps.topology.families import Complete, DOut, Exponential, OnePeerRandom, Ring, Sequence, Static
-from dpps.topology.networks import from_networkx
+from dpps.topology.families import (
+    Complete,
+    DOut,
+    Exponential,
+    OnePeerRandom,
+    Ring,
+    Sequence,
+    Static,
+    from_networkx,
+)
 from dpps.topology.weights import Weights
 
 __all__ = [
