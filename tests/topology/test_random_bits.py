@@ -1,6 +1,6 @@
 """Random bits that every machine draws alike."""
 
-from dpps.topology.random_bits import random_bits
+from dpps.topology.base import random_bits
 
 
 def test_bits_are_those_of_their_key_on_every_machine() -> None:

@@ -105,7 +105,7 @@ class Knowledge:
             row = weights.senders[slice(*weights.indptr[attacker : attacker + 2])]
             heard.append(mixed[row])
             senders |= set(row.tolist())
-            mixed = weights.matrix() @ mixed
+            mixed = weights.matrix @ mixed
         return cls(attacker, np.concatenate(heard), tuple(sorted(senders - {attacker})))
 
     @cached_property

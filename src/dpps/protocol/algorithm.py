@@ -287,9 +287,9 @@ class DPPS(Frozen):
         first = self.topology.weights(clock * self.mixes)
         if self.mixes == 1:
             return first
-        product = first.matrix()
+        product = first.matrix
         for k in range(1, self.mixes):
-            product = self.topology.weights(clock * self.mixes + k).matrix() @ product
+            product = self.topology.weights(clock * self.mixes + k).matrix @ product
         entries = product.tocoo()
         return Weights.from_entries(self.topology.nodes, entries.row, entries.col, entries.data)
 

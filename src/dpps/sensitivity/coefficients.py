@@ -116,7 +116,7 @@ class Coefficients:
         clock, averaged = step
         present = self.topology.present(clock)
         if not averaged or present is None:
-            return self.topology.weights(clock).matrix()
+            return self.topology.weights(clock).matrix
         matrix = np.diag((~present).astype(np.float64))
         matrix[np.ix_(present, present)] = 1 / present.sum()
         return matrix

@@ -9,8 +9,16 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.topology.base import KEPT_ROUNDS, TOPOLOGIES, Topology, parse
     from dpps.topology.base_graph import Base
     from dpps.topology.drawing import FORMATS, draw
-    from dpps.topology.families import Complete, DOut, Exponential, OnePeerRandom, Ring, Sequence, Static
-    from dpps.topology.networks import from_networkx
+    from dpps.topology.families import (
+        Complete,
+        DOut,
+        Exponential,
+        OnePeerRandom,
+        Ring,
+        Sequence,
+        Static,
+        from_networkx,
+    )
     from dpps.topology.weights import Weights
 
 __all__ = [

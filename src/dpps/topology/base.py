@@ -4,6 +4,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,3 +119,13 @@ def whole(name: str, value: object, *, low: int, high: int | None = None, remedy
     if number < low or (high is not None and number > high):
         raise UsageError(f"{name} is {number}, must be {allowed}: {remedy}")
     return number
+
+
+def random_bits(purpose: str, seed: int, t: int, count: int) -> NDArray[np.uint64]:
+    """``count`` random 64-bit numbers of round t, keyed by (purpose, seed, t): the same in every process and on every machine.
+
+    Raw output of PCG64: NumPy promises to keep it, unlike that of its distributions and permutations.
+    """
+    key = np.random.SeedSequence([crc32(purpose.encode()), seed, t])
+    bits: NDArray[np.uint64] = np.random.PCG64(key).random_raw(count)
+    return bits

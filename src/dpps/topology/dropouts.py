@@ -2,18 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from dpps.errors import UsageError
-from dpps.topology.base import Topology, whole
-from dpps.topology.random_bits import random_bits
+from dpps.topology.base import Topology, random_bits, whole
 from dpps.topology.weights import Weights
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 
 class Dropouts(Topology):
@@ -118,7 +114,7 @@ def route_around(weights: Weights, away: NDArray[np.bool_]) -> Weights:
     diagonal only grows. Absent nodes from which nothing leads back to A would swallow what they get: there the
     sender keeps it. (With doubly stochastic W they get nothing.)
     """
-    W = weights.matrix()
+    W = weights.matrix
     here, gone = np.flatnonzero(~away), np.flatnonzero(away)
     way_out = _way_out(W[here][:, gone], W[gone][:, gone])
     kept = (W[here][:, here] + way_out @ W[gone][:, here]).tocoo()
@@ -131,7 +127,7 @@ def route_around(weights: Weights, away: NDArray[np.bool_]) -> Weights:
     )
 
 
-def _way_out(W_AB: "csr_array", W_BB: "csr_array") -> "csr_array":
+def _way_out(W_AB: csr_array, W_BB: csr_array) -> csr_array:
     """W_AB (I - W_BB)^-1 = W_AB (I + W_BB) (I + W_BB^2) (I + W_BB^4)...: where what B gets ends up in A.
 
     Only sums of positive numbers, so nothing cancels, and as sparse as the groups of absent neighbours are

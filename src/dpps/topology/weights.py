@@ -1,62 +1,51 @@
 """The weights of one round: a sparse matrix W, and what must hold for it."""
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array
 
 from dpps.errors import UsageError
-
-if TYPE_CHECKING:  # scipy takes a while to load, and rings, exponential graphs and the like do without
-    from scipy.sparse import csr_array
 
 TOLERANCE = 1e-9
 """How far a row or column sum may be from 1."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Weights:
     """The N x N matrix W of one round; W[i, j] is what receiver i takes of sender j.
 
-    Stored by receiver (CSR): the entries of receiver i are ``indptr[i]:indptr[i + 1]``, senders ascending.
+    Stored by receiver: the entries of receiver i are ``indptr[i]:indptr[i + 1]``, senders ascending.
+
+    Args:
+        matrix: W, dense or of any scipy.sparse format; it is copied.
     """
 
-    nodes: int
-    indptr: NDArray[np.int64]
-    senders: NDArray[np.int64]
-    values: NDArray[np.float64]
+    def __init__(self, matrix: Any) -> None:
+        self.matrix = csr_array(matrix, dtype=np.float64, copy=True)
+        self.matrix.sum_duplicates()
+        self.matrix.eliminate_zeros()
+        self.nodes: int = self.matrix.shape[0]
+        self.indptr: NDArray[np.int64] = self.matrix.indptr.astype(np.int64)
+        self.senders: NDArray[np.int64] = self.matrix.indices.astype(np.int64)
+        self.values: NDArray[np.float64] = self.matrix.data
 
     @classmethod
     def from_entries(cls, nodes: int, receivers: Any, senders: Any, values: Any) -> Self:
         """W from its entries in any order; entries of the same place add up."""
-        to, of = (np.asarray(part, dtype=np.int64) for part in (receivers, senders))
-        if to.size and not (min(to.min(), of.min()) >= 0 and max(to.max(), of.max()) < nodes):
+        places = np.asarray(receivers, dtype=np.int64), np.asarray(senders, dtype=np.int64)
+        if places[0].size and not (min(map(np.min, places)) >= 0 and max(map(np.max, places)) < nodes):
             raise UsageError(
                 f"an entry lies outside the {nodes} x {nodes} matrix: nodes are 0 to {nodes - 1}"
             )
-        places, place = np.unique(to * nodes + of, return_inverse=True)
-        sums = _sums(place, np.asarray(values, dtype=np.float64), places.size)
-        places, sums = places[sums != 0], sums[sums != 0]
-        ends = np.cumsum(np.bincount(places // nodes, minlength=nodes), dtype=np.int64)
-        return cls(nodes, np.concatenate([[0], ends]), places % nodes, sums)
-
-    @classmethod
-    def from_matrix(cls, matrix: Any) -> Self:
-        """W from a square matrix, dense or any scipy.sparse format; the matrix is copied."""
-        from scipy.sparse import csr_array
-
-        csr = csr_array(matrix, dtype=np.float64, copy=True)
-        csr.sum_duplicates()
-        csr.eliminate_zeros()
-        return cls(csr.shape[0], csr.indptr.astype(np.int64), csr.indices.astype(np.int64), csr.data)
+        return cls(coo_array((np.asarray(values, dtype=np.float64), places), shape=(nodes, nodes)))
 
     @classmethod
     def symmetric(cls, nodes: int, receivers: Any, senders: Any, values: Any) -> Self:
         """W from its entries off the diagonal; each node keeps for itself what is missing to 1."""
         everyone = np.arange(nodes)
-        rest = 1.0 - _sums(receivers, values, nodes)
+        rest = 1.0 - np.bincount(receivers, weights=values, minlength=nodes)
         return cls.from_entries(
             nodes,
             np.concatenate([receivers, everyone]),
@@ -64,15 +53,9 @@ class Weights:
             np.concatenate([values, rest]),
         )
 
-    def matrix(self) -> "csr_array":
-        """W as a scipy matrix that shares this object's values."""
-        from scipy.sparse import csr_array
-
-        return csr_array((self.values, self.senders, self.indptr), shape=(self.nodes, self.nodes))
-
     def dense(self) -> NDArray[np.float64]:
         """W with all its zeros, N x N numbers; for analysis and tests."""
-        full: NDArray[np.float64] = self.matrix().toarray()
+        full: NDArray[np.float64] = self.matrix.toarray()
         return full
 
     @cached_property
@@ -83,12 +66,12 @@ class Weights:
     @cached_property
     def row_sums(self) -> NDArray[np.float64]:
         """What each receiver takes in all."""
-        return _sums(self.receivers, self.values, self.nodes)
+        return np.asarray(self.matrix.sum(axis=1), dtype=np.float64)
 
     @cached_property
     def column_sums(self) -> NDArray[np.float64]:
         """What each sender gives away in all."""
-        return _sums(self.senders, self.values, self.nodes)
+        return np.asarray(self.matrix.sum(axis=0), dtype=np.float64)
 
     @cached_property
     def doubly_stochastic(self) -> bool:
@@ -102,10 +85,6 @@ class Weights:
 
     def __repr__(self) -> str:
         return f"<Weights of {self.nodes} nodes, {len(self.values)} entries>"
-
-
-def _sums(places: Any, values: Any, nodes: int) -> NDArray[np.float64]:
-    return np.bincount(places, weights=values, minlength=nodes).astype(np.float64)
 
 
 def _all_one(sums: NDArray[np.float64]) -> bool:

@@ -47,7 +47,7 @@ def test_directed_graphs_with_a_one_way_edge_cannot_be_balanced() -> None:
 
 
 def test_balancing_gives_up_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpps.topology.networks.BALANCING_STEPS", 2)
+    monkeypatch.setattr("dpps.topology.families.BALANCING_STEPS", 2)
     graph = nx.path_graph(9).to_directed()
     graph.add_edge(0, 5)
     with pytest.raises(UsageError, match="did not balance in 2 steps"):
