@@ -167,7 +167,7 @@ def gained(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("", f"over all {both.pooled.examples} examples: {verdict(both.pooled)}"))
         rows = zip(alone[by_node], told[by_node], both.by_node, strict=True)
         shown = [
-            f"node {k}, {change.examples} examples: {_change(before, after, change)}"
+            f"node {k}, {change.examples} examples: {before:.2f} % -> {after:.2f} % ({change})"
             for k, (before, after, change) in enumerate(rows)
         ]
         more = [f"... ({len(shown)} nodes; summary.json has them all)"] if len(shown) > MOST_NODES else []
