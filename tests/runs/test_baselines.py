@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.runs import Baseline, gained
+from dpps.runs import ALONE, NO_PRIVACY, Baseline, compare, gained, read_comparisons
 
 NODES, EPOCHS = 4, 3
 
@@ -131,24 +131,37 @@ def test_a_request_to_stop_is_heard():
     assert found.state.round == 1
 
 
-def test_two_lines():
-    found = {"no privacy": {"test_accuracy": 91.5}, "alone": {"test_accuracy": 70.0}}
-    told = {"test_accuracy": 80.0, "own_accuracy": None, "privacy": {"unit": "record"}, "baselines": found}
-    gain, cost = gained(told)
-    assert gain == (
-        "gain",
-        "of joining: 70.00 % -> 91.50 % (+21.50 points), from each node alone to all together without noise, on the test set",
-    )
-    assert cost == (
-        "cost",
-        "of privacy: 91.50 % -> 80.00 % (-11.50 points), from no noise to this run's noise",
-    )
-    own = {name: accuracies | {"own_accuracy": 50.0} for name, accuracies in found.items()}
-    assert "own test data" in gained(told | {"own_accuracy": 60.0, "baselines": own})[0][1]
-    few = gained(told | {"own_accuracy": 60.0, "held_out_examples": 96, "baselines": own})
-    assert few[2][1] == "(measured on 96 held-out examples: differences below about 10 points may be chance)"
-    assert gained(told | {"privacy": {"unit": "none"}})[1] == ("cost", "of privacy: nothing, there is none")
-    assert gained(told | {"baselines": {"no privacy": {}, "alone": {}}}) == []
+def told_of(run: dpps.Run) -> dict:
+    together, alone = (baseline(run, alone=each) for each in (False, True))
+    accuracies = {NO_PRIVACY: together.accuracies(), ALONE: alone.accuracies()}
+    compared = compare(run, together, alone)
+    by_data = {which: {k: v.to_json() for k, v in each.items()} for which, each in compared.items()}
+    return run.summary | {"baselines": accuracies, "comparisons": by_data}
+
+
+def test_changes_are_those_of_the_accuracies_beside_them():
+    told = told_of(make(dpps.Record(noise_multiplier=5.0)).fit(EPOCHS))
+    for which, mean, by_node in (
+        ("test", "test_accuracy", "accuracy_by_node"),
+        ("own", "own_accuracy", "own_accuracy_by_node"),
+    ):
+        together, alone, compared = *told["baselines"].values(), read_comparisons(told)[which]
+        assert compared["joining"].mean.points == pytest.approx(together[mean] - alone[mean])
+        assert compared["privacy"].mean.points == pytest.approx(told[mean] - together[mean])
+        assert compared["both"].mean.points == pytest.approx(told[mean] - alone[mean])
+        nodes = [change.points for change in compared["both"].by_node]
+        expected = [a - b for a, b in zip(told[by_node], alone[by_node], strict=True)]
+        assert nodes == (pytest.approx(expected) if which == "own" else [])
+
+
+def test_lines_name_every_node_and_its_number_of_examples():
+    told = told_of(make(dpps.Record(noise_multiplier=5.0)).fit(EPOCHS))
+    lines = [words for _, words in gained(told)]
+    for k in range(NODES):
+        assert any(f"node {k}, 20 examples" in line for line in lines)
+    assert gained({**told, "comparisons": {}}) == []
+    small = {**told, "comparisons": {"test": told["comparisons"]["test"]}}
+    assert not any("node 0" in words for _, words in gained(small))
 
 
 def test_refused_where_messages_leave():

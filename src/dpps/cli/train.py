@@ -15,7 +15,7 @@ from dpps.cli.outcome import say_outcome
 from dpps.cli.progress import Progress, stopped_by_signals
 from dpps.errors import DppsError, UsageError
 from dpps.logs import only_from
-from dpps.runs.baselines import ALONE, NO_PRIVACY, Baseline
+from dpps.runs.baselines import ALONE, NO_PRIVACY, Baseline, compare
 from dpps.runs.config import TrainConfig
 from dpps.runs.config_files import from_toml
 from dpps.runs.configured import make_run
@@ -95,7 +95,7 @@ def _write_card(run: Run) -> None:
 
 def _compare(run: Run, progress: Progress) -> bool:
     """The baselines go into the summary; false when somebody asked to stop before they were done."""
-    found = {}
+    found: dict[str, Baseline] = {}
     for name in (NO_PRIVACY, ALONE):
         baseline = Baseline(run, alone=name == ALONE, callbacks=(progress.after_round,))
         with stopped_by_signals(baseline):
@@ -104,9 +104,12 @@ def _compare(run: Run, progress: Progress) -> bool:
             baseline.fit(run.epochs)
         if baseline.stopped:
             return False
-        found[name] = baseline.accuracies()
+        found[name] = baseline
     assert run.folder is not None
-    run.told = {**run.told, "baselines": found}
+    accuracies = {name: baseline.accuracies() for name, baseline in found.items()}
+    compared = compare(run, found[NO_PRIVACY], found[ALONE])
+    by_data = {which: {k: v.to_json() for k, v in each.items()} for which, each in compared.items()}
+    run.told = {**run.told, "baselines": accuracies, "comparisons": by_data}
     run.folder.write_summary(run.told)
     return True
 

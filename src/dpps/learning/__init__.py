@@ -9,6 +9,14 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.batch_sizes import parse_batch
     from dpps.learning.batches import NodeData, Poisson
     from dpps.learning.clipping import ClipCount, advice, hopeless
+    from dpps.learning.comparison import (
+        CONFIDENCE,
+        Change,
+        Comparison,
+        change,
+        compare_by_node,
+        compare_on_one_set,
+    )
     from dpps.learning.engines.calling import (
         FAILURES,
         ModelLoss,
@@ -122,6 +130,7 @@ if TYPE_CHECKING:  # imported when first asked for
 __all__ = [
     "ALGORITHMS",
     "CLIP",
+    "CONFIDENCE",
     "EVALUATED",
     "FAILURES",
     "FORMS",
@@ -148,8 +157,10 @@ __all__ = [
     "CallSite",
     "Chained",
     "Chains",
+    "Change",
     "ClassRow",
     "ClipCount",
+    "Comparison",
     "Constant",
     "Constants",
     "Conv",
@@ -218,11 +229,14 @@ __all__ = [
     "by_name",
     "call_model",
     "cautious",
+    "change",
     "check_examples",
     "check_record",
     "choose_engine",
     "clip_rows",
     "combine",
+    "compare_by_node",
+    "compare_on_one_set",
     "each",
     "for_every_node",
     "gradient_of_one",

@@ -83,11 +83,12 @@ def own_accuracies(
 
 def accuracy_of(engine: Engine, k: int, s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> float:
     """Percent right of the k-th node held here, with this s and this l."""
-    right = 0
-    for first in range(0, len(labels), engine.at_once):
-        part = slice(first, first + engine.at_once)
-        right += int((engine.outputs_of(k, s, l, pick(x, part)).argmax(-1) == labels[part]).sum())
-    return 100 * right / len(labels)
+    return 100 * int(right_of(engine, k, s, l, x, labels).sum()) / len(labels)
+
+
+def right_of(engine: Engine, k: int, s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> Tensor:
+    """For every example whether the k-th node held here is right, with this s and this l."""
+    return outputs_of(engine, k, s, l, x, len(labels)).argmax(-1) == labels
 
 
 def are_classes(targets: Any) -> bool:

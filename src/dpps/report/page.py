@@ -12,7 +12,7 @@ from dpps.report.charts import Chart, Mark, charts
 from dpps.report.html import render as fill
 from dpps.report.networks import networks
 from dpps.report.reading import RunRecord
-from dpps.runs.baselines import chance
+from dpps.runs.baselines import INTERVAL, verdict
 
 TABLE_ROWS = 40
 """The table below a chart shows at most about this many of its points."""
@@ -35,7 +35,8 @@ def render(runs: Sequence[RunRecord]) -> str:
         "epsilon": epsilon,
         "protected": protected,
         "own_eyes": OWN_EYES,
-        "chance": chance,
+        "verdict": verdict,
+        "interval": INTERVAL,
         "data_names": {"test": "the test set", "own": "each node's own test data"},
         "statement": statement,
         "alike": alike,

@@ -17,6 +17,7 @@ from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.statement import Privacy, account
 from dpps.privacy.units import NodeSwap, Unit
 from dpps.report.options import applied, command, data_name
+from dpps.runs.baselines import Comparisons, read_comparisons
 from dpps.runs.config import TrainConfig
 from dpps.runs.folder import RunFolder
 from dpps.runs.log import RoundLog
@@ -108,8 +109,7 @@ class RunRecord:
     part: str | None = None
     """Of a distributed run: the process whose records are shown."""
     baselines: Mapping[str, Accuracy] = field(default_factory=dict)
-    held_out: int = 0
-    """How many examples `own` accuracies were measured on."""
+    comparisons: Comparisons = field(default_factory=dict)
     metrics_by_epoch: Sequence[Mapping[str, Mapping[str, Sequence[float | None]]]] = ()
     """Per epoch: by data ("test", "own"), metric and node."""
     metrics: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
@@ -195,7 +195,7 @@ def read_folder(folder: Path, name: str) -> RunRecord:
         private_noise=private_noise,
         part=process if distributed else None,
         baselines={k: Accuracy.from_json(v) for k, v in (facts.get("baselines") or {}).items()},
-        held_out=facts.get("held_out_examples") or 0,
+        comparisons=read_comparisons(facts),
         metrics_by_epoch=facts.get("metrics_by_epoch") or (),
         metrics=facts.get("metrics_by_node") or {},
         by_class=facts.get("by_class") or {},

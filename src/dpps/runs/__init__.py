@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.runs.baselines import ALONE, NO_PRIVACY, OWN_EYES, Baseline, chance, gained
+    from dpps.runs.baselines import ALONE, NO_PRIVACY, OWN_EYES, Baseline, compare, gained, read_comparisons
     from dpps.runs.checkpoint import load_checkpoint, save_checkpoint, set_aside_after, whole_rounds
     from dpps.runs.config import OWN_DATA, TrainConfig
     from dpps.runs.config_files import from_json, from_toml
@@ -58,10 +58,10 @@ __all__ = [
     "Tuning",
     "alone",
     "candidates",
-    "chance",
     "checksum",
     "choose",
     "chosen",
+    "compare",
     "curves",
     "deal",
     "describe",
@@ -80,6 +80,7 @@ __all__ = [
     "outputs",
     "planned",
     "promise",
+    "read_comparisons",
     "refuse_idle",
     "refuse_idle_training",
     "save_checkpoint",

@@ -4,7 +4,6 @@ Baselines are computed on private data without noise, so no guarantee covers the
 they are for the eyes of those who hold the data, and exist in a simulation only, where nothing leaves.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
@@ -17,7 +16,8 @@ from torch import Tensor
 
 from dpps.errors import UsageError
 from dpps.learning.batches import NodeData
-from dpps.learning.evaluation import accuracy_of
+from dpps.learning.comparison import Change, Comparison, compare_by_node, compare_on_one_set
+from dpps.learning.evaluation import are_classes, right_of
 from dpps.noise.mechanisms import Mechanism
 from dpps.noise.source import NoiseSource, Outgoing
 from dpps.privacy.contract import Contract
@@ -28,6 +28,17 @@ from dpps.sensitivity import Bounded
 from dpps.topology import Topology, Weights
 
 NO_PRIVACY, ALONE = "no privacy", "alone"
+_NAMES = {
+    "test": ("test_accuracy", "accuracy_by_node"),
+    "own": ("own_accuracy", "own_accuracy_by_node"),
+}
+"""By data: what summary.json calls the mean over nodes, and the accuracies of the nodes."""
+MOST_NODES = 12
+"""That are listed one by one on the terminal."""
+INTERVAL = (
+    "95 % interval of the change on the same test examples, for these nodes and these trained models; "
+    "another draw of the noise adds its own spread"
+)
 OWN_EYES = "computed on the nodes' data without noise: for your own eyes, no guarantee covers them"
 
 
@@ -65,26 +76,26 @@ class Baseline(Run):
         # rates and batches that were left open depend on it, and must be the same
         self._planned_for = run._planned_for
 
+    def right_answers(self) -> dict[str, list[Tensor]]:
+        """As of any run; alone, every node has shared parameters of its own too."""
+        if not self._alone:
+            return super().right_answers()
+        engine, rows, local = self.nodes.engine, self.nodes.shared_rows(self.state), self.local
+        tests = [self._common_tests] * len(rows) if self._common_tests else []
+        return {
+            which: [right_of(engine, k, rows[k], local[k], *each) for k, each in enumerate(data)]
+            for which, data in (("test", tests), ("own", self._held_out))
+            if data and all(are_classes(targets) for _, targets in data)
+        }
+
     def accuracies(self) -> dict[str, Any]:
         """As in summary.json, without what was not measured."""
-        if not self._alone:
-            found: dict[str, Any] = {
-                "test_accuracy": self.accuracy,
-                "accuracy_by_epoch": self.accuracy_by_epoch,
-                "accuracy_by_node": self.accuracy_by_node,
-            }
-            own = self.own_accuracy_by_node
-        else:
-            rows = self.nodes.shared_rows(self.state)
-            tests = self._common_tests
-            by_node = [self._accuracy(k, rows, tests) for k in range(len(rows))] if tests else []
-            found = {"test_accuracy": fmean(by_node) if by_node else None, "accuracy_by_node": by_node}
-            own = [self._accuracy(k, rows, examples) for k, examples in enumerate(self._held_out)]
-        found |= {"own_accuracy": fmean(own) if own else None, "own_accuracy_by_node": own}
-        return {name: value for name, value in found.items() if value not in (None, [])}
-
-    def _accuracy(self, k: int, rows: Tensor, examples: tuple[Tensor, Tensor]) -> float:
-        return accuracy_of(self.nodes.engine, k, rows[k], self.local[k], *examples)
+        found: dict[str, Any] = {} if self._alone else {"accuracy_by_epoch": self.accuracy_by_epoch}
+        for which, right in self.right_answers().items():
+            mean, by_node = _NAMES[which]
+            found[by_node] = [100 * int(each.sum()) / len(each) for each in right]
+            found[mean] = fmean(found[by_node])
+        return {name: value for name, value in found.items() if value != []}
 
     def _check_data(self, data: NodeData, rows: Any) -> None:
         """The private run has looked at them, and alone nobody needs to be connected."""
@@ -100,37 +111,77 @@ class Baseline(Run):
         return self._stop_asked
 
 
+Comparisons = dict[str, dict[str, Comparison]]
+"""By data ("test", "own"): what joining gained ("joining"), what privacy cost ("privacy"), and "both" together."""
+
+
+def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Comparisons:
+    """The private run and its baselines, on the same examples; empty where nothing was measured."""
+    private, together, single = (each.right_answers() for each in (run, without_noise, alone))
+    by = {"own": compare_by_node, "test": compare_on_one_set}
+    return {
+        which: {
+            "joining": by[which](single[which], together[which]),
+            "privacy": by[which](together[which], private[which]),
+            "both": by[which](single[which], private[which]),
+        }
+        for which in private
+    }
+
+
+def read_comparisons(told: Mapping[str, Any]) -> Comparisons:
+    """From summary.json."""
+    found = told.get("comparisons") or {}
+    return {which: {k: Comparison.from_json(v) for k, v in each.items()} for which, each in found.items()}
+
+
 def gained(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Two lines of a summary with baselines: what joining gained, and what privacy cost; none where nothing was measured.
+    """Lines of a summary with baselines: what joining gained, what privacy cost, and both together for every node.
 
     On each node's own test data where there is such, because that is what a node joins for; otherwise on the test set.
     """
-    kinds = (("own_accuracy", "on each node's own test data"), ("test_accuracy", "on the test set"))
-    together, alone = told["baselines"][NO_PRIVACY], told["baselines"][ALONE]
-    for name, where in kinds:
-        if told[name] is not None and name in together and name in alone:
-            joint, single, private = together[name], alone[name], told[name]
-            gain = f"of joining: {_change(single, joint)}, from each node alone to all together without noise, {where}"
-            cost = f"of privacy: {_change(joint, private)}, from no noise to this run's noise"
-            if told["privacy"]["unit"] == "none":
-                cost = "of privacy: nothing, there is none"
-            examples = told.get("held_out_examples") if name == "own_accuracy" else None
-            doubt = [("", f"({chance(private, examples)})")] if examples else []
-            return [("gain", gain), ("cost", cost), *doubt]
-    return []
-
-
-def _change(before: float, after: float) -> str:
-    return f"{before:.2f} % -> {after:.2f} % ({after - before:+.2f} points)"
-
-
-def chance(accuracy: float, examples: int) -> str:
-    """How far to trust accuracies in percent measured on so few examples: two standard errors."""
-    share = min(max(accuracy / 100, 0.05), 0.95)
-    points = 200 * math.sqrt(share * (1 - share) / examples)
-    return (
-        f"measured on {examples} held-out examples: differences below about {points:.2g} points may be chance"
+    found = read_comparisons(told)
+    if not found:
+        return []
+    which = "own" if "own" in found else "test"
+    mean, by_node = _NAMES[which]
+    joining, privacy, both = (found[which][name] for name in ("joining", "privacy", "both"))
+    alone, together = told["baselines"][ALONE], told["baselines"][NO_PRIVACY]
+    place = "on each node's own test data" if joining.by_node else "on the test set"
+    lines = [
+        (
+            "gain",
+            f"of joining: {_change(alone[mean], together[mean], joining.mean)}, from each node alone to all together without noise, {place}",
+        ),
+        (
+            "cost",
+            f"of privacy: {_change(together[mean], told[mean], privacy.mean)}, from no noise to this run's noise",
+        ),
+    ]
+    if told["privacy"]["unit"] == "none":
+        lines[1] = ("cost", "of privacy: nothing, there is none")
+    lines.append(
+        ("together", f"{_change(alone[mean], told[mean], both.mean)}, from each node alone to this run")
     )
+    if both.by_node:
+        lines.append(("", f"over all {both.pooled.examples} examples: {verdict(both.pooled)}"))
+        rows = zip(alone[by_node], told[by_node], both.by_node, strict=True)
+        shown = [
+            f"node {k}, {change.examples} examples: {before:.2f} % -> {after:.2f} % ({change})"
+            for k, (before, after, change) in enumerate(rows)
+        ]
+        more = [f"... ({len(shown)} nodes; summary.json has them all)"] if len(shown) > MOST_NODES else []
+        lines += [("", line) for line in [*shown[:MOST_NODES], *more]]
+    return [*lines, ("", f"(±: {INTERVAL})")]
+
+
+def _change(before: float, after: float, change: Change) -> str:
+    return f"{before:.2f} % -> {after:.2f} % ({verdict(change)})"
+
+
+def verdict(change: Change) -> str:
+    """A change with its interval, and whether it shows anything."""
+    return str(change) if change.shown else f"{change}: nothing is shown either way"
 
 
 def _without_noise(calibration: Calibration | None) -> Calibration | None:

@@ -29,6 +29,7 @@ from dpps.learning.evaluation import (
     by_class,
     measured,
     own_accuracies,
+    right_of,
     unless_it_fails,
 )
 from dpps.learning.inputs import Batch, as_examples, check_examples
@@ -204,6 +205,19 @@ class Results(Frozen):
         """What every node held here is tested on: the test set ("test"), and what was held out of its own data ("own")."""
         test = [self._tests] * len(self.local) if self._tests else []
         return {which: data for which, data in (("test", test), ("own", self._held_out)) if data}
+
+    def right_answers(self) -> dict[str, list[Tensor]]:
+        """By data ("test", "own") and node: for every example whether the node's model is right; without noise, for the node's own eyes."""
+        engine, shared, local = self.nodes.engine, self.shared, self.local
+        found = {}
+        for which, data in self._sets().items():
+            if not all(are_classes(targets) for _, targets in data):
+                continue
+            if which == "test" and not local.shape[1] and not engine.state():  # all nodes have the same model
+                found[which] = [right_of(engine, 0, shared, local[0], *data[0])] * len(data)
+            else:
+                found[which] = [right_of(engine, k, shared, local[k], *each) for k, each in enumerate(data)]
+        return found
 
     @property
     def by_class(self) -> dict[str, list[dict[str, Any]]]:
