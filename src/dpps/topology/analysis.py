@@ -165,7 +165,7 @@ def _second_singular_value(rounds: list[Weights]) -> float:
     values: NDArray[np.float64] = np.zeros(4)
     for _ in range(500):
         image = _product(rounds, basis)
-        before, values = values, np.linalg.svd(image, compute_uv=False)
+        before, values = values, np.linalg.svd(image, compute_uv=False).astype(np.float64)
         if np.abs(values - before)[:2].max() <= 1e-10:
             break
         basis = np.linalg.qr(_transposed_product(rounds, image))[0]
