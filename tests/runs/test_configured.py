@@ -40,7 +40,7 @@ def test_a_process_gets_the_nodes_it_holds() -> None:
 
 
 def test_too_few_examples_are_refused_with_the_numbers() -> None:
-    with pytest.raises(UsageError, match="mnist-mini.*60.*4 nodes.*batch 20.*80"):
+    with pytest.raises(UsageError, match=r"mnist-mini.*60.*4 nodes.*batch 20.*80"):
         deal(data_set(), TrainConfig(nodes=4, batch_size=20, hold_out=0.0))
 
 

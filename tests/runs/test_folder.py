@@ -51,7 +51,7 @@ def test_another_run_is_refused_by_the_option_that_differs(tmp_path: Path) -> No
         folder.check_same("abd", {"seed": 2, "out": "y"})
     for text in ("{}", "[]"):  # not what a run writes
         folder.settings.write_text(text)
-        with pytest.raises(UsageError, match="model.*topology.*--schema"):
+        with pytest.raises(UsageError, match=r"model.*topology.*--schema"):
             folder.check_same("abc", {})
 
 

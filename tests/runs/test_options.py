@@ -57,5 +57,5 @@ def test_options_that_mean_something_are_not(line):
 
 
 def test_the_plan_refuses_them_too():
-    with pytest.raises(UsageError, match="--mechanism.*contribution.*record"):
+    with pytest.raises(UsageError, match=r"--mechanism.*contribution.*record"):
         refuse_idle(["--mechanism", "laplace"], "record", "laplace")

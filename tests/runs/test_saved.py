@@ -143,7 +143,7 @@ def test_processes_below_a_folder_are_found(run: Run, tmp_path: Path):
 
 
 def test_wrong_requests(run: Run, tmp_path: Path):
-    with pytest.raises(UsageError, match="models.*--out"):
+    with pytest.raises(UsageError, match=r"models.*--out"):
         dpps.load(tmp_path)
     with pytest.raises(UsageError, match=r"--node is 7: .* nodes 0, 1, 2, 3"):
         choose(run.out, 7)

@@ -89,13 +89,13 @@ def test_a_charged_search_promises_something_for_one_example_only(tmp_path, give
     config = TrainConfig(
         node_data=own_data(tmp_path), classes=2, nodes=3, model="linear", epsilon=4.0, **given
     )
-    with pytest.raises(UsageError, match="--charge.*--unit.*--records-per-user"):
+    with pytest.raises(UsageError, match=r"--charge.*--unit.*--records-per-user"):
         tune(config, 2, tmp_path / "out", charge=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_public_data_is_not_charged_for(tmp_path):
-    with pytest.raises(UsageError, match="--charge.*--node-data.*--data"):
+    with pytest.raises(UsageError, match=r"--charge.*--node-data.*--data"):
         tune(TrainConfig(data="mnist-mini"), 2, tmp_path / "out", charge=True)
 
 
