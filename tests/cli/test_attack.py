@@ -50,7 +50,7 @@ def test_for_programs_with_images_and_a_picture(capsys, tmp_path):
     ("options", "said"),
     [
         (["--attacker", "10"], "0 to 9"),
-        (["--rounds", "0"], "--rounds"),
+        (["--rounds", "0"], "rounds is 0"),
         (["--epsilon", "0"], "above 0"),
         (["--epsilon"], "--epsilon"),
         (["--topology", "rong"], "ring"),

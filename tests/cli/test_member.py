@@ -17,10 +17,8 @@ def test_init_says_what_show_says_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["member", "show", str(out)]) == DONE
     assert capsys.readouterr().out == first
     assert read_out(Identity.open(out).fingerprint) in first
-    assert " 127.0.0.1:7443\
-" in first
-    assert " b.example:443\
-" in first
+    assert " 127.0.0.1:7443" in first
+    assert " b.example:443" in first
     assert Request.read(out / "member.csr").name == "hospital-b"
     assert stat.S_IMODE((out / "member.key").stat().st_mode) == 0o600
 

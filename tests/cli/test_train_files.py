@@ -90,7 +90,7 @@ def test_the_epsilon_of_the_summary_follows_from_the_ledger_alone(tmp_path):
     ("options", "unit", "words"),
     [
         (["--unit", "node-swap", "--sync-every", "3"], "node-swap", "epsilon 25000"),
-        (["--unit", "node-swap", "--sensitivity", "paper"], "node-swap", "--"),
+        (["--unit", "node-swap", "--sensitivity", "paper"], "node-swap", "measured"),
         (["--unit", "contribution", "--epsilon", "8"], "contribution", "epsilon 8"),
         (["--unit", "contribution", "--mechanism", "gaussian"], "contribution", "epsilon 3"),
         (["--unit", "none"], "none", "No protection"),

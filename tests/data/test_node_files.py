@@ -73,7 +73,9 @@ def test_what_is_no_number_is_told_with_its_place(tmp_path, text, told):
 
 
 def test_a_folder_needs_one_training_file(tmp_path):
-    with pytest.raises(UsageError, match=r"--node-data: .*train\.csv, train\.tsv, train\.parquet, train\.npz"):
+    with pytest.raises(
+        UsageError, match=r"--node-data: .*train\.csv, train\.tsv, train\.parquet, train\.npz"
+    ):
         read_node(tmp_path, 2)
     (tmp_path / "train.xlsx").touch()
     with pytest.raises(UsageError, match=r"\(train\.xlsx .*UTF-8\)"):

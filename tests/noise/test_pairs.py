@@ -149,7 +149,7 @@ def test_messages_lie_on_one_grid_and_updates_are_rounded_toward_zero() -> None:
 def test_the_same_round_is_never_released_twice() -> None:
     source = SecurePairs(Pairs(0).partners(3))
     send(source, [0, 1, 2], 10, 5)
-    with pytest.raises(RunError, match="pair noise of round 5"):
+    with pytest.raises(RunError, match=r"pair noise .*round 5"):
         send(source, [0, 1, 2], 10, 5)
 
 

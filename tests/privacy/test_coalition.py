@@ -42,7 +42,7 @@ def test_partners_change_no_number_of_the_promise(unit: Unit) -> None:
 
 @pytest.mark.parametrize("unit", units(), ids=["record", "contribution"])
 def test_the_coalition_is_named(unit: Unit) -> None:
-    assert "secrets of up to 2 " in unit.who()
+    assert "up to 2 " in unit.who()
     assert "secrets" in unit.limits()
     assert "secrets" in Record(1.0, trust=dpps.Pairs(0)).who()
     assert "a third" in Record(1.0, trust=dpps.Pairs()).who()

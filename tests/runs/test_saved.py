@@ -121,7 +121,9 @@ def test_a_run_made_in_python_needs_its_model(tmp_path: Path):
                 torch.equal(a, b)
                 for a, b in zip(found.state_dict().values(), own.state_dict().values(), strict=True)
             )
-    with pytest.raises(UsageError, match=r"torch\.nn\.modules\.container:Sequential.*dpps\.load\(folder, model="):
+    with pytest.raises(
+        UsageError, match=r"torch\.nn\.modules\.container:Sequential.*dpps\.load\(folder, model="
+    ):
         dpps.load(tmp_path / "run")
     with pytest.raises(UsageError, match=r"parameter '2\.\w+' .*Sequential"):
         dpps.load(tmp_path / "run", nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))

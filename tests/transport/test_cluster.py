@@ -36,9 +36,7 @@ def test_unseeded_runs_differ_and_keep_metrics_at_home(tmp_path: Path) -> None:
         trainers = Trainers(2, tmp_path / name, *COMMON, *PRIVATE, "--epochs", "1")
         assert trainers.wait() == [0, 0], trainers.said()
         for rank, said in enumerate(trainers.said()):
-            assert re.search(
-                rf"^rank {rank}: accuracy +[0-9.]+ % .* 2 nodes$", said, re.MULTILINE
-            ), said
+            assert re.search(rf"^rank {rank}: accuracy +[0-9.]+ % .* 2 nodes$", said, re.MULTILINE), said
             assert re.search(rf"^rank {rank}: privacy +epsilon [0-9.]+", said, re.MULTILINE), said
     assert furthest(tmp_path / "a", tmp_path / "b") > 1e-4
     summary = summary_in(tmp_path / "a")
@@ -177,9 +175,7 @@ def test_a_stranger_without_the_secret(tmp_path: Path) -> None:
         process.join(processes.PATIENCE)
     assert [p.exitcode for p in started] == [2, 2]
     for log in logs:
-        assert re.fullmatch(
-            r"dpps: rank \d: rank \d .*\$DPPS_SECRET .*rank \d\n", log.read_text()
-        )
+        assert re.fullmatch(r"dpps: rank \d: rank \d .*\$DPPS_SECRET .*rank \d\n", log.read_text())
     assert not (tmp_path / "run").exists()
 
 

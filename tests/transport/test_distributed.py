@@ -316,7 +316,9 @@ def test_a_meeting_point_cannot_bring_an_earlier_start_back() -> None:
 def test_a_meeting_point_that_is_not_there() -> None:
     with pytest.raises(dpps.errors.RunError, match=r"rank 0, .*127\.0\.0\.1:\d+, .*rank 1"):
         Cluster(Rendezvous(1, 2, "127.0.0.1", processes.free_port()), timeout=1.0).join()
-    with pytest.raises(dpps.errors.UsageError, match=r"rank 0 .*192\.0\.2\.1:\d+ .*MASTER_ADDR .*MASTER_PORT"):
+    with pytest.raises(
+        dpps.errors.UsageError, match=r"rank 0 .*192\.0\.2\.1:\d+ .*MASTER_ADDR .*MASTER_PORT"
+    ):
         Cluster(Rendezvous(0, 2, "192.0.2.1", processes.free_port())).join()
 
 
