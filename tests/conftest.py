@@ -15,6 +15,7 @@ import torch
 from hypothesis import settings
 
 from browser import Browser, browser, programs
+from dpps.errors import DppsError
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 settings.register_profile("dpps", deadline=None, max_examples=20, derandomize=True)
@@ -35,6 +36,22 @@ def _same_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _one_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every error that dpps makes on purpose during a test is one line of text, also where it is caught and never shown."""
+    wrong: list[str] = []
+
+    def made(error: DppsError, *words: object) -> None:
+        super(DppsError, error).__init__(*words)
+        text = str(error)
+        if not text or text != text.strip() or len(text.splitlines()) > 1 or text[-1] in ":;,":
+            wrong.append(repr(error))
+
+    monkeypatch.setattr(DppsError, "__init__", made)
+    yield
+    assert wrong == [], "an error that is not one line"
 
 
 @pytest.fixture(scope="module")

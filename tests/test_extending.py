@@ -110,7 +110,7 @@ def test_a_unit_promises_what_an_accountant_of_others_finds():
     assert 1.99 < run.privacy.epsilon <= 2.0
     # the noise is half of what the unit contribution adds
     assert run.log[0].scale == pytest.approx(multiplier * 0.1)
-    assert "whether a node added anything" in run.privacy.statement
+    assert "epsilon 2, delta 1e-05" in run.privacy.statement
     # its local part is trained without noise, so the report does not pass its accuracy on
     assert not read_run(run, "run").accuracy_is_covered
 

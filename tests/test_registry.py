@@ -26,12 +26,12 @@ def test_all_topologies_of_the_package_are_there() -> None:
 
 @pytest.mark.parametrize("text", ["4-outs", "-out", "EXP", ""])
 def test_a_wrong_name_is_refused_with_the_right_ones(text: str) -> None:
-    with pytest.raises(UsageError, match=r"unknown topology .*exp"):
+    with pytest.raises(UsageError, match=r"topology .*exp"):
         parse(text, 4)
 
 
 def test_a_name_with_its_letter_is_told_that_it_stands_for_a_number() -> None:
-    with pytest.raises(UsageError, match="topology 'K-out': the K stands for a number, such as '2-out'"):
+    with pytest.raises(UsageError, match=r"topology 'K-out': .*'2-out'"):
         parse("K-out", 4)
 
 
@@ -40,7 +40,7 @@ def test_a_name_has_one_meaning() -> None:
     thing = object()
     assert names.register("one")(thing) is thing
     names.register("one")(thing)
-    with pytest.raises(UsageError, match="two things called 'one'"):
+    with pytest.raises(UsageError, match="'one'"):
         names.register("one")(object())
     assert "one" in names
     assert "two" not in names

@@ -46,8 +46,8 @@ def test_claims_hold_with_100000_a_side(case: Case, secure: bool) -> None:
 def test_rounds_of_node_swap_cost_more_than_their_sum() -> None:
     carried = next(c for c in LEAKS if not isinstance(c, NoiseNormCase))
     finding = audit(carried, secure_noise=True)
+    assert finding.verdict.startswith("leaks")
     assert finding.bound.epsilon > 1.03
-    assert finding.verdict == "leaks, as documented"
 
 
 # Errors elsewhere than in the noise are found too

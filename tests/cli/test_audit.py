@@ -22,7 +22,7 @@ def test_command_prints_a_table_and_judges(capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().out
     assert text.count("holds") == 10  # two mechanisms, two partner graphs, and absences, seeded and secure
     assert text.count("caught") >= 4
-    assert "beyond testing" in text
+    assert "5000" in text
 
 
 def test_command_for_programs_and_exit_code(
@@ -32,7 +32,7 @@ def test_command_for_programs_and_exit_code(
     monkeypatch.setattr(command, "cases", lambda: quick)
     assert main(["audit", "--sensitivity", "paper", "--json", "--no-secure-noise"]) == 0
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert finding["verdict"] == "leaks, as documented"
+    assert finding["verdict"].startswith("leaks")
     assert finding["epsilon_lower"] > 3
     monkeypatch.setattr(Bounded, "admit", lambda self, eps, norms, rate: (eps, norms))
     assert main(["audit", "--unit", "contribution", "--samples", "2000", "--no-secure-noise", "--json"]) == 1
@@ -56,7 +56,7 @@ def test_thorough_runs_every_claim_more_often(
         asked.clear()
         assert main(["audit", *options]) == 0
         told = capsys.readouterr().err
-        assert "idle core" in told
+        assert f"{len(asked)} audits" in told
         assert "advice" not in told
         assert {each for _, each in asked} == {trials}
         assert {_name(case) for case, _ in asked} == {
@@ -69,8 +69,8 @@ def test_thorough_runs_every_claim_more_often(
     [
         (["--samples", "10"], "1000 or more"),
         (["--plot", "x.png"], "--attack"),
-        (["--thorough", "--samples", "5000"], "leave one out"),
-        (["--unit", "record", "--sensitivity", "paper"], "leave it out"),
+        (["--thorough", "--samples", "5000"], "--thorough"),
+        (["--unit", "record", "--sensitivity", "paper"], "--sensitivity"),
         (["--epsilon", "0"], "above 0"),
     ],
 )

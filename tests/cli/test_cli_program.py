@@ -33,12 +33,12 @@ def test_the_program_ends_with_its_code_and_everything_said(words, code):
     done = as_program(f"sys.argv = ['dpps', *{words}]", stdout=subprocess.PIPE)
     assert done.returncode == code
     assert ("torch" in done.stdout) == (code == 0)
-    assert ("did you mean" in done.stderr or "choose one of" in done.stderr) == (code == 2)
+    assert ("'nonsense'" in done.stderr) == (code == 2)
 
 
 def test_the_program_s_quick_end_forgets_nobody():
-    asked = "sys.argv = ['dpps', '--version']; atexit.register(print, 'was asked for')"
-    assert "was asked for" in as_program(asked, stdout=subprocess.PIPE).stdout
+    asked = "sys.argv = ['dpps', '--version']; atexit.register(print, 'asked')"
+    assert "asked" in as_program(asked, stdout=subprocess.PIPE).stdout
     busy = "sys.argv = ['dpps', '--version']\nthreading.Thread(target=lambda: (time.sleep(0.5), print('worked'))).start()"
     assert "worked" in as_program(busy, stdout=subprocess.PIPE).stdout
 

@@ -21,7 +21,7 @@ def described(tmp_path, capsys):
     template, schema = write_hospitals(tmp_path / "hospitals"), tmp_path / "schema.toml"
     file = tmp_path / "hospitals" / "node-2" / "train.csv"
     assert main(["data", "describe", str(file), "--label", "diagnosis", "--out", str(schema)]) == 0
-    assert "becomes PUBLIC: correct ranges" in " ".join(capsys.readouterr().out.split())
+    assert "PUBLIC" in capsys.readouterr().out
     return template, schema
 
 
@@ -75,20 +75,16 @@ def test_it_learns_without_noise_and_metrics_are_told(described, tmp_path, capsy
     assert [100 * share for share in own["accuracy"]] == pytest.approx(summary["own_accuracy_by_node"])
     assert all(value > 0.75 for value in own["auroc"])
     shown = capsys.readouterr().out
-    assert (
-        f"auroc     {', '.join(f'{value:.3f}' for value in own['auroc'])} on its own test data, by node"
-        in shown
-    )
+    assert f"auroc     {', '.join(f'{value:.3f}' for value in own['auroc'])} " in shown
 
 
 def test_without_test_files_part_of_the_examples_answers_what_joining_gained(described, tmp_path, capsys):
     template, schema = described
     assert train(template, schema, tmp_path / "plain") == 0
-    assert "not measured: there is no test file" in capsys.readouterr().out
+    assert "--hold-out" in capsys.readouterr().out
     assert train(template, schema, tmp_path / "run", "--baselines", "--epochs", "3") == 0
     shown = capsys.readouterr().out
-    assert "on each node's own test data" in shown
-    assert "gain      of joining: " in shown
+    assert {"accuracy", "gain", "cost"} <= {line.split(" ")[0] for line in shown.splitlines()}
     assert "±" in shown
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert all(sum(counts) < size for counts, size in zip(summary["split"], SIZES, strict=True))
@@ -104,7 +100,7 @@ def test_without_test_files_part_of_the_examples_answers_what_joining_gained(des
         for node in both["by_node"]
     )
     assert train(template, schema, tmp_path / "none", "--hold-out", "0.001") == 2
-    assert "choose another part" in capsys.readouterr().err
+    assert "--hold-out 0.001" in capsys.readouterr().err
 
 
 def test_a_run_goes_on_with_the_same_schema_only(described, tmp_path, capsys):
@@ -112,7 +108,7 @@ def test_a_run_goes_on_with_the_same_schema_only(described, tmp_path, capsys):
     assert train(template, schema, tmp_path / "run") == 0
     schema.write_text(schema.read_text().replace("[0, 100]", "[0, 120]"))
     assert train(template, schema, tmp_path / "run", "--resume") == 2
-    assert "what --schema says)" in capsys.readouterr().err
+    assert "--schema" in capsys.readouterr().err
 
 
 def test_a_schema_that_is_there_is_not_written_over(described, tmp_path, capsys):
@@ -120,19 +116,19 @@ def test_a_schema_that_is_there_is_not_written_over(described, tmp_path, capsys)
     file = str(tmp_path / "hospitals" / "node-0" / "train.csv")
     words = ["data", "describe", file, "--label", "diagnosis", "--out", str(schema)]
     assert main(words) == 2
-    assert "add --overwrite" in capsys.readouterr().err
+    assert "--overwrite" in capsys.readouterr().err
     assert main([*words, "--overwrite"]) == 0
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("data descrbe", "did you mean 'describe'"),
-        ("data describe absent.csv --label x", "absent.csv cannot be read"),
-        ("train --schema s.toml", "belong together"),
-        ("train --node-data d", "belong together"),
-        ("train --metrics acuracy", "did you mean 'accuracy'"),
-        ("train --node-data d --classes 2 --schema s.toml", "leave --classes out"),
+        ("data descrbe", "'describe'"),
+        ("data describe absent.csv --label x", "absent.csv"),
+        ("train --schema s.toml", "--node-data"),
+        ("train --node-data d", "--schema"),
+        ("train --metrics acuracy", "'accuracy'"),
+        ("train --node-data d --classes 2 --schema s.toml", "--classes"),
         ("train --node-data d --schema absent.toml", "dpps data describe FILE"),
     ],
 )

@@ -37,9 +37,9 @@ def test_what_is_no_number_of_processes_is_refused(value: str) -> None:
     ("arguments", "words"),
     [
         (["--nodes", "8"], "--nproc is missing"),
-        (["--nproc", "9", "--nodes", "8", "--out", "x"], "--nproc is 9: with --nodes 8 it must be 8 or less"),
+        (["--nproc", "9", "--nodes", "8", "--out", "x"], "--nproc is 9: with --nodes 8"),
         (["--nproc", "2", "--nodes", "8"], "needs --out"),
-        (["--nproc", "2", "--model", "mpl", "--out", "x"], "unknown model 'mpl'"),
+        (["--nproc", "2", "--model", "mpl", "--out", "x"], "'mpl'"),
     ],
 )
 def test_a_wrong_request_is_told_once_before_any_process_starts(

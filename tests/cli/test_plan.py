@@ -16,18 +16,20 @@ def test_plan_answers_both_ways(capsys):
     assert main(["plan", "--unit", "node-swap", "--budget", "5", "--parameters", "7850"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "1.897" in shown  # 0.55 (1 + 2 x 0.78 x 0.001 x 7850 / 5)
-    assert "no meaningful protection" in shown
-    assert "sum of rounds, no guarantee" in shown
+    from dpps.privacy.accountant import SUM_OF_ROUNDS, label
+
+    assert label(600_000) in shown
+    assert SUM_OF_ROUNDS in shown
     assert "total" not in shown
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--local-steps", "2"], "one step per round"),
-        (["--algorithm", "pedfl"], "the unit record has no bound"),
-        (["--model", "resnet18"], "BatchNorm mixes examples"),
-        (["--unit", "node-swap", "--mixes", "2"], "hides rows"),
+        (["--local-steps", "2"], "local_steps"),
+        (["--algorithm", "pedfl"], "unit record"),
+        (["--model", "resnet18"], "BatchNorm"),
+        (["--unit", "node-swap", "--mixes", "2"], "mixes"),
     ],
 )
 def test_what_cannot_be_trained_is_not_planned(capsys, options, says):
@@ -39,4 +41,4 @@ def test_every_model_has_a_suggestion_with_reasons(capsys):
     assert main(["plan", "--model", "cnn", "--shared", "all", "--noise-multiplier", "5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["suggested"]
     assert (found["batch_size"], found["epochs"], found["clip"]) == (100, 12, 1.0)
-    assert "moves a parameter by about 0.1" in found["reasons"][-1]
+    assert found["reasons"][-1].endswith(" 0.1")

@@ -88,19 +88,19 @@ def test_the_epsilon_of_the_summary_follows_from_the_ledger_alone(tmp_path):
 @pytest.mark.parametrize(
     ("options", "unit", "words"),
     [
-        (["--unit", "node-swap", "--sync-every", "3"], "node-swap", "no meaningful protection"),
-        (["--unit", "node-swap", "--sensitivity", "paper"], "node-swap", "tuned by hand"),
-        (["--unit", "contribution", "--epsilon", "8"], "contribution", "must never be published"),
+        (["--unit", "node-swap", "--sync-every", "3"], "node-swap", "epsilon 25000"),
+        (["--unit", "node-swap", "--sensitivity", "paper"], "node-swap", "measured"),
+        (["--unit", "contribution", "--epsilon", "8"], "contribution", "epsilon 8"),
         (["--unit", "contribution", "--mechanism", "gaussian"], "contribution", "epsilon 3"),
-        (["--unit", "none"], "none", "without noise"),
-        (["--algorithm", "sgp"], "none", "without noise"),
+        (["--unit", "none"], "none", "No protection"),
+        (["--algorithm", "sgp"], "none", "No protection"),
         (
             ["--algorithm", "sgpdp", "--unit", "node-swap", "--sensitivity", "oracle", "--sync-every", "2"],
             "node-swap",
             "measured",
         ),
         (["--algorithm", "pedfl", "--unit", "node-swap", "--budget", "1"], "node-swap", "measured"),
-        (["--secure-noise"], "record", "one training example"),
+        (["--secure-noise"], "record", "epsilon 3"),
         (["--records-per-user", "2"], "record", "up to 2"),
     ],
 )
@@ -137,13 +137,13 @@ def test_a_configuration_file_gives_defaults_and_the_command_line_wins(tmp_path,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('nodes = "many"', "nodes is 'many': it must be a whole number"),
-        ("epsilon = true", "epsilon is True: it must be a number"),
-        ("quiet = 1", "quiet is 1: it must be true or false"),
-        ('norm = "bath"', "norm is 'bath': it must be 'batch' or 'group'"),
-        ("out = 3", "out is 3: it must be a path"),
-        ("ndoes = 3", "unknown option.*did you mean 'nodes'"),
-        ("nodes =", "is not TOML"),
+        ('nodes = "many"', "nodes is 'many'"),
+        ("epsilon = true", "epsilon is True"),
+        ("quiet = 1", "quiet is 1"),
+        ('norm = "bath"', "norm is 'bath'.*'batch'.*'group'"),
+        ("out = 3", "out is 3"),
+        ("ndoes = 3", "'ndoes'.*'nodes'"),
+        ("nodes =", "run.toml.*TOML"),
     ],
 )
 def test_a_wrong_configuration_file_is_refused_by_name(tmp_path, capsys, text, message):
@@ -201,23 +201,24 @@ def test_a_second_comparison_does_not_take_the_place_of_the_first(tmp_path, monk
 def test_the_share_of_clipped_examples_is_in_the_summary_and_a_useless_clip_is_told(tmp_path, capsys):
     assert 0.01 < train(tmp_path / "a")["clipped_share"] <= 1
     assert train(tmp_path / "b", "--clip", "1e9")["clipped_share"] == 0
-    assert "smaller clip" in capsys.readouterr().err
+    assert "1e+09" in capsys.readouterr().err
 
 
 def test_the_sum_of_node_swap_is_never_called_a_total(tmp_path, capsys):
+    from dpps.privacy.accountant import SUM_OF_ROUNDS
+
     train(tmp_path / "run", "--unit", "node-swap", "--budget", "5", "--sync-every", "2")
-    assert "(sum of rounds, no guarantee)" in " ".join(capsys.readouterr().out.split())
+    assert SUM_OF_ROUNDS in " ".join(capsys.readouterr().out.split())
     for command in ("plan", "train"):
         assert main([command, "--help"]) == 0
         said = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert "node-swap" in said
-        assert "sum of rounds, no guarantee" in said
+        assert SUM_OF_ROUNDS in said
 
 
 @pytest.mark.parametrize("unit", ["record", "contribution", "node-swap"])
 def test_the_statement_says_what_is_for_the_nodes_own_eyes(tmp_path, unit):
+    from dpps.privacy.statement import OWN_EYES
+
     summary = train(tmp_path / "run", "--unit", unit, "--sync-every", "2")
-    assert (
-        "training losses, label counts and accuracies on a node's own data" in summary["privacy"]["statement"]
-    )
-    assert "own eyes" in summary["privacy"]["statement"]
+    assert OWN_EYES in summary["privacy"]["statement"]

@@ -30,7 +30,7 @@ def test_overwrite_and_resume_are_asked_for(tmp_path, capsys):
     train(out, "--overwrite")
     assert (out / "mine.txt").read_text() == "precious"
     assert main(["train", *QUICK, "--out", str(out), "--resume", "--seed", "9"]) == 2
-    assert "other settings (seed)" in capsys.readouterr().err
+    assert "(seed)" in capsys.readouterr().err
 
 
 LONGER = [
@@ -90,7 +90,7 @@ def test_a_lost_or_older_ledger_stops_a_resumed_run(tmp_path, capsys):
         if damaged is not None:
             ledger.write_bytes(damaged)
         assert main(["train", *LONGER, "--out", str(out), "--resume"]) == 1
-        assert "what was spent is not known" in capsys.readouterr().err
+        assert "ledger.jsonl" in capsys.readouterr().err
         if damaged is None:
             assert not ledger.exists()  # never started afresh
             ledger.touch()
@@ -122,6 +122,6 @@ def test_sigterm_stops_resumably_kill_loses_nothing_and_a_damaged_checkpoint_is_
             newest = max((out / "checkpoint").glob("round-*")) / "tensors.safetensors"
             newest.write_bytes(newest.read_bytes()[:100])
         resumed = finish(out, "--resume")
-        assert ("is damaged" in resumed.stderr) == (number == signal.SIGKILL)
+        assert ("round-000000010" in resumed.stderr) == (number == signal.SIGKILL)
         assert same_models(out, whole)
         assert (out / "rounds.csv").read_text() == (whole / "rounds.csv").read_text()

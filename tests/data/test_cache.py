@@ -62,7 +62,7 @@ def test_file_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", forbidden)
-    with pytest.raises(RunError, match=r"train\.bin\.xz: cannot be read"):
+    with pytest.raises(RunError, match=r"train\.bin\.xz: .*Errno 13"):
         load("cifar-10", tmp_path)
 
 
@@ -75,4 +75,4 @@ def test_cache_that_cannot_be_written_only_costs_time(
     for part in ("train", "test"):
         (tmp_path / "cifar-10" / f"{part}.bin.xz").write_bytes(lzma.compress(cifar_records(range(3))))
     assert load("cifar-10", tmp_path).train.labels.tolist() == [0, 1, 2]
-    assert "decompresses it again" in caplog.text
+    assert "train.bin.xz" in caplog.text

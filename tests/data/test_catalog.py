@@ -86,7 +86,7 @@ def test_inputs_are_scaled_and_picked() -> None:
 
 
 def test_images_and_labels_must_be_as_many() -> None:
-    with pytest.raises(UsageError, match="3 images but 2 labels"):
+    with pytest.raises(UsageError, match=r"3 images.*2 labels"):
         Images(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
 
 
@@ -133,7 +133,8 @@ def test_colours_need_no_mean() -> None:
 def test_unknown_name_gives_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         load("mnist-min")
-    assert f"choose one of {', '.join(DATA_SETS.names())}; did you mean 'mnist-mini'?" in str(caught.value)
+    assert ", ".join(DATA_SETS.names()) in str(caught.value)
+    assert "'mnist-mini'" in str(caught.value)
     assert DATA_SETS.names() == ("cifar-10", "fashion-mnist", "mnist", "mnist-mini")
 
 
@@ -158,7 +159,7 @@ def test_directory_comes_before_the_environment(tmp_path: Path, monkeypatch: pyt
 
 def test_environment_must_name_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPPS_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(UsageError, match=r"\$DPPS_DATA names .*nowhere.*: correct or unset it"):
+    with pytest.raises(UsageError, match=r"\$DPPS_DATA .*nowhere"):
         load("mnist")
 
 
@@ -167,7 +168,7 @@ def test_environment_with_half_a_data_set_is_an_error(
 ) -> None:
     (write_mnist(tmp_path / "mnist") / "t10k-labels-idx1-ubyte").unlink()
     monkeypatch.setenv("DPPS_DATA", str(tmp_path))
-    with pytest.raises(UsageError, match="lacks data files"):
+    with pytest.raises(UsageError, match=r"mnist .*t10k-labels-idx1-ubyte \(.*\.gz or \.xz\)"):
         load("mnist")
 
 
@@ -179,16 +180,16 @@ def test_last_resort_is_the_download(
     monkeypatch.delenv("DPPS_DATA", raising=False)
     if environment:
         monkeypatch.setenv("DPPS_DATA", str(tmp_path))
-    with pytest.raises(RunError, match="nothing must be downloaded here"):
+    with pytest.raises(RunError, match="downloaded here"):
         load("mnist")
 
 
 @pytest.mark.parametrize(
     ("pixels", "labels", "message"),
     [
-        (PIXELS, LABELS[:-1], "expected one label each, found 30 images, 29 labels"),
-        (PIXELS, LABELS + np.uint8(1), r"expected labels 0\.\.9, found 10"),
-        (PIXELS[:0], LABELS[:0], r"expected labels 0\.\.9, found none"),
+        (PIXELS, LABELS[:-1], "30 images, 29 labels"),
+        (PIXELS, LABELS + np.uint8(1), r"0\.\.9.* 10$"),
+        (PIXELS[:0], LABELS[:0], r"0\.\.9"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray, message: str) -> None:
@@ -248,5 +249,5 @@ def test_published_hashes_are_those_of_the_files(name: str) -> None:
 
 
 def test_a_folder_may_be_named_by_its_text(tmp_path):
-    with pytest.raises(UsageError, match="lacks data files"):
+    with pytest.raises(UsageError, match=r"mnist .*train-images-idx3-ubyte"):
         load("mnist", str(tmp_path))

@@ -154,7 +154,7 @@ def test_part_of_an_earlier_run_is_continued(site: Site, tmp_path: Path) -> None
 
 def test_part_is_kept_when_the_server_cuts_too_often(site: Site, tmp_path: Path) -> None:
     site.cuts, site.cut_after = 5, 1000
-    with pytest.raises(RunError, match="connection cut 5 times; 5000 bytes are kept in"):
+    with pytest.raises(RunError, match=r"5 times.*5000 bytes.*data\.bin\.part"):
         fetch(source(site), tmp_path)
     assert (tmp_path / "data.bin.part").read_bytes() == CONTENT[:5000]
     assert fetch(source(site), tmp_path).read_bytes() == CONTENT
@@ -174,14 +174,15 @@ def test_tampered_file_is_refused_and_removed(tmp_path: Path) -> None:
     expected, found = (hashlib.sha256(content).hexdigest() for content in (CONTENT, changed))
     with serving(Site({"/data.bin": changed})) as bad, pytest.raises(RunError) as caught:
         fetch(source(bad), tmp_path)
-    assert f"expected sha256:{expected} but got {found}" in str(caught.value)
+    assert f"sha256:{expected} " in str(caught.value)
+    assert found in str(caught.value)
     assert "\n" not in str(caught.value)
     assert left(tmp_path) == set()
 
 
 def test_tampered_part_is_refused_and_removed(site: Site, tmp_path: Path) -> None:
     (tmp_path / "data.bin.part").write_bytes(bytes(1000))
-    with pytest.raises(RunError, match="does not match"):
+    with pytest.raises(RunError, match=r"data\.bin.*sha256"):
         fetch(source(site), tmp_path)
     assert left(tmp_path) == set()
     assert fetch(source(site), tmp_path).read_bytes() == CONTENT
@@ -283,14 +284,14 @@ def test_archive_without_a_member_is_refused(tmp_path: Path) -> None:
     archive = cifar_archive(ARCHIVE.files[:-1])
     with serving(Site({"/c.tar.gz": archive})) as site:
         recipe = recipe_like("cifar-10", source(site, content=archive, name="c.tar.gz"))
-        with pytest.raises(RunError, match=r"expected the file cifar-10-batches-bin/test_batch\.bin in it"):
+        with pytest.raises(RunError, match=r"c\.tar\.gz: .*cifar-10-batches-bin/test_batch\.bin"):
             obtain(recipe, tmp_path, progress=False)
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("a file where the folder should be")
     recipe = recipe_like("mnist", Source("x", ("http://127.0.0.1:1",), "sha256:0"))
-    with pytest.raises(RunError, match="cannot fill the data folder"):
+    with pytest.raises(RunError, match="blocked/mnist"):
         obtain(recipe, tmp_path / "blocked" / "mnist")
 
 

@@ -60,11 +60,11 @@ def test_every_truncation_of_an_idx_file_is_refused(length: int) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x00\x00\x08\x01" + bytes(20), "starts with 00 00 08 03, but it starts with 00 00 08 01"),
-        (b"\x00\x00\x0d\x03" + bytes(20), "but it starts with 00 00 0d 03"),
-        (b"<html>", "but it starts with 3c 68 74 6d"),
-        (b"", "but it starts with nothing"),
-        (write_idx(VALUES) + b"!", "expected 40 bytes for the shape (2, 3, 4) in its header, found 41"),
+        (b"\x00\x00\x08\x01" + bytes(20), "00 00 08 01"),
+        (b"\x00\x00\x0d\x03" + bytes(20), "00 00 0d 03"),
+        (b"<html>", "3c 68 74 6d"),
+        (b"", "00 00 08 03"),
+        (write_idx(VALUES) + b"!", "(2, 3, 4)"),
     ],
 )
 def test_wrong_idx_file_names_what_was_expected(tmp_path: Path, content: bytes, message: str) -> None:
@@ -85,12 +85,12 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str, damage: str
     content = {"cut": packed[:-9], "flipped": packed, "other": b"not compressed at all"}[damage]
     file = tmp_path / f"values{suffix}"
     file.write_bytes(content)
-    with pytest.raises(RunError, match=f"expected a complete {suffix[1:]} file, but it is damaged"):
+    with pytest.raises(RunError, match=rf"values\{suffix}: .*{suffix[1:]} file"):
         read_idx(file, 3)
 
 
 def test_unreadable_file_is_a_run_error(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(RunError, match=r"missing: .*Errno 2"):
         read_idx(tmp_path / "missing", 3)
 
 
@@ -108,7 +108,5 @@ def test_cifar_planes_and_labels(tmp_path: Path) -> None:
 def test_cifar_of_no_whole_number_of_records_is_refused(tmp_path: Path, size: int) -> None:
     file = tmp_path / "batch.bin"
     file.write_bytes(bytes(size))
-    with pytest.raises(
-        RunError, match=f"batch.bin: expected CIFAR-10 records of 3073 bytes, but its {size} bytes"
-    ):
+    with pytest.raises(RunError, match=rf"batch\.bin: .*3073 bytes.* {size} bytes"):
         parse_cifar(file.read_bytes(), file)

@@ -39,14 +39,14 @@ def test_a_wrong_cell_is_told_with_its_row(frame):
     frame["ward"] = ["1", "2", "x"]
     with pytest.raises(UsageError, match=r"data frame, row 3, column 1 \(ward\) is 'x'"):
         table_dataset(frame, SCHEMA)
-    with pytest.raises(UsageError, match="has no examples"):
+    with pytest.raises(UsageError, match="data frame"):
         table_dataset(frame.iloc[:0], SCHEMA)
-    with pytest.raises(UsageError, match="the table is a list"):
+    with pytest.raises(UsageError, match=r"list: .*to_pandas\(\)"):
         table_dataset([1, 2], SCHEMA)
 
 
 def test_a_frame_without_a_schema_is_told_what_to_do(frame):
-    with pytest.raises(UsageError, match=r"node 0 is a DataFrame: .*table_dataset"):
+    with pytest.raises(UsageError, match=r"node 0 .*DataFrame: .*table_dataset"):
         as_datasets([frame], nn.Linear(1, 1), functional.cross_entropy)
     dataset = table_dataset(frame, SCHEMA)
     assert as_datasets([dataset], nn.Linear(4, 2), functional.cross_entropy)[0][0][1] == torch.tensor(1)

@@ -50,7 +50,7 @@ def test_kinds_are_guessed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("label", "told"), [("il", "did you mean 'ill'"), ("name", "has 24 different"), ("blank", "has 0")]
+    ("label", "told"), [("il", "'il'.*'ill'"), ("name", "'name' .*24"), ("blank", "'blank' .*0")]
 )
 def test_a_label_must_have_classes(tmp_path, label, told):
     with pytest.raises(UsageError, match=told):
@@ -64,5 +64,5 @@ def test_numbers_of_any_size_have_a_range():
 
 def test_a_file_without_inputs_is_refused(tmp_path):
     (tmp_path / "t.csv").write_text("name,ill\n" + "".join(f"n{k},{k % 2}\n" for k in range(30)))
-    with pytest.raises(UsageError, match="a model needs one input or more"):
+    with pytest.raises(UsageError, match=r"t\.csv: .*number or category"):
         guess_schema(read_table(tmp_path / "t.csv"), "ill")

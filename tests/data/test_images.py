@@ -73,7 +73,7 @@ def test_in_python(tmp_path):
     found = dpps.data.image_dataset(tmp_path / "images", tmp_path / "schema.toml")
     assert len(found) == 12
     assert found[0][0].shape == (1, 8, 8)
-    with pytest.raises(UsageError, match="describes images"):
+    with pytest.raises(UsageError, match=r"schema\.toml .*dpps\.data\.image_dataset"):
         dpps.data.table_dataset(tmp_path / "t.csv", tmp_path / "schema.toml")
 
 
@@ -111,42 +111,42 @@ def test_from_folders_to_predictions(tmp_path, capsys):
 def test_wrong_folders_are_told(tmp_path, capsys):
     draw(tmp_path / "dark" / "a.png", False)
     draw(tmp_path / "darc" / "a.png", False)
-    with pytest.raises(UsageError, match=r"darc is no class of the schema \('dark', 'light'\)"):
+    with pytest.raises(UsageError, match=r"darc .*\('dark', 'light'\)"):
         labelled_images(tmp_path, SCHEMA)
     (tmp_path / "darc" / "a.png").rename(tmp_path / "dark" / "b.png")
     (tmp_path / "darc").rmdir()
     (tmp_path / "dark" / "b.png").write_bytes(b"no image")
-    with pytest.raises(UsageError, match=r"b.png is no image that can be read"):
+    with pytest.raises(UsageError, match=r"b\.png .*UnidentifiedImageError"):
         labelled_images(tmp_path, SCHEMA)
     whole = (tmp_path / "dark" / "a.png").read_bytes()
     (tmp_path / "dark" / "b.png").write_bytes(whole[: len(whole) - 30])
-    with pytest.raises(UsageError, match=r"b.png is damaged"):
+    with pytest.raises(UsageError, match=r"b\.png .*truncated"):
         labelled_images(tmp_path, SCHEMA)
     Image.fromarray(np.zeros((8, 8), np.uint16)).save(tmp_path / "dark" / "b.png")
-    with pytest.raises(UsageError, match="more than 8 bits"):
+    with pytest.raises(UsageError, match=r"b\.png .*I;16.*8 bits"):
         labelled_images(tmp_path, SCHEMA)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="holds no images"):
+    with pytest.raises(UsageError, match=r"empty .*\('dark', 'light'\)"):
         labelled_images(tmp_path / "empty", SCHEMA)
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="absent "):
         labelled_images(tmp_path / "absent", SCHEMA)
     assert main(["data", "describe", str(tmp_path), "--label", "x", "--out", str(tmp_path / "s")]) == WRONG
-    assert "leave it out" in capsys.readouterr().err
+    assert "--label x" in capsys.readouterr().err
     for name in ("a", "b"):
         (tmp_path / "tables" / name).mkdir(parents=True)
         (tmp_path / "tables" / name / "train.csv").touch()
     assert main(["data", "describe", str(tmp_path / "tables"), "--out", str(tmp_path / "s")]) == WRONG
     told = capsys.readouterr().err
-    assert "holds no images" in told
+    assert ".jpeg" in told
     assert len(told.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('classes = ["a"]\nimages = [1, 8, 8]', "name two or more"),
+        ('classes = ["a"]\nimages = [1, 8, 8]', r"schema.toml: classes .*\['a'\]"),
         ('classes = ["a", "b"]\nimages = [2, 8, 8]', "channels"),
-        ('classes = ["a", "b"]\nimages = [1, 8, 8]\nlabel = "x"', "unknown entry"),
+        ('classes = ["a", "b"]\nimages = [1, 8, 8]\nlabel = "x"', "schema.toml.*'label'"),
     ],
 )
 def test_wrong_schemas_are_told(text, told):

@@ -58,11 +58,11 @@ def test_arrays_need_no_schema(tmp_path):
     [
         (
             "age,label\n1,0\nold,1\n",
-            r"line 3, column 1 \(age\) is 'old', no number.*--schema instead of --classes",
+            r"line 3, column 1 \(age\) is 'old'.*--schema .*--classes",
         ),
-        ("1,0\n,1\n", r"line 2, column 1 is '', no number"),
-        ("1,0\n2,2\n", "labels run from 0 to 2"),
-        ("1,0\n2,0.5\n", "labels must be whole numbers"),
+        ("1,0\n,1\n", r"line 2, column 1 is ''"),
+        ("1,0\n2,2\n", "labels .*0 to 2"),
+        ("1,0\n2,0.5\n", "labels .*whole numbers"),
     ],
 )
 def test_what_is_no_number_is_told_with_its_place(tmp_path, text, told):
@@ -71,19 +71,21 @@ def test_what_is_no_number_is_told_with_its_place(tmp_path, text, told):
 
 
 def test_a_folder_needs_one_training_file(tmp_path):
-    with pytest.raises(UsageError, match=r"holds none of train.csv, train.tsv, train.parquet, train.npz"):
+    with pytest.raises(
+        UsageError, match=r"--node-data: .*train\.csv, train\.tsv, train\.parquet, train\.npz"
+    ):
         read_node(tmp_path, 2)
     (tmp_path / "train.xlsx").touch()
-    with pytest.raises(UsageError, match=r"\(train.xlsx cannot be read: save as CSV UTF-8\)"):
+    with pytest.raises(UsageError, match=r"\(train\.xlsx .*UTF-8\)"):
         read_node(tmp_path, 2)
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "train.npz").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(UsageError, match=r"train.npz is no .npz file"):
+    with pytest.raises(UsageError, match=r"broken/train\.npz "):
         read_node(broken, 2)
     a = folder(tmp_path / "a", train="1,0\n")
     (a / "train.tsv").write_text("1\t0\n")
-    with pytest.raises(UsageError, match=r"holds train.csv and train.tsv: keep one"):
+    with pytest.raises(UsageError, match=r"train\.csv and train\.tsv"):
         read_node(a, 2)
 
 
@@ -126,19 +128,19 @@ def test_a_file_alone_that_is_wrong(tmp_path):
     assert read_examples(tmp_path / "c.csv", 3, labelled=False)[0].shape == (2, 3)
     with pytest.raises(UsageError, match="line 2, column 4"):
         read_examples(tmp_path / "c.csv", 3, labelled=True)
-    with pytest.raises(UsageError, match="column 1 is 'a' and was 'b' in training"):
+    with pytest.raises(UsageError, match="column 1 is 'a' and was 'b'"):
         read_examples(tmp_path / "c.csv", 3, labelled=False, columns=["b", "a", "c", "ill"])
-    with pytest.raises(UsageError, match="has 4 columns: the model reads 2, with or without"):
+    with pytest.raises(UsageError, match=r"4 columns: .*\b2\b"):
         read_examples(tmp_path / "c.csv", 2, labelled=False)
-    with pytest.raises(UsageError, match="has 4 columns: the model reads 4, and the label"):
+    with pytest.raises(UsageError, match=r"4 columns: .*\b4\b.*label"):
         read_examples(tmp_path / "c.csv", 4, labelled=True)
     np.savez(tmp_path / "d.npz", x=np.ones((2, 3)), y=np.array([1]))
-    with pytest.raises(UsageError, match="2 examples and 1 labels"):
+    with pytest.raises(UsageError, match=r"2 examples .*1 labels"):
         read_examples(tmp_path / "d.npz", 3, labelled=True)
     np.savez(tmp_path / "e.npz", x=np.array(["a", "b"]))
-    with pytest.raises(UsageError, match="numbers are needed"):
+    with pytest.raises(UsageError, match=r"e\.npz: .*<U1 .*\(2,\)"):
         read_examples(tmp_path / "e.npz", 3, labelled=False)
-    with pytest.raises(UsageError, match="no array 'y'"):
+    with pytest.raises(UsageError, match="array 'y'"):
         read_examples(tmp_path / "e.npz", 3, labelled=True)
 
 

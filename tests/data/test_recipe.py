@@ -33,7 +33,7 @@ def test_the_first_whole_layout_is_taken_plain_or_compressed(tmp_path: Path) -> 
 def test_labels_that_make_no_sense_are_refused_with_the_file(
     tmp_path: Path, labels: list[int], said: str
 ) -> None:
-    with pytest.raises(RunError, match=f"train.*{said}"):
+    with pytest.raises(RunError, match=rf"train.*{said}"):
         _recipe(labels).images((tmp_path / "train",))
 
 

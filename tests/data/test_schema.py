@@ -46,22 +46,22 @@ kind = "number"
 range = [0, 1]
 """
 WRONG = [
-    ("label =", "lable =", "unknown entry in s.toml 'lable'.*did you mean 'label'"),
+    ("label =", "lable =", "s.toml 'lable'.*'label'"),
     ('label = "y"', "label = 3", "label is 3"),
-    ('"a", "b"', '"a"', "classes is .* give 2 or more"),
-    ('"a", "b"', "1, 1", "each once"),
-    ('"a", "b"', "0.5, 1", "list of texts or whole numbers"),
-    ('name = "x"', "", "entry 1 of columns has no name"),
-    ('name = "x"', 'name = "y"', "the label and a column are called 'y'"),
-    ('"number"', '"nubmer"', "did you mean 'number'"),
-    ('"number"', '"category"', "unknown entry in s.toml, column 'x' of the kind category 'range'"),
-    ("[0, 1]", "[1, 0]", r"range is \[1, 0\]: give the lowest"),
-    ("[0, 1]", "[0, inf]", "give the lowest"),
-    ("[0, 1]", '"0 to 1"', "give the lowest"),
-    ('"number"\nrange = [0, 1]', '"ignore"', "a model needs one input or more"),
-    ("[[columns]]", "[columns]", r"write \[\[columns\]\]"),
-    ("classes", "missing = [1]\nclasses", "missing is"),
-    ("classes", 'missing = "NA"\nclasses', "missing is 'NA': give a list"),
+    ('"a", "b"', '"a"', r"classes .*\['a'\].*2 or more"),
+    ('"a", "b"', "1, 1", r"classes .*\[1, 1\]"),
+    ('"a", "b"', "0.5, 1", r"classes .*\[0\.5, 1\]"),
+    ('name = "x"', "", "entry 1 of columns .*name"),
+    ('name = "x"', 'name = "y"', "label .*'y'"),
+    ('"number"', '"nubmer"', "'nubmer'.*'number'"),
+    ('"number"', '"category"', "s.toml, column 'x' .*category 'range'"),
+    ("[0, 1]", "[1, 0]", r"range .*\[1, 0\]"),
+    ("[0, 1]", "[0, inf]", r"range .*\[0, inf\]"),
+    ("[0, 1]", '"0 to 1"', "range .*0 to 1"),
+    ('"number"\nrange = [0, 1]', '"ignore"', "number or category"),
+    ("[[columns]]", "[columns]", r"\[\[columns\]\]"),
+    ("classes", "missing = [1]\nclasses", r"missing .*\[1\]"),
+    ("classes", 'missing = "NA"\nclasses', "missing .*'NA'"),
 ]
 
 
@@ -74,8 +74,8 @@ def test_mistakes_are_told_in_one_line(old, new, told):
 
 
 def test_a_file_that_is_no_schema(tmp_path):
-    with pytest.raises(UsageError, match="dpps data describe FILE --label COLUMN --out"):
+    with pytest.raises(UsageError, match=r"absent\.toml .*dpps data describe FILE --label COLUMN --out"):
         read_schema(tmp_path / "absent.toml")
     (tmp_path / "s.toml").write_text("label is y\n")
-    with pytest.raises(UsageError, match=r"is not TOML.*line 1"):
+    with pytest.raises(UsageError, match=r"s\.toml .*TOML.*line 1"):
         read_schema(tmp_path / "s.toml")

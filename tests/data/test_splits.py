@@ -111,20 +111,20 @@ def test_parts_are_in_random_order(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("idd", "unknown split 'idd': choose one of iid, dirichlet:ALPHA, label:K; did you mean 'iid'?"),
-        ("dirichet:0.5", "did you mean 'dirichlet:ALPHA'?"),
-        ("labels:2", "did you mean 'label:K'?"),
-        ("zzz", "unknown split 'zzz': choose one of iid, dirichlet:ALPHA, label:K"),
-        ("iid:3", "unknown split 'iid:3'"),
-        ("dirichlet:0", "ALPHA must be above 0"),
-        ("dirichlet:-1", "ALPHA must be above 0"),
-        ("dirichlet:nan", "ALPHA must be above 0"),
-        ("dirichlet:inf", "ALPHA must be above 0"),
-        ("dirichlet", "ALPHA must be above 0"),
-        ("label:0", "K must be a whole number from 1 to 10"),
-        ("label:11", "K must be a whole number from 1 to 10"),
-        ("label:1.5", "K must be a whole number from 1 to 10"),
-        ("label", "K must be a whole number from 1 to 10"),
+        ("idd", "'iid'"),
+        ("dirichet:0.5", "'dirichlet:ALPHA'"),
+        ("labels:2", "'label:K'"),
+        ("zzz", "iid, dirichlet:ALPHA, label:K"),
+        ("iid:3", "'iid:3'"),
+        ("dirichlet:0", "ALPHA"),
+        ("dirichlet:-1", "ALPHA"),
+        ("dirichlet:nan", "ALPHA"),
+        ("dirichlet:inf", "ALPHA"),
+        ("dirichlet", "ALPHA"),
+        ("label:0", "1 to 10"),
+        ("label:11", "1 to 10"),
+        ("label:1.5", "1 to 10"),
+        ("label", "1 to 10"),
     ],
 )
 def test_wrong_split_says_what_is_allowed(how: str, message: str) -> None:
@@ -135,16 +135,16 @@ def test_wrong_split_says_what_is_allowed(how: str, message: str) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_fewer_examples_than_nodes(how: str) -> None:
-    with pytest.raises(UsageError, match="3 examples are too few for 4 nodes: use at most 3 nodes"):
+    with pytest.raises(UsageError, match=r"3 examples .*4 nodes.*3 nodes"):
         split(np.array([0, 1, 1]), 4, how, 0)
 
 
 def test_other_bounds() -> None:
-    with pytest.raises(UsageError, match="nodes 0: give at least 1"):
+    with pytest.raises(UsageError, match="nodes 0"):
         split(LABELS, 0, "iid", 0)
-    with pytest.raises(UsageError, match="with at least 3 each: use at most 2 nodes"):
+    with pytest.raises(UsageError, match=r"8 examples .*3 nodes .*at least 3.* 2 nodes"):
         split(np.zeros(8), 3, "dirichlet:1", 0, minimum=3)
-    with pytest.raises(UsageError, match="label 1 has 1 examples for the 3 nodes"):
+    with pytest.raises(UsageError, match=r"label 1 has 1 examples .*3 nodes .*'label:2'"):
         split(np.array([0, 0, 0, 1]), 3, "label:2", 0)
 
 
@@ -177,7 +177,7 @@ def test_hold_out_depends_on_seed_and_node() -> None:
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
 def test_hold_out_fraction_is_checked(fraction: float) -> None:
-    with pytest.raises(UsageError, match="above 0 and below 1"):
+    with pytest.raises(UsageError, match=f"held-out fraction {fraction}:"):
         hold_out([np.arange(5)], fraction, 0)
 
 

@@ -62,7 +62,7 @@ def test_parquet_is_read_as_the_same_table(tmp_path):
 
 def test_parquet_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'dpps\[tables\]'"):
+    with pytest.raises(UsageError, match=r"pyarrow .*'dpps\[tables\]'"):
         read_table(written(tmp_path, "PAR1", "t.parquet"))
 
 
@@ -72,12 +72,12 @@ def test_arrays_under_the_names_of_their_columns(tmp_path):
 
 
 WRONG = {
-    "": "is empty",
-    "a,b\n": "no examples",
-    "a\n1\n": "has 1 column",
-    "a,b,a\n1,2,3\n": "columns 1 and 3 are both called 'a'",
-    "a,b\n1,2\n1,2,3\n": "line 3: 3 cells and 2 in line 1",
-    'a,b\n1,2\n"1,2\n3,4\n': "line 3: unexpected end of data: close the quotes",
+    "": "t.csv",
+    "a,b\n": "t.csv",
+    "a\n1\n": "1 column",
+    "a,b,a\n1,2,3\n": "columns 1 and 3 .*'a'",
+    "a,b\n1,2\n1,2,3\n": "line 3: 3 cells .*2 in line 1",
+    'a,b\n1,2\n"1,2\n3,4\n': "line 3: .*quotes",
 }
 
 
@@ -90,20 +90,20 @@ def test_what_is_wrong_is_told_in_one_line_with_its_place(tmp_path, text):
 
 
 def test_other_encodings_files_and_shapes_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"line 3: byte 0xfc is not UTF-8: save"):
+    with pytest.raises(UsageError, match=r"line 3: .*0xfc .*UTF-8"):
         read_table(written(tmp_path, "a,b\n1,2\nSüd,3\n", encoding="latin-1"))
-    with pytest.raises(UsageError, match=r"give one of \.csv"):
+    with pytest.raises(UsageError, match=r"t\.xlsx .*\.csv, \.tsv, \.parquet, \.npz"):
         read_table(tmp_path / "t.xlsx")
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match=r"absent\.csv .*No such file"):
         read_table(tmp_path / "absent.csv")
     np.savez(tmp_path / "t.npz", x=np.zeros((2, 2)), y=np.zeros(2))
     with pytest.raises(UsageError, match="'x' has 2 dimensions"):
         read_table(tmp_path / "t.npz")
     np.savez(tmp_path / "u.npz", a=np.zeros(3), b=np.zeros(2))
-    with pytest.raises(UsageError, match="columns of 2 and 3 values"):
+    with pytest.raises(UsageError, match=r"u\.npz: .*2 and 3 values"):
         read_table(tmp_path / "u.npz")
     for name in ("broken.npz", "broken.parquet"):
-        with pytest.raises(UsageError, match="is no"):
+        with pytest.raises(UsageError, match=r"broken\."):
             read_table(written(tmp_path, "not such a file", name))
-    with pytest.raises(UsageError, match=r"cut\.npz is no .npz file"):
+    with pytest.raises(UsageError, match=r"cut\.npz "):
         read_table(written(tmp_path, "PK\x03\x04 cut short", "cut.npz"))

@@ -77,7 +77,7 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFi
     (file,) = tmp_path.glob("features-*.safetensors")
     file.write_bytes(file.read_bytes()[:50])
     assert calls(Counting(), TensorDataset(X, T), tmp_path) > 0
-    assert "computed anew" in caplog.text
+    assert file.name in caplog.text
     assert calls(Counting(), TensorDataset(X, T), tmp_path) == 0
 
 
@@ -138,7 +138,7 @@ def test_a_read_only_folder_stays_as_it_is(tmp_path: Path, caplog: pytest.LogCap
     assert calls(Counting(), TensorDataset(X, T), tmp_path) > 0
     assert calls(Counting(), TensorDataset(X, T), tmp_path / "below") > 0
     assert not list(tmp_path.iterdir())
-    assert "may not be written" in caplog.text
+    assert str(tmp_path) in caplog.text
 
 
 def test_where_features_of_named_data_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,9 @@ def test_numbers_and_rates_follow_from_declared_sizes():
     assert batches(10, [40, 5]) == ((10, 10), (0.25, 1.0))
     assert batches([10, 5], [40, 50]) == ((10, 5), (0.25, 0.1))
     assert batches(0.25, [40, 6]) == ((10, 1.5), (0.25, 0.25))
-    with pytest.raises(UsageError, match="batch of node 1 is 51, larger than the 50 examples"):
+    with pytest.raises(UsageError, match=r"node 1 .*51.*50 examples"):
         batches([10, 51], [40, 50])
-    with pytest.raises(UsageError, match="2 batch sizes for 3 nodes"):
+    with pytest.raises(UsageError, match=r"2 batch sizes.*3 nodes"):
         batches([1, 2], [3, 4, 5])
 
 
@@ -117,7 +117,7 @@ def test_every_node_is_charged_at_its_own_rate_and_the_largest_is_what_was_promi
     assert 1.9 < expected[0] <= 2.0
     assert expected[1] == pytest.approx(expected[2])
     assert expected[1] < 1.0
-    assert "others paid less, down to epsilon" in run.privacy.statement
+    assert "epsilon_by_node" in run.privacy.statement
 
 
 def test_a_part_of_every_nodes_examples_is_one_rate_for_all():
@@ -125,7 +125,7 @@ def test_a_part_of_every_nodes_examples_is_one_rate_for_all():
     assert run.plan.sampling == (0.25,) * 3
     assert (run.plan.count, run.plan.batch_size) == (4, 340 / 12)
     assert len(set(run.privacy.epsilon_by_node)) == 1
-    assert "others paid less" not in run.privacy.statement
+    assert "epsilon_by_node" not in run.privacy.statement
     with_list = network((40, 200, 100), (28, 28, 28), privacy=dpps.Record(epsilon=2.0)).start(epochs=1)
     assert run.contract.noise < with_list.contract.noise / 1.5  # the node of 40 no longer sets everybody's
 
@@ -146,7 +146,7 @@ def test_the_contract_keeps_batches_and_a_resumed_run_must_have_the_same(tmp_pat
 
 
 def test_other_units_have_one_batch_for_all():
-    with pytest.raises(UsageError, match="belong to the unit record"):
+    with pytest.raises(UsageError, match="unit record"):
         network((40, 30), (10, 5), privacy=dpps.Contribution(clip=1.0, epsilon=8.0)).start(1)
 
 

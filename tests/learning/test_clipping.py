@@ -20,7 +20,7 @@ def test_shares_of_batches_of_different_sizes_are_added_up_by_examples():
 )
 def test_advice_near_0_and_1(clipped, words):
     told = advice(3.0, clipped, 100)
-    assert (told is None) if words is None else (words in str(told) and "clipped at 3" in str(told))
+    assert (told is None) if words is None else all(part in told for part in (words, f"{clipped} %", " 3:"))
     assert told is None or "own eyes" in told, "it is no released number"
     assert advice(3.0, 0, 0) is None
 
@@ -52,7 +52,7 @@ def test_without_per_example_clipping_there_is_no_share():
 
 def test_a_run_whose_noise_prevails_even_over_all_rounds_is_told_to_be_hopeless(caplog):
     assert hopeless(0.01, 10, 10) is None  # a tenth: runs like that have learned
-    assert "0.04 of theirs" in hopeless(0.004, 10, 10)
+    assert "0.04" in hopeless(0.004, 10, 10)
     assert "own eyes" in hopeless(0.004, 10, 10)
 
     def told(noise):

@@ -36,7 +36,7 @@ def test_by_name_and_by_function_on_the_test_set_and_on_own_data(caplog):
     assert found["own"]["error_rate"] == pytest.approx([1 - share for share in found["own"]["accuracy"]])
     assert min(found["test"]["auroc"]) > 0.9
     assert found["own"]["auroc"][2] is None  # one class only: told, and the run is not lost
-    assert caplog.text.count("auroc of node 2 of those held here: auroc needs examples of two classes") == 1
+    assert caplog.text.count("auroc of node 2 ") == 1
 
 
 def test_a_metric_that_fails_does_not_end_the_run(caplog):
@@ -45,13 +45,14 @@ def test_a_metric_that_fails_does_not_end_the_run(caplog):
 
     done = run([picky])
     assert done.metrics_by_node == {"test": {"picky": [None] * 3}, "own": {"picky": [None] * 3}}
-    assert "metric picky of node 0 of those held here: no example of class 7" in caplog.text
+    assert "picky of node 0 " in caplog.text
+    assert "no example of class 7" in caplog.text
     assert len(done.log) == 15
 
 
 def test_nothing_is_measured_unless_asked_and_names_are_checked_first():
     assert run([]).metrics_by_node == {}
-    with pytest.raises(UsageError, match="did you mean 'auroc'"):
+    with pytest.raises(UsageError, match=r"'aurok'.*'auroc'"):
         run(["aurok"])
 
 

@@ -127,7 +127,7 @@ def test_inputs_that_are_dictionaries_or_tuples_and_losses_that_call_the_model_a
     placed = [((inputs["values"], inputs["mask"]), y) for inputs, y in named]
     for data in (named, placed):
         check_examples([data], ["node 0"], TwoInputs(), F.cross_entropy)
-        with pytest.raises(UsageError, match=r"node 0: .* shape \(6,\) and type float32 and shape \(6,\)"):
+        with pytest.raises(UsageError, match=r"node 0: .*\(6,\).*float32.*\(6,\)"):
             check_examples([data], ["node 0"], model(), F.cross_entropy)
     own = ModelLoss(lambda net, batch: F.cross_entropy(net(*batch[0]), batch[1]))
     check_examples([placed], ["node 0"], TwoInputs(), own)
@@ -164,96 +164,96 @@ def three(x, y):
 
 X, Y = examples()
 WRONG = {
-    "topology": (lambda: fit(three(X, Y), topology="exq"), "unknown topology 'exq'.*did you mean 'exp'"),
-    "privacy": (lambda: fit(three(X, Y), privacy="recrod"), "unknown unit 'recrod'.*did you mean 'record'"),
+    "topology": (lambda: fit(three(X, Y), topology="exq"), "topology 'exq'.*'exp'"),
+    "privacy": (lambda: fit(three(X, Y), privacy="recrod"), "unit 'recrod'.*'record'"),
     "privacy class": (
         lambda: fit(three(X, Y), privacy=dpps.Record),
-        r"give a unit such as dpps\.Record\(epsilon=3\)",
+        r"dpps\.Record\(epsilon=3\)",
     ),
-    "one pair": (lambda: fit((X, Y)), r"one pair \(inputs, targets\) for all nodes.*dpps.data.split"),
-    "one loader": (lambda: fit(DataLoader(TensorDataset(X, Y))), "one DataLoader for all nodes"),
-    "no data": (lambda: fit(7), "the data is 7: give one data set per node"),
-    "stream": (lambda: fit([Stream()] * NODES), "node 0 is a Stream: give a map-style"),
-    "lengths": (lambda: fit(three(X, Y[:-1])), r"shape \(30, 6\) and targets of shape \(29,\)"),
+    "one pair": (lambda: fit((X, Y)), r"\(inputs, targets\).*dpps.data.split"),
+    "one loader": (lambda: fit(DataLoader(TensorDataset(X, Y))), "DataLoader"),
+    "no data": (lambda: fit(7), "data.*7"),
+    "stream": (lambda: fit([Stream()] * NODES), "node 0 .*Stream.*map-style"),
+    "lengths": (lambda: fit(three(X, Y[:-1])), r"\(30, 6\).*\(29,\)"),
     "labels above": (
         lambda: fit(three(X, Y + 5)),
-        "node 0: labels run from 5 to 7 and the model has 3 outputs.*8 classes",
+        "node 0: .*5 to 7.*3 outputs.*8 classes",
     ),
     "labels below": (
         lambda: fit(three(X, Y - 1)),
-        "node 0: labels run from -1 to 1.*number the classes 0, 1",
+        "node 0: .*-1 to 1.* 0, 1",
     ),
-    "labels of one node": (lambda: fit([(X, Y), (X, Y), (X, Y + 1)]), "node 2: labels run from 1 to 3"),
-    "fractions": (lambda: fit(three(X, Y + 0.5)), "labels of node 0 are fractions such as .*mse_loss"),
+    "labels of one node": (lambda: fit([(X, Y), (X, Y), (X, Y + 1)]), "node 2: .*1 to 3"),
+    "fractions": (lambda: fit(three(X, Y + 0.5)), "labels.*node 0.*mse_loss"),
     "features": (
         lambda: fit(three(X[:, :5], Y)),
-        r"node 0: the model cannot read an example of shape \(5,\).*; give examples of the shape that the model was made for",
+        r"node 0: .*\(5,\)",
     ),
     "features of one node": (
         lambda: fit([(X, Y), (X[:, :5], Y), (X, Y)]),
-        r"data set 1 .* of shape \(5,\) and data set 0 of shape \(6,\): all nodes need the same number",
+        r"data set 1 .*\(5,\).*data set 0 .*\(6,\)",
     ),
     "a graph": (
         lambda: fit(three(X, Y), topology=networkx.cycle_graph(3)),
-        r"topology is Graph with 3 nodes.*dpps\.from_networkx\(graph\)",
+        r"topology.*Graph.*3 nodes.*dpps\.from_networkx\(graph\)",
     ),
     "bytes": (lambda: fit(three(X.byte(), Y)), "type uint8"),
-    "test labels": (lambda: fit(three(X, Y), test=(X, Y + 5)), "the test set: labels run from 5 to 7"),
-    "test features": (lambda: fit(three(X, Y), test=(X[:, :5], Y)), "the test set: the model cannot read"),
-    "held-out": (lambda: fit(three(X, Y), held_out=[(X, Y)]), "held_out has 1 data sets for 3 nodes"),
+    "test labels": (lambda: fit(three(X, Y), test=(X, Y + 5)), "test set: .*5 to 7"),
+    "test features": (lambda: fit(three(X, Y), test=(X[:, :5], Y)), r"test set: .*\(5,\)"),
+    "held-out": (lambda: fit(three(X, Y), held_out=[(X, Y)]), "held_out.*1.*3 nodes"),
     "one held-out pair": (
         lambda: fit(three(X, Y), held_out=(X, Y)),
-        r"held-out set 0 is a Tensor: .* or \(inputs, targets\)",
+        r"held-out set 0 .*Tensor.*\(inputs, targets\)",
     ),
     "a dictionary without label": (
         lambda: fit([[{"x": X[0], "y": 1}]] * NODES),
-        "dictionaries of 'x', 'y' without 'labels' or 'label'",
+        "'x', 'y'.*'labels'.*'label'",
     ),
-    "a text": (lambda: fit([[{"text": "ill", "label": 1}]] * NODES), "hold a text, 'text': .*tokenizer"),
-    "one dictionary": (lambda: fit([{"x": X, "label": Y}] * NODES), "node 0 is a dict: give a map-style"),
-    "three tensors": (lambda: fit([TensorDataset(X, X, Y)] * NODES), "TensorDataset of 3 tensors: give two"),
+    "a text": (lambda: fit([[{"text": "ill", "label": 1}]] * NODES), "'text'.*tokenizer"),
+    "one dictionary": (lambda: fit([{"x": X, "label": Y}] * NODES), "node 0 .*dict.*map-style"),
+    "three tensors": (lambda: fit([TensorDataset(X, X, Y)] * NODES), "TensorDataset.*3"),
     "texts in an array": (
         lambda: fit([(np.array([["a"]] * 30), Y.numpy())] * NODES),
-        "values of the kind <U1: give numbers; .*table_dataset",
+        "<U1.*table_dataset",
     ),
     "broadcast": (
         lambda: fit(
             three(X, Y.float()), model=nn.Sequential(OrderedDict(layer1=nn.Linear(6, 1))), loss=F.mse_loss
         ),
-        r"each with all others: give targets of the outputs' shape, such as targets.view\(-1, 1\)",
+        r"targets.view\(-1, 1\)",
     ),
     "no gradient": (
         lambda: fit(three(X, Y), loss=lambda outputs, targets: outputs.detach().mean()),
-        "the loss returns a Tensor without a gradient",
+        "loss.*gradient",
     ),
-    "epsilon": (lambda: dpps.Record(epsilon="3"), "epsilon is '3': it must be a number"),
-    "delta": (lambda: dpps.Record(epsilon=3, delta="1e-5"), "delta is '1e-5'"),
-    "metric": (lambda: fit(three(X, Y), metrics=[3]), "a metric is 3: give a name"),
+    "epsilon": (lambda: dpps.Record(epsilon="3"), "epsilon.*'3'"),
+    "delta": (lambda: dpps.Record(epsilon=3, delta="1e-5"), "delta.*'1e-5'"),
+    "metric": (lambda: fit(three(X, Y), metrics=[3]), "metric.*3"),
     "metric's arguments": (
         lambda: fit(three(X, Y), test=(X, Y), metrics=[lambda outputs: 1.0]),
-        r"metric <lambda>: .*a function of \(outputs, targets\)",
+        r"metric <lambda>: .*\(outputs, targets\)",
     ),
     "metric's value": (
         lambda: fit(three(X, Y), held_out=three(X, Y), metrics=[lambda outputs, targets: outputs]),
-        "metric <lambda> returns a Tensor: it must return one number",
+        "metric <lambda> .*Tensor",
     ),
     "metric of numbers": (
         lambda: fit(three(X, Y), test=(X, Y), metrics=["rmse"]),
-        "metric rmse: rmse compares outputs of shape",
+        "metric rmse: ",
     ),
-    "seed": (lambda: fit(three(X, Y), seed=-1), "seed is -1: it must be a whole number"),
+    "seed": (lambda: fit(three(X, Y), seed=-1), "seed.*-1"),
     "whole numbers": (
         lambda: fit(three(X.long(), Y)),
-        r"cannot read an example of .* type int64.*; give the inputs as floats, inputs.float\(\)",
+        r"int64.*inputs.float\(\)",
     ),
-    "target": (lambda: fit(three(X, Y.float()), loss=F.nll_loss), "the loss cannot compare.*or another loss"),
+    "target": (lambda: fit(three(X, Y.float()), loss=F.nll_loss), "loss.*float32"),
     "labels in a column": (
         lambda: fit(three(X, Y[:, None])),
-        r"the loss cannot compare.*targets.squeeze\(1\)",
+        r"loss.*targets.squeeze\(1\)",
     ),
     "disconnected": (
         lambda: fit([(X, Y)] * 4, topology=dpps.Static(np.kron(np.eye(2), np.full((2, 2), 0.5)))),
-        "never connects.*nodes 0 and 2 cannot reach each other",
+        "Static.*nodes 0 and 2",
     ),
 }
 
@@ -270,22 +270,22 @@ def test_a_disconnected_networkx_graph_does_not_train():
     import networkx as nx
 
     graph = nx.disjoint_union(nx.path_graph(2), nx.path_graph(2))
-    with pytest.raises(UsageError, match="2 separate parts"):
+    with pytest.raises(UsageError, match=r" 2 .*nodes 0 and 2"):
         fit([(X, Y)] * 4, topology=dpps.from_networkx(graph))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(UsageError, match=r"device is 'cuda'.*choose cpu"):
+    with pytest.raises(UsageError, match=r"device.*'cuda'.*cpu"):
         fit(three(X, Y), device="cuda")
-    with pytest.raises(UsageError, match="device is 'gpu'"):
+    with pytest.raises(UsageError, match=r"device.*'gpu'"):
         fit(three(X, Y), device="gpu")
 
 
 def test_nan_in_the_inputs_is_named_and_not_blamed_on_the_rates():
     broken = X.clone()
     broken[17] = float("nan")
-    with pytest.raises(RunError, match=r"example 17 of node 2 \(counted from 0\) holds NaN"):
+    with pytest.raises(RunError, match=r"example 17 of node 2.*NaN"):
         fit([(X, Y), (X, Y), (broken, Y)])
 
 
@@ -295,7 +295,7 @@ def test_nan_is_told_where_an_example_counts_as_zero(caplog):
     broken[17] = float("inf")
     with caplog.at_level(logging.WARNING):
         fit([(X, Y), (X, Y), (broken, Y)], privacy=dpps.Record(noise_multiplier=1.0), secure_noise=True)
-    assert len([m for m in caplog.messages if "example 17 of node 2 (counted from 0) holds NaN" in m]) == 1
+    assert len([m for m in caplog.messages if "example 17 of node 2 " in m]) == 1
 
 
 def test_unscaled_inputs_are_told_once(caplog):
@@ -303,7 +303,7 @@ def test_unscaled_inputs_are_told_once(caplog):
     numbered[:, 2] = torch.arange(100_000, 100_030)
     with caplog.at_level(logging.WARNING):
         fit([(X, Y), (numbered, Y), (X, Y)], lr_shared=1e-9, lr_local=1e-9)
-    assert [m for m in caplog.messages if "inputs run up to 1e+05 (node 1, column 2" in m]
+    assert [m for m in caplog.messages if "1e+05 (node 1, column 2 " in m]
     caplog.clear()
     fit(three(X, Y))
     assert not caplog.messages

@@ -68,7 +68,7 @@ def test_one_loss_per_example_is_averaged_by_every_engine(engine):
 
 def test_a_weighted_mean_is_refused_in_the_unit_record_with_the_remedy():
     for loss in (weighted_mean, nn.CrossEntropyLoss(weight=WEIGHT)):
-        with pytest.raises(UsageError, match=r'one loss per example.*reduction="none"'):
+        with pytest.raises(UsageError, match='reduction="none"'):
             step(loss, UNITS[1], 2)
         step(loss, UNITS[2], 2)  # elsewhere it is what it always was
 
@@ -76,7 +76,7 @@ def test_a_weighted_mean_is_refused_in_the_unit_record_with_the_remedy():
 def test_one_weight_among_a_thousand_classes_is_found():
     weight = torch.ones(1000)
     weight[777] = 1.5
-    with pytest.raises(UsageError, match="weighted mean"):
+    with pytest.raises(UsageError, match='reduction="none"'):
         refuse_inseparable(nn.CrossEntropyLoss(weight), nn.Linear(4, 1000), torch.zeros(4), torch.tensor(0))
 
 
@@ -114,7 +114,7 @@ def test_means_sums_and_single_losses_are_accepted(loss, model, target, caplog):
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_what_mixes_examples_is_refused(loss, model, target):
-    with pytest.raises(UsageError, match="examples that are mixed"):
+    with pytest.raises(UsageError, match='reduction="none"'):
         refuse_inseparable(loss, model, torch.zeros(4), target)
 
 
@@ -129,7 +129,7 @@ def test_the_trial_says_nothing_about_the_data_and_what_cannot_be_tried_is_said(
     assert all(bool(torch.isfinite(v).all()) for pair in seen for v in pair)
     model = nn.Linear(4, 2)
     refuse_inseparable(lambda o, t: o["logits"].mean(), model, torch.zeros(4), torch.tensor(1))
-    assert "could not be tried" in caplog.text
+    assert "too many indices" in caplog.text
     assert model.training
 
 

@@ -71,7 +71,7 @@ def test_calibration_at_its_limits():
 def test_by_name_or_by_function():
     assert set(METRICS.names()) >= {"accuracy", "auroc", "balanced-accuracy", "calibration", "f1", "rmse"}
     assert by_name(["f1", metrics.rmse]) == {"f1": metrics.f1, "rmse": metrics.rmse}
-    with pytest.raises(UsageError, match=r"unknown metric 'acuracy'.*did you mean 'accuracy'"):
+    with pytest.raises(UsageError, match=r"metric 'acuracy'.*'accuracy'"):
         by_name("acuracy")
 
 
@@ -86,10 +86,10 @@ def test_functions_of_the_same_name_are_all_measured_and_one_metric_needs_no_lis
     ("name", "outputs", "targets", "message"),
     [
         ("accuracy", torch.zeros(3, 2), torch.zeros(2, dtype=torch.long), r"shape \(3, 2\)"),
-        ("accuracy", torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), "one example or more"),
-        ("f1", torch.zeros(2, 2), torch.tensor([0, 2]), "run from 0 to 2 and there are 2 outputs"),
-        ("f1", torch.zeros(2, 2), torch.tensor([0.5, 1.0]), "for regression use rmse"),
-        ("auroc", torch.zeros(2, 2), torch.tensor([1, 1]), "all 2 are of class 1"),
+        ("accuracy", torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), r"shape \(0, 2\)"),
+        ("f1", torch.zeros(2, 2), torch.tensor([0, 2]), "0 to 2 .* 2 outputs"),
+        ("f1", torch.zeros(2, 2), torch.tensor([0.5, 1.0]), "rmse"),
+        ("auroc", torch.zeros(2, 2), torch.tensor([1, 1]), "2 .*class 1"),
         ("rmse", torch.zeros(2, 2), torch.zeros(2), r"shape \(2, 2\)"),
     ],
 )

@@ -80,9 +80,7 @@ def test_in_the_unit_record_an_algorithm_sends_what_was_clipped_and_nothing_else
         algorithm = Own(tiny(), "all", lr_shared=1.0, batch_size=10)
         return dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0)
 
-    with pytest.raises(
-        UsageError, match=r"in the unit record one example's share is bounded in what Nodes.update gives"
-    ):
+    with pytest.raises(UsageError, match=r"unit record.*Nodes\.update.*unit contribution"):
         run(dpps.Record(epsilon=3.0, delta=1e-3)).fit(epochs=1)
     clipped = run(dpps.Contribution(clip=1.0, epsilon=3.0)).start(epochs=4)
     clipped.step()
@@ -127,7 +125,7 @@ def test_a_model_that_is_all_local_never_sends_a_byte():
     ).fit(epochs=10)
     assert sent == []
     assert sum(log.bytes for log in run.log) == 0
-    assert "Nothing was sent" in run.privacy.statement
+    assert run.ledger.messages == 0
     assert run.accuracy > 50
 
 
@@ -149,5 +147,5 @@ def test_rates_decay_at_the_start_of_the_kth_epoch_and_restart_the_counters():
 def test_a_nan_loss_names_node_and_round_and_sends_nothing():
     data = toy_data(3)
     data[1].tensors[0][15] = float("nan")
-    with pytest.raises(RunError, match="loss of node 1 is nan in round 1"):
+    with pytest.raises(RunError, match=r"loss of node 1 .*nan.*round 1"):
         train(tiny(), ["layer1"], nodes=3, data=data)

@@ -37,17 +37,17 @@ def test_the_shared_part_may_be_the_first_stages_of_a_model() -> None:
 
 
 def test_names_that_there_are_not_are_refused_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match=r"no parameter is called '1'.*0\.weight, 0\.bias, 2\.weight"):
+    with pytest.raises(UsageError, match=r"'1'.*0\.weight, 0\.bias, 2\.weight"):
         Partition(_model(), ["1"])
-    with pytest.raises(UsageError, match="no trainable parameters"):
+    with pytest.raises(UsageError, match="Tanh"):
         Partition(nn.Tanh(), "all")
 
 
 def test_parameters_without_a_shape_or_of_complex_numbers_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"0\.weight has no shape yet"):
+    with pytest.raises(UsageError, match=r"0\.weight.*shape"):
         Partition(nn.Sequential(nn.LazyLinear(3)), "all")
     model = nn.Linear(2, 2, dtype=torch.complex64)
-    with pytest.raises(UsageError, match=r"weight is of type complex64.*torch\.complex"):
+    with pytest.raises(UsageError, match=r"weight.*complex64.*torch\.complex"):
         Partition(model, "all")
 
 

@@ -139,17 +139,17 @@ def test_bad_input_is_refused_before_any_work():
     mlp, ring, data = tiny(), dpps.Ring(3), toy_data(3)
     cases = [
         (lambda: dpps.PartPSP(mlp, ["layer9"]), "layer9.*layer1.weight"),
-        (lambda: dpps.PartPSP(nn.Flatten(), "all"), "no trainable parameters"),
+        (lambda: dpps.PartPSP(nn.Flatten(), "all"), "Flatten"),
         (lambda: dpps.PartPSP(mlp, "all", batch_size=0), "batch_size is 0"),
         (lambda: dpps.PartPSP(mlp, "all", lr_shared=-1), "lr_shared is -1"),
         (
             lambda: dpps.Run(dpps.PartPSP(mlp, "all"), data[:2], topology=ring).fit(epochs=1),
-            "2 data sets for 3 nodes",
+            "2 data sets.*3 nodes",
         ),
         (lambda: dpps.Run(dpps.PartPSP(mlp, "all"), data, topology=ring).fit(epochs=0), "epochs is 0"),
         (
             lambda: dpps.Run(dpps.PartPSP(mlp, "all", batch_size=41), data, topology=ring).fit(epochs=1),
-            "40 examples, fewer than a batch of 41",
+            "40 examples.*41",
         ),
         (
             lambda: dpps.Run(
@@ -173,7 +173,7 @@ def test_bad_input_is_refused_before_any_work():
                 topology=ring,
                 test=(torch.randn(4, 6), torch.tensor([0, 1, 2, 7])),
             ).fit(epochs=1),
-            "labels run from 0 to 7",
+            "0 to 7",
         ),
         (
             lambda: dpps.Run(
@@ -188,7 +188,7 @@ def test_bad_input_is_refused_before_any_work():
             lambda: dpps.Run(
                 dpps.PartPSP(mlp, [], batch_size=10), data, topology=ring, privacy=dpps.Record(epsilon=1)
             ).fit(epochs=1),
-            "nothing is shared",
+            "shared",
         ),
         (
             lambda: dpps.Run(
@@ -201,14 +201,14 @@ def test_bad_input_is_refused_before_any_work():
             ).fit(epochs=1),
             "dropout masks",
         ),
-        (dpps.Record, "neither is given"),
-        (lambda: dpps.Record(epsilon=1, noise_multiplier=1), "both are given"),
+        (dpps.Record, "epsilon.*noise_multiplier"),
+        (lambda: dpps.Record(epsilon=1, noise_multiplier=1), "epsilon.*noise_multiplier"),
         (lambda: dpps.Record(epsilon=0), "epsilon is 0"),
         (lambda: dpps.Record(epsilon=1, delta=0), "delta is 0"),
         (lambda: dpps.Record(epsilon=1, clip=-1), "clip is -1"),
         (lambda: dpps.Contribution(clip=1, epsilon=1, delta=0, mechanism="gaussian"), "delta is 0"),
-        (lambda: dpps.Contribution(clip=1, epsilon=1, mechanism="gausian"), "did you mean 'gaussian'"),
-        (lambda: dpps.NodeSwap(budget=5, epsilon=3), "both are given"),
+        (lambda: dpps.Contribution(clip=1, epsilon=1, mechanism="gausian"), "'gausian'.*'gaussian'"),
+        (lambda: dpps.NodeSwap(budget=5, epsilon=3), "budget or epsilon"),
     ]
     for call, message in cases:
         with pytest.raises(UsageError, match=message):

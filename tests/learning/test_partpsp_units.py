@@ -62,7 +62,7 @@ def test_a_round_beyond_those_paid_for_is_refused_before_it_is_sent():
     ).start(epochs=1)
     for _ in range(4 + 2):
         learner.step()
-    with pytest.raises(RunError, match="round 6 refused before sending: epsilon 1 was spread over 6 rounds"):
+    with pytest.raises(RunError, match=r"round 6 .*epsilon 1 .*6 rounds"):
         learner.step()
     assert len(sent) == 6
 

@@ -107,7 +107,7 @@ def test_private_start_values_are_not_post_processed():
     unit = dpps.Bounded(distance=1.0, start_distance=2.0)
     protocol = dpps.DPPS(dpps.Ring(3), dpps.Gaussian(1.0), unit, noise=Seeded(1))
     state = protocol.start(torch.arange(3.0)[:, None], common_start=False)
-    with pytest.raises(UsageError, match="rows that are public"):
+    with pytest.raises(UsageError, match=r"optimizer.*record or contribution"):
         protocol.step(state, torch.zeros(3, 1), lambda released: released)
     assert state.round == 0
 
@@ -154,7 +154,7 @@ def test_the_rates_follow_the_schedule_and_stand_in_the_contract():
 
 
 def test_a_schedule_and_rate_steps_exclude_each_other():
-    with pytest.raises(UsageError, match="choose one"):
+    with pytest.raises(UsageError, match=r"lr_step.*cosine"):
         dpps.PartPSP(tiny(), ["layer1"], lr_step=2, schedule=Cosine())
 
 
@@ -178,5 +178,5 @@ def test_averaging_is_a_part(averaging):
 def test_gradient_tracking_has_no_updates_to_optimize():
     from dpps.learning import GradientTracking
 
-    with pytest.raises(UsageError, match="without an optimizer"):
+    with pytest.raises(UsageError, match=r"GradientTracking.*optimizer"):
         GradientTracking(tiny(), optimizer=Momentum(0.9))

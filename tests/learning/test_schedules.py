@@ -55,7 +55,7 @@ def test_the_forms_are_read():
 
 
 def test_no_rounds_no_schedule():
-    with pytest.raises(UsageError, match="1 or more"):
+    with pytest.raises(UsageError, match=r"0 rounds.*1"):
         Constant().factors(0)
 
 
@@ -71,5 +71,5 @@ def test_a_schedule_of_your_own_stays_within_its_bounds():
             return "wild"
 
     for value in (0.0, -1.0, 1.5, float("nan")):
-        with pytest.raises(UsageError, match="must lie in"):
+        with pytest.raises(UsageError, match=r"schedule wild .*\(0, 1\]"):
             Wild(value).factors(3)

@@ -20,9 +20,9 @@ def _announce(cluster: Cluster, size: float) -> str | list[int]:
 @pytest.mark.parametrize("size", [0, 1e15, -1e9, 12.5])
 def test_a_size_that_cannot_be_one_is_refused_by_name(size: float) -> None:
     for said in processes.run(2, _announce, size):
-        assert said == (
-            f"node 1 announces {size:.15g} examples: it must be a whole number from 1 to {LARGEST}; nothing was sent"
-        )
+        assert "node 1 " in said
+        assert f" {size:.15g} " in said
+        assert f"1 to {LARGEST}" in said
 
 
 def test_everybody_hears_the_sizes_of_all() -> None:
@@ -33,7 +33,7 @@ def test_the_value_of_the_option() -> None:
     assert parse_sizes("200") == 200
     assert parse_sizes("200,350") == [200, 350]
     assert for_every_node(parse_sizes("200"), 3) == (200, 200, 200)
-    with pytest.raises(dpps.errors.UsageError, match="must be a whole number from 1"):
+    with pytest.raises(dpps.errors.UsageError, match=rf"0.*1 to {LARGEST}"):
         for_every_node([1, 0], 2)
-    with pytest.raises(dpps.errors.UsageError, match="2 declared sizes for 3 nodes"):
+    with pytest.raises(dpps.errors.UsageError, match=r"2 declared sizes.*3 nodes"):
         for_every_node([1, 2], 3)

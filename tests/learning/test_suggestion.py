@@ -64,9 +64,9 @@ def test_batches(sizes, batch):
 
 
 def test_bad_requests_are_refused():
-    with pytest.raises(UsageError, match="epsilon or a noise multiplier"):
+    with pytest.raises(UsageError, match=r"epsilon.*noise multiplier"):
         suggest([100], 5)
-    with pytest.raises(UsageError, match="1 or more"):
+    with pytest.raises(UsageError, match=r"0 examples.*1"):
         suggested_batch([0, 10])
 
 

@@ -14,7 +14,7 @@ def test_all_means_all_and_less_is_less(name: str) -> None:
     parts = {parameter.split(".")[0] for parameter, _ in model.named_parameters()}
     assert set(everything) == parts
     assert set(MODELS[name].prefixes(name, "1")) <= set(MODELS[name].prefixes(name, "2")) <= parts
-    with pytest.raises(UsageError, match=f"unknown shared part of {name} 'nothing'"):
+    with pytest.raises(UsageError, match=f"{name} 'nothing'"):
         MODELS[name].prefixes(name, "nothing")
 
 
@@ -26,7 +26,7 @@ def test_a_model_of_images_needs_images() -> None:
     to = Fitting((30,), 2, ("layer1",))
     assert to.values == 30
     for name in ("cnn", "resnet18", "vit"):
-        with pytest.raises(UsageError, match=f"{name} needs images"):
+        with pytest.raises(UsageError, match=rf"{name} .*\(30,\)"):
             MODELS[name].fit(to)
-    with pytest.raises(UsageError, match="vit needs square images"):
+    with pytest.raises(UsageError, match=r"vit .*16x20"):
         build("vit", "1", (1, 16, 20), 2)

@@ -66,13 +66,13 @@ def test_it_trains(here):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("my_own_models:mkae", "did you mean 'make'"),
-        ("my_own_models:", "write package.module:callable"),
-        ("absent_module_here:make", "ModuleNotFoundError.*must be installed, or lie in the current folder"),
-        ("my_own_models:broken", "raises ValueError: no images, no model"),
-        ("my_own_models:text", "gives a str, not an nn.Module"),
-        ("my_own_models:nothing", "has no parameters"),
-        ("my_own_models:number", "is of type int: name a function or class"),
+        ("my_own_models:mkae", "'mkae'.*'make'"),
+        ("my_own_models:", "package.module:callable"),
+        ("absent_module_here:make", "absent_module_here.*ModuleNotFoundError"),
+        ("my_own_models:broken", "ValueError: no images"),
+        ("my_own_models:text", "str, .*nn.Module"),
+        ("my_own_models:nothing", "my_own_models:nothing.*parameters"),
+        ("my_own_models:number", "my_own_models:number.*int"),
     ],
 )
 def test_mistakes_are_one_line(here, name, told):

@@ -30,7 +30,7 @@ def test_cnn_fits_images_of_many_sizes(height: int, width: int) -> None:
 
 
 def test_cnn_refuses_what_is_too_small() -> None:
-    with pytest.raises(UsageError, match="at least 14 x 14"):
+    with pytest.raises(UsageError, match=r"14 x 14.*13 x 28"):
         models.build("cnn", "all", (1, 13, 28), 10)
-    with pytest.raises(UsageError, match="needs images"):
+    with pytest.raises(UsageError, match=r"cnn .*\(30,\)"):
         models.build("cnn", "all", (30,), 10)

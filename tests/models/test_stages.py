@@ -75,9 +75,9 @@ def test_models_without_separate_stages_are_recognised() -> None:
     ):
         assert stage_parameters(model) is None
     assert stage_parameters(nn.Sequential()) == []
-    with pytest.raises(TypeError, match="Linear has no stages"):
+    with pytest.raises(TypeError, match=r"Linear .*Staged"):
         run_stages(nn.Linear(3, 3), torch.rand(1, 3))
-    with pytest.raises(TypeError, match="Own has no stages"):
+    with pytest.raises(TypeError, match=r"Own .*Staged"):
         run_stages(Own(shared, nn.Linear(3, 3)), torch.rand(1, 3))
 
 
@@ -92,7 +92,7 @@ def test_stage_names_that_miss_a_parameter_are_refused() -> None:
         def stage(self, k: int, x: Any) -> Any:
             return self.ab(self.a(x))
 
-    with pytest.raises(UsageError, match=r"Forgetful .* wrong for ab.weight, ab.bias"):
+    with pytest.raises(UsageError, match=r"Forgetful .*ab\.weight, ab\.bias"):
         stage_parameters(Forgetful())
 
 

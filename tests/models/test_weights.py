@@ -66,7 +66,7 @@ def test_only_the_batch_counter_may_be_missing(tmp_path: Path) -> None:
     assert len(state) == 102
     assert load_weights(ResNet18(), file) == []
     del state["bn1.running_mean"]
-    with pytest.raises(UsageError, match=r"bn1.running_mean 64 is missing from the file: give a file"):
+    with pytest.raises(UsageError, match=r"old\.pth.*ResNet18: bn1\.running_mean 64 "):
         load_weights(ResNet18(), save(state, file))
 
 
@@ -79,10 +79,10 @@ def test_misfits_are_listed_and_nothing_is_copied(tmp_path: Path) -> None:
     before = {n: t.clone() for n, t in model.state_dict().items()}
     with pytest.raises(UsageError) as caught:
         load_weights(model, save(state, tmp_path / "w.pt"))
-    assert "does not fit MLP" in str(caught.value)
-    assert "layer1.bias 3 is missing from the file" in str(caught.value)
-    assert "extra scalar is not in the model" in str(caught.value)
-    assert "layer2.weight is 2x5 in the file and 2x3 in the model" in str(caught.value)
+    message = str(caught.value)
+    assert all(
+        part in message for part in ("MLP", "layer1.bias 3 ", "extra scalar ", "layer2.weight", "2x5", "2x3")
+    )
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
@@ -92,7 +92,7 @@ def test_a_long_list_of_misfits_is_cut(tmp_path: Path) -> None:
         load_weights(MLP((4, 3, 2)), file)
     message = str(caught.value)
     misfits = 4 + len(tiny_vit().state_dict())
-    assert message.count("is missing from the file") + message.count("is not in the model") == 8
+    assert message.count(";") == 8
     assert f"and {misfits - 8} more" in message
     assert "\n" not in message
 
@@ -104,16 +104,16 @@ class NotTensors:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("text.pt", b"hello", "no readable torch file"),
-        ("empty.pt", b"", "no readable torch file"),
-        ("zip.pt", b"PK\x03\x04junk", "no readable torch file"),
-        ("text.safetensors", b"hellohellohello", "no readable safetensors file"),
-        ("empty.safetensors", b"", "no readable safetensors file"),
-        ("list.pt", [1, 2], "holds no state dict"),
-        ("nested.pt", {"state_dict": {"layer1.bias": torch.zeros(1)}}, "holds no state dict"),
-        ("none.pt", {}, "holds no state dict"),
-        ("numbers.pt", {1: torch.zeros(1)}, "holds no state dict"),
-        ("object.pt", NotTensors(), "no readable torch file of tensors"),
+        ("text.pt", b"hello", r"text\.pt.*torch\.save"),
+        ("empty.pt", b"", r"empty\.pt.*torch\.save"),
+        ("zip.pt", b"PK\x03\x04junk", r"zip\.pt.*torch\.save"),
+        ("text.safetensors", b"hellohellohello", "safetensors file"),
+        ("empty.safetensors", b"", "safetensors file"),
+        ("list.pt", [1, 2], "state dict"),
+        ("nested.pt", {"state_dict": {"layer1.bias": torch.zeros(1)}}, "state dict"),
+        ("none.pt", {}, "state dict"),
+        ("numbers.pt", {1: torch.zeros(1)}, "state dict"),
+        ("object.pt", NotTensors(), r"object\.pt.*torch\.save"),
     ],
 )
 def test_files_that_are_no_state_dict(name: str, content: object, message: str, tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ def test_files_that_are_no_state_dict(name: str, content: object, message: str, 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     file = save(MLP((4, 3, 2)).state_dict(), tmp_path / "w.pt")
     file.write_bytes(file.read_bytes()[:-200])
-    with pytest.raises(UsageError, match="no readable torch file"):
+    with pytest.raises(UsageError, match=r"w\.pt.*torch\.save"):
         load_weights(MLP((4, 3, 2)), file)
 
 
 def test_a_missing_file_or_a_directory_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.pt", tmp_path):
-        with pytest.raises(UsageError, match="does not exist"):
+        with pytest.raises(UsageError, match=f"weights file '{path}'"):
             load_weights(MLP((4, 3, 2)), path)

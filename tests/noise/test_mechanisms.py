@@ -48,7 +48,7 @@ def test_noise_that_states_no_cost_is_refused() -> None:
         def draw(self, stream: np.random.Generator, out: np.ndarray) -> None:
             out[:] = 0
 
-    with pytest.raises(UsageError, match="Silent noise states no cost"):
+    with pytest.raises(UsageError, match=r"Silent.*event\(self, noise_multiplier\)"):
         Silent().cost(1.0, 1.0)
-    with pytest.raises(UsageError, match="cannot be asked for by name"):
+    with pytest.raises(UsageError, match=r"Silent.*of\(cls, noise\)"):
         Silent.of(1.0)

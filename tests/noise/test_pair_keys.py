@@ -23,7 +23,7 @@ def test_partners_find_the_same_key_and_nobody_else_does() -> None:
     assert keys[0].key(0, 1) == keys[1].key(0, 1) == keys[1].key(1, 0)
     different = {keys[0].key(0, 1), keys[0].key(0, 2), keys[1].key(1, 2)}
     assert len(different) == 3
-    with pytest.raises(UsageError, match="nodes 0 and 1 are both elsewhere"):
+    with pytest.raises(UsageError, match="nodes 0 and 1 "):
         keys[2].key(0, 1)
 
 
@@ -50,7 +50,7 @@ def test_a_round_is_given_out_once() -> None:
     keys.claim(0)
     keys.claim(4)
     for again in (4, 0, 3):
-        with pytest.raises(RunError, match="must never be under two messages"):
+        with pytest.raises(RunError, match=r"pair noise .*round \d"):
             keys.claim(again)
 
 
@@ -59,7 +59,7 @@ def test_a_copy_gives_no_round_out_again(copied: Callable[[PairKeys], PairKeys])
     keys = PairKeys.alone(3)
     twin = copied(keys)
     keys.claim(0)
-    with pytest.raises(RunError, match="must never be under two messages"):
+    with pytest.raises(RunError, match=r"pair noise .*round 0"):
         twin.claim(0)
 
 
@@ -94,7 +94,7 @@ def test_the_identity_is_made_once_and_for_its_owner_only(tmp_path: Path) -> Non
     assert IdentityKey.kept_in(path).public == first.public
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o644)
-    with pytest.raises(RunError, match="others may read the identity key"):
+    with pytest.raises(RunError, match=r"identity\.key.*600"):
         IdentityKey.kept_in(path)
     path.chmod(0o600)
     path.write_bytes(b"short")
@@ -103,7 +103,7 @@ def test_the_identity_is_made_once_and_for_its_owner_only(tmp_path: Path) -> Non
 
 
 def test_a_public_key_that_gives_no_secret_is_refused() -> None:
-    with pytest.raises(UsageError, match="is not one"):
+    with pytest.raises(UsageError, match=r"0{64}.*32 bytes"):
         IdentityKey().secret_with(bytes(32))
-    with pytest.raises(UsageError, match="16 or more"):
+    with pytest.raises(UsageError, match="5 bytes: 16 "):
         PairKeys(IdentityKey(), [], "run", b"short")

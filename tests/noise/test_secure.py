@@ -51,5 +51,5 @@ def test_messages_are_whole_steps_beside_what_is_public(mechanism, public: bool)
 def test_values_beyond_the_grid_are_refused_and_rounding_is_toward_zero_where_a_clip_counts() -> None:
     assert whole_steps(np.array([1.9, -1.9]), 1.0, toward_zero=True).tolist() == [1, -1]
     assert whole_steps(np.array([1.9, -1.9]), 1.0, toward_zero=False).tolist() == [2, -2]
-    with pytest.raises(RunError, match="does not fit the noise grid"):
+    with pytest.raises(RunError, match=r"1e\+20 .*grid of 1\b"):
         whole_steps(np.array([1e20]), 1.0, toward_zero=True)

@@ -130,13 +130,13 @@ def test_the_secure_charge_covers_discrete_noise():
 def test_secure_noise_refuses_what_does_not_fit():
     big = torch.full((1, 2), 1e30, dtype=torch.float64)
     out = Outgoing(torch.zeros_like(big), big, big, [0], 0, base_is_public=True)
-    with pytest.raises(RunError, match="does not fit the noise grid"):
+    with pytest.raises(RunError, match=r"1e\+30 .*grid"):
         SecureNoise().release(dpps.Laplace(1.0), 1.0, out)
 
     class Odd(dpps.Laplace):
         draw_whole = dpps.Mechanism.draw_whole
 
-    with pytest.raises(UsageError, match="Odd noise has no exact sampler"):
+    with pytest.raises(UsageError, match=r"Odd .*draw_whole"):
         SecureNoise().release(Odd(1.0), 1.0, out)
 
 
@@ -175,7 +175,7 @@ def test_a_private_start_row_is_rounded_to_the_grid_like_everything_private():
 
 
 def test_a_source_without_noise_for_local_parameters_says_so():
-    with pytest.raises(UsageError, match="no noise for local parameters"):
+    with pytest.raises(UsageError, match=r"Scripted .*Seeded or SecureNoise"):
         Scripted([]).for_local_part()
     seeded = dpps.Seeded(1)
     a, _ = draw(seeded, dpps.Laplace(1.0), n=2, d=50)

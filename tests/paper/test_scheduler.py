@@ -18,7 +18,7 @@ def test_scheduler_keeps_what_worked_reports_what_failed_and_does_not_repeat(tmp
     scheduler = Scheduler(Store(tmp_path), workers=1)
     results = scheduler.run([TINY, bad, TINY])
     assert list(results) == [TINY]
-    with pytest.raises(RunError, match=r"1 cells failed.*\n.*UsageError"):
+    with pytest.raises(RunError, match=r"1 cells.*: UsageError"):
         scheduler.raise_errors()
     again = Scheduler(Store(tmp_path), workers=1)
     again._start = lambda: pytest.fail("nothing is missing")  # type: ignore[method-assign]
@@ -42,7 +42,7 @@ def test_a_dead_worker_costs_its_cell_only(tmp_path, monkeypatch):
     monkeypatch.setattr(Scheduler, "_start", start_and_kill)
     other = dataclasses.replace(TINY, seed=8)
     assert list(scheduler.run([TINY, other])) == [other]
-    assert "ended with code" in scheduler.errors[TINY]
+    assert "-9" in scheduler.errors[TINY]
 
 
 def test_nothing_is_begun_after_the_deadline(tmp_path):

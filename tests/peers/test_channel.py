@@ -110,9 +110,9 @@ def test_other_model_and_other_version(
     dials = join(C, facts={"model": "bbbb"})
     here, there = refusals(listens, dials)
     assert "refused hospital-c" in here
-    assert "other model: it has bbbb, here is aaaa" in here
+    assert all(part in here for part in ("other model", "bbbb", "aaaa"))
     assert "refused hospital-a" in there
-    assert "other model: it has aaaa, here is bbbb" in there
+    assert all(part in there for part in ("other model", "aaaa", "bbbb"))
     until(lambda: len(caplog.records) == 2)  # each side notes its refusal first, and tells it then
     assert sorted(record.getMessage() for record in caplog.records) == sorted((here, there))
     listens.close()
@@ -120,14 +120,14 @@ def test_other_model_and_other_version(
     listens = join(A)
     dials = join(C, facts={"version": "9.9"})
     here, there = refusals(listens, dials)
-    assert "other version: it has 9.9" in here
-    assert "here is 9.9" in there
+    assert all(part in here for part in ("other version", "9.9"))
+    assert all(part in there for part in ("other version", "9.9"))
 
 
 def test_wrong_run_of_the_same_convener(three: Organisations, join: Callable[..., Channel]) -> None:
     other = replace(three.federation, id="0123456789abcdef").signed(three.convener)
     here, there = refusals(join(A), join(C, other))
-    assert "wrong run: it is of federation 0123456789abcdef" in here
+    assert all(part in here for part in ("wrong run", "0123456789abcdef"))
     assert "wrong run" in there
 
 
@@ -137,9 +137,9 @@ def test_expelled_members_are_refused_before_any_row(
     second = expel(three.federation, C, three.convener)
     here, there = refusals(join(A, second), join(C))
     assert here.startswith("refused somebody (127.0.0.1): ")
-    assert "expelled: hospital-c is no member any more in epoch 2" in here
+    assert all(part in here for part in ("expelled: hospital-c", "epoch 2"))
     assert there.startswith("hospital-a")
-    assert "refuses this member: expelled" in there
+    assert "expelled: hospital-c" in there
 
 
 def test_a_new_epoch_spreads_and_disconnects_the_expelled(
@@ -204,5 +204,5 @@ def test_an_epoch_that_is_not_the_conveners_is_refused(
 ) -> None:
     forged = replace(three.federation, epoch=7, signature=b"x")
     here, there = refusals(join(A), join(C, forged))
-    assert "wrong epoch: it says 7" in here
-    assert "refuses this member: wrong epoch" in there
+    assert all(part in here for part in ("wrong epoch", " 7"))
+    assert "wrong epoch" in there

@@ -36,22 +36,22 @@ def test_certificates_hold_a_day_to_ten_years(three: Organisations, days: int) -
 
 def test_two_members_of_one_name_or_key_are_refused(three: Organisations) -> None:
     a, b, c = requests(three)
-    with pytest.raises(UsageError, match="two requests have the name hospital-a"):
+    with pytest.raises(UsageError, match="name hospital-a"):
         convene(PLAN, [a, replace(b, name=a.name), c], three.convener)
-    with pytest.raises(UsageError, match="two requests have the key"):
+    with pytest.raises(UsageError, match=r"key [0-9a-f]{64}"):
         convene(PLAN, [a, replace(b, key=a.key), c], three.convener)
 
 
 def test_of_two_neighbours_one_must_listen(three: Organisations) -> None:
     a, b, c = requests(three)
-    with pytest.raises(UsageError, match=r"hospital-b and hospital-c are neighbours .* and neither listens"):
+    with pytest.raises(UsageError, match=r"hospital-b and hospital-c .*--listen"):
         convene(PLAN, [a, replace(b, address=""), c], three.convener)
 
 
 def test_nobody_is_expelled_twice_or_below_the_least_number(three: Organisations) -> None:
     without = expel(three.federation, "hospital-c", three.convener)
     assert without.epoch == three.federation.epoch + 1
-    with pytest.raises(UsageError, match="hospital-c was expelled already"):
+    with pytest.raises(UsageError, match=r"hospital-c .*epoch 2"):
         expel(without, "hospital-c", three.convener)
-    with pytest.raises(UsageError, match="the contract needs 2"):
+    with pytest.raises(UsageError, match=r"hospital-b .*\b1 members.*\b2\b"):
         expel(without, "hospital-b", three.convener)

@@ -60,7 +60,7 @@ def test_a_row_that_is_not_on_disk_is_never_sent(error: BaseException) -> None:
         for _ in range(40):  # as the thread does that shows signs of life
             fabric.look()
             fabric.wait(0.1)
-        with pytest.raises(RunError, match="nothing is sent any more"):
+        with pytest.raises(RunError, match="round 0 "):
             fabric._push(LEARNING, 1, {1: 0.5}, [1], ROW, 1.0)
 
     frames = sent_by_a(main)
@@ -120,7 +120,7 @@ def shown(fabric: Peers, round_: int, digest: str) -> None:
     fabric._check_seen(1, claim, receipt)
 
 
-@pytest.mark.parametrize(("round_", "words"), [(0, "it is another"), (101, "stands after round 100")])
+@pytest.mark.parametrize(("round_", "words"), [(0, "of round 0,"), (101, "of round 101,.*round 100:")])
 def test_evidence_of_any_round_silences(round_: int, words: str) -> None:
     """Whoever finds it: the thread that takes in frames may, while the next round is computed."""
 
@@ -160,7 +160,7 @@ def test_an_overtaken_frame_is_no_evidence() -> None:
         assert fabric._outlets[1].safe == (LEARNING, 2)
         shown(fabric, 0, "0" * 64)
         assert fabric.silenced is None
-        with pytest.raises(RunError, match="it is another"):
+        with pytest.raises(RunError, match="of round 2,"):
             shown(fabric, 2, "0" * 64)
 
     sent_by_a(main)

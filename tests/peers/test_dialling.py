@@ -30,14 +30,14 @@ def test_of_two_that_listen_the_later_row_leaves_dialling_to_the_other(
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"file": 3}', b"[" * 100_000])
 def test_an_answer_that_is_not_understood(content: bytes) -> None:
-    with pytest.raises(PeerError, match="not understood"):
+    with pytest.raises(PeerError, match=r"answer.*hello"):
         _read_verdict(content)
 
 
 def test_an_answer_holds_a_file_or_nothing() -> None:
     assert _read_verdict(b'{"file": ""}') == ""
     assert _read_verdict(b'{"file": "text"}') == "text"
-    with pytest.raises(PeerError, match="before its hello"):
+    with pytest.raises(PeerError, match="hello"):
         _next(iter(()))
 
 

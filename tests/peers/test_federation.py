@@ -76,13 +76,13 @@ def test_what_is_no_federation_file_is_refused(content: bytes) -> None:
 
 def test_another_convener_can_sign_only_its_own(three: Organisations, tmp_path: Path) -> None:
     other = Key.make(tmp_path / "other.key")
-    with pytest.raises(UsageError, match="not the convener's"):
+    with pytest.raises(UsageError, match="key"):
         three.federation.signed(other)
     forged = replace(three.federation, convener=other.certify_itself("dpps convener", 365))
-    with pytest.raises(UsageError, match="certificate of hospital-a is not the convener's"):
+    with pytest.raises(UsageError, match="certificate of hospital-a"):
         Federation.parse(forged.signed(other).to_toml().encode())
     requests = [Request(m.name, m.address, m.key) for m in three.federation.members]
-    with pytest.raises(UsageError, match="another convener"):
+    with pytest.raises(UsageError, match=r"convener \([0-9a-f]{16}"):
         three.federation.check_next(convene(PLAN, requests, other))
 
 
@@ -92,13 +92,13 @@ def test_expelled_in_the_next_epoch(three: Organisations) -> None:
     assert (read.epoch, read.active) == (2, {"hospital-a", "hospital-b"})
     assert read.names == NAMES  # rows stay
     first.check_next(read)
-    with pytest.raises(UsageError, match=r"epoch 1 and epoch 2 is known"):
+    with pytest.raises(UsageError, match=r"epoch 1 .*epoch 2"):
         read.check_next(first)
-    with pytest.raises(UsageError, match="was expelled from"):
+    with pytest.raises(UsageError, match=r"hospital-c .*epoch 2"):
         read.check_for(three.identities["hospital-c"])
-    with pytest.raises(UsageError, match="the contract needs 2"):
+    with pytest.raises(UsageError, match=r"hospital-b .*\b1 members.*\b2\b"):
         expel(read, "hospital-b", three.convener)
-    with pytest.raises(UsageError, match="unknown member 'nobody'"):
+    with pytest.raises(UsageError, match=r"'nobody'.*hospital-a, hospital-b, hospital-c"):
         expel(read, "nobody", three.convener)
 
 
@@ -110,11 +110,11 @@ def test_what_no_epoch_may_change(three: Organisations) -> None:
         replace(first, epoch=2, schema="other"),
         replace(first, epoch=2, members=first.members[::-1]),
     ):
-        with pytest.raises(UsageError, match="changes more than"):
+        with pytest.raises(UsageError, match="epoch 2"):
             first.check_next(changed.signed(three.convener))
-    with pytest.raises(UsageError, match="of another federation"):
+    with pytest.raises(UsageError, match="0000000000000000"):
         first.check_next(replace(first, epoch=2, id="0" * 16).signed(three.convener))
-    with pytest.raises(UsageError, match="epoch 1 is known"):  # two different files of one epoch
+    with pytest.raises(UsageError, match=r"epoch 1 .*epoch 1"):  # two different files of one epoch
         first.check_next(replace(renew(first, three.convener), epoch=1).signed(three.convener))
     without = expel(first, "hospital-c", three.convener)
     with pytest.raises(UsageError, match="takes hospital-c back"):
@@ -131,17 +131,17 @@ def test_renewed_certificates_have_the_same_keys(three: Organisations) -> None:
 
 def test_told_at_home(three: Organisations, tmp_path: Path) -> None:
     stranger = Identity.make(tmp_path / "x", "hospital-a")
-    with pytest.raises(UsageError, match="is not a member of this federation"):
+    with pytest.raises(UsageError, match=r"hospital-a .*\(hospital-a, hospital-b, hospital-c\).*member\.csr"):
         three.federation.check_for(stranger)
     own = three.identities["hospital-a"]
-    with pytest.raises(UsageError, match=r"runs dpps 9\.9 and this is"):
+    with pytest.raises(UsageError, match=r"dpps 9\.9"):
         replace(three.federation, version="9.9").check_for(own)
     member = three.federation.members[0]
     old = three.convener.certify(
         Request(member.name, member.address, member.key), three.federation.convener, -1
     )
     members = (replace(member, certificate=old), *three.federation.members[1:])
-    with pytest.raises(UsageError, match=r"was valid until .*dpps federation renew"):
+    with pytest.raises(UsageError, match=r"hospital-a .*dpps federation renew"):
         replace(three.federation, members=members).check_for(own)
 
 
@@ -154,17 +154,17 @@ def test_a_clock_that_is_behind_is_told_from_an_old_certificate(
             return datetime(2020, 1, 2, tzinfo=tz)
 
     monkeypatch.setattr(federation_module, "datetime", Behind)
-    with pytest.raises(UsageError, match=r"valid from .* the clock of this machine says 2020-01-02"):
+    with pytest.raises(UsageError, match=r"hospital-a .*2020-01-02.*clock"):
         three.federation.check_for(three.identities["hospital-a"])
 
 
 def test_members_of_one_federation_differ_and_can_be_reached(three: Organisations, tmp_path: Path) -> None:
     requests = [Request(m.name, m.address, m.key) for m in three.federation.members]
-    with pytest.raises(UsageError, match="two requests have the name hospital-a"):
+    with pytest.raises(UsageError, match="name hospital-a"):
         convene(PLAN, [requests[0], replace(requests[1], name="hospital-a"), requests[2]], three.convener)
-    with pytest.raises(UsageError, match="two requests have the key"):
+    with pytest.raises(UsageError, match=r"key [0-9a-f]{64}"):
         convene(PLAN, [requests[0], replace(requests[1], key=requests[0].key), requests[2]], three.convener)
-    with pytest.raises(UsageError, match=r"hospital-b and hospital-c are neighbours .* neither listens"):
+    with pytest.raises(UsageError, match=r"hospital-b and hospital-c .*--listen"):
         convene(PLAN, [requests[0], replace(requests[1], address=""), requests[2]], three.convener)
 
 

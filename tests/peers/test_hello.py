@@ -56,7 +56,7 @@ def test_other_bytes_are_refused(content: bytes) -> None:
 
 
 def test_a_hello_is_not_read_beyond_its_length() -> None:
-    with pytest.raises(PeerError, match=f"at most {LARGEST_HELLO}"):
+    with pytest.raises(PeerError, match=rf"{LARGEST_HELLO + 1}.*{LARGEST_HELLO}"):
         Hello.decoded(b" " * (LARGEST_HELLO + 1))
 
 
@@ -64,8 +64,8 @@ def test_a_hello_is_not_read_beyond_its_length() -> None:
     ("change", "words"),
     [
         ({"federation": "other"}, "wrong run"),
-        ({"facts": {**FACTS, "version": "9"}}, "other version: it has 9, here is 0.2.0"),
-        ({"facts": {"version": "0.2.0"}}, "other model: it has nothing"),
+        ({"facts": {**FACTS, "version": "9"}}, r"other version.* 9,.*0\.2\.0"),
+        ({"facts": {"version": "0.2.0"}}, "other model"),
         ({"digest": "other"}, "wrong epoch"),
     ],
 )

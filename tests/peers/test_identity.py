@@ -44,7 +44,7 @@ def test_addresses_that_nobody_could_dial_are_refused(tmp_path: Path, where: str
 
 def test_a_key_is_not_written_over(tmp_path: Path) -> None:
     Identity.make(tmp_path / "me", "a")
-    with pytest.raises(UsageError, match="is not written over"):
+    with pytest.raises(UsageError, match=r"member\.key.*--out"):
         Identity.make(tmp_path / "me", "a")
 
 
@@ -52,17 +52,17 @@ def test_damaged_folders_are_refused_in_one_line(tmp_path: Path) -> None:
     folder, other = tmp_path / "me", tmp_path / "other"
     Identity.make(folder, "a")
     Identity.make(other, "a")
-    with pytest.raises(UsageError, match=r"holds no member.key"):
+    with pytest.raises(UsageError, match=r"--member .*nothing.*member\.key"):
         Identity.open(tmp_path / "nothing")
     (folder / REQUEST).write_bytes((other / REQUEST).read_bytes())
-    with pytest.raises(UsageError, match="of another key"):
+    with pytest.raises(UsageError, match=r"member\.csr.*member\.key"):
         Identity.open(folder)
     (folder / KEY).chmod(0o644)
-    with pytest.raises(UsageError, match="others may read"):
+    with pytest.raises(UsageError, match=r"member\.key.*600"):
         Identity.open(folder)
     (folder / KEY).chmod(0o600)
     (folder / KEY).write_bytes(b"nothing")
-    with pytest.raises(UsageError, match="is not a key"):
+    with pytest.raises(UsageError, match=r"member\.key"):
         Identity.open(folder)
     another = ed25519.Ed25519PrivateKey.generate()
     pem, pkcs8, none = (
@@ -71,7 +71,7 @@ def test_damaged_folders_are_refused_in_one_line(tmp_path: Path) -> None:
         serialization.NoEncryption(),
     )
     (folder / KEY).write_bytes(another.private_bytes(pem, pkcs8, none))
-    with pytest.raises(UsageError, match="another kind of key"):
+    with pytest.raises(UsageError, match=r"member\.key.*P-256"):
         Identity.open(folder)
 
 
@@ -81,7 +81,7 @@ def test_a_changed_request_is_refused(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     lines[2] = lines[2][::-1]
     path.write_text("\n".join(lines))
-    with pytest.raises(UsageError, match=r"--member .*(not signed by its own key|not a certificate request)"):
+    with pytest.raises(UsageError, match=r"--member .*member\.csr"):
         Request.read(path)
 
 

@@ -126,12 +126,12 @@ def test_all_finish_with_one_model_and_each_with_its_own_ledger(three: Organisat
     ]
     assert torch.allclose(rows[0], rows[1], rtol=1e-3, atol=1e-4)
     assert torch.allclose(rows[0], rows[2], rtol=1e-3, atol=1e-4)
-    with pytest.raises(UsageError, match="another folder would begin with an empty ledger"):
+    with pytest.raises(UsageError, match=r"--out is .*again.*--out .*run-hospital-a"):
         join(
             three.folder / "federation.toml", three.folder / A, three.folder / "again", node_data=three.folder
         )
     assert not (three.folder / "again").exists()
-    with pytest.raises(UsageError, match="is finished: there is nothing to go on with"):
+    with pytest.raises(UsageError, match="finished"):
         Participation(
             three.folder / "federation.toml",
             three.folder / A,
@@ -190,9 +190,9 @@ def test_expelled_while_running(three: Organisations) -> None:
     error = terminals[C].ended().error
     assert isinstance(error, (RunError, KeyboardInterrupt))
     assert terminals[C].state == "failed"
-    assert "was expelled from the federation in epoch 2" in read_status(terminals[C].out).message
+    assert "epoch 2" in read_status(terminals[C].out).message
     assert [terminals[name].ended().error for name in (A, B)] == [None] * 2
-    with pytest.raises(UsageError, match="was expelled"):
+    with pytest.raises(UsageError, match=r"hospital-c .*epoch 2"):
         Terminal(three, C)
 
 
@@ -210,11 +210,8 @@ def test_a_status_and_an_epoch_that_cannot_be_written_stop_nobody(three: Organis
     gate.opened.set()
     later.opened.set()
     assert [terminals[name].ended().error for name in (A, B)] == [None] * 2
-    told = [line for line in channel.refusals if "cannot be written" in line]
-    assert [line.split(" cannot")[0].rpartition("/")[2] for line in told] == [
-        "status.json",
-        f"{three.federation.id}.toml",
-    ]
+    files = ["status.json", f"{three.federation.id}.toml"]
+    assert [file for line in channel.refusals for file in files if file in line] == files
     assert C not in terminals[A].participation.member.membership.present
 
 

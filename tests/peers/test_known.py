@@ -39,19 +39,19 @@ def test_the_newest_epoch_is_remembered(three: Organisations, caplog: pytest.Log
     own = three.identities[A]
     first, second = three.federation, expel(three.federation, C, three.convener)
     assert accept(own, written(three, first)) == first
-    assert "compare its fingerprint on the telephone" in caplog.text
+    assert "fingerprint" in caplog.text
     assert accept(own, written(three, second)) == second
     caplog.clear()
     assert accept(own, written(three, first)) == second  # the same command after a crash
-    assert "has epoch 1; epoch 2 is known already" in caplog.text
-    with pytest.raises(UsageError, match="was expelled"):
+    assert "epoch 1; epoch 2 " in caplog.text
+    with pytest.raises(UsageError, match=r"hospital-c .*epoch 2"):
         accept(three.identities[C], written(three, second))
 
 
 def test_two_files_of_one_epoch(three: Organisations) -> None:
     accept(three.identities[A], written(three, three.federation))
     moved = (replace(three.federation.members[0], address="127.0.0.1:9"), *three.federation.members[1:])
-    with pytest.raises(UsageError, match="epoch 1 is known already"):
+    with pytest.raises(UsageError, match=r"epoch 1 .*epoch 1"):
         accept(
             three.identities[A],
             written(three, replace(three.federation, members=moved).signed(three.convener)),
@@ -64,7 +64,7 @@ def test_another_convener_needs_a_word_on_the_telephone(three: Organisations, tm
     other = Key.make(tmp_path / "other.key")
     requests = [Request(m.name, m.address, m.key) for m in three.federation.members]
     path = written(three, convene(PLAN, requests, other))
-    with pytest.raises(UsageError, match="signed by another convener"):
+    with pytest.raises(UsageError, match=r"convener .*hospital-a"):
         accept(own, path)
     with pytest.raises(UsageError, match="--convener is 0000"):
         accept(own, path, "0" * 64)
@@ -74,7 +74,7 @@ def test_another_convener_needs_a_word_on_the_telephone(three: Organisations, tm
 
 def test_strangers_are_told_at_home(three: Organisations, tmp_path: Path) -> None:
     stranger = Identity.make(tmp_path / "x", "hospital-x")
-    with pytest.raises(UsageError, match="is not a member"):
+    with pytest.raises(UsageError, match=r"hospital-x .*member\.csr"):
         accept(stranger, written(three, three.federation))
     assert not (tmp_path / "x" / CONVENER).exists(), "whose contract is not taken is not trusted"
 
@@ -86,18 +86,16 @@ def test_a_run_is_begun_once(three: Organisations) -> None:
     (run / "outbox").mkdir(parents=True)
     note_run(own, three.federation, run)
     check_run(own, three.federation, run)
-    with pytest.raises(
-        UsageError, match=rf"another folder would begin with an empty ledger; give --out {run}"
-    ):
+    with pytest.raises(UsageError, match=rf"--out is {run}2.*--out {run}"):
         check_run(own, three.federation, other)
     (other / "outbox").mkdir(parents=True)
-    with pytest.raises(UsageError, match="empty ledger"):
+    with pytest.raises(UsageError, match=rf"--out is {run}2.*--out {run}"):
         note_run(own, three.federation, other)
     (run / "outbox").rmdir()
-    with pytest.raises(UsageError, match="restore that folder"):
+    with pytest.raises(UsageError, match=rf"\.run.*{run}"):
         check_run(own, three.federation, run)
     run.rmdir()
-    with pytest.raises(UsageError, match="restore that folder"):
+    with pytest.raises(UsageError, match=rf"\.run.*{run}"):
         check_run(own, three.federation, run)
     note_run(own, three.federation, other)  # it was moved
     check_run(own, three.federation, other)

@@ -150,7 +150,7 @@ def test_leaving_hands_over(tmp_path: Path) -> None:
     members = [federation.runs[name].where for name in ("m0", "m1", "m2")]
     masses = [where.fabric.take(LEARNING)[1] for where in members if isinstance(where, Member)]
     assert sum(masses) == pytest.approx(4, abs=1e-9)
-    with pytest.raises(UsageError, match="has left the federation"):
+    with pytest.raises(UsageError, match="left"):
         Network({"m3": federation._main(3)}).run()
 
 
@@ -164,19 +164,19 @@ def test_an_older_copy_of_the_folder_is_refused(tmp_path: Path) -> None:
     network.at(0.81, lambda: shutil.rmtree(tmp_path / "m1"))
     network.at(0.82, lambda: (tmp_path / "copy").rename(tmp_path / "m1"))
     network.at(0.9, lambda: network.restart("m1"))
-    with pytest.raises(RunError, match="replaced by an older copy"):
+    with pytest.raises(RunError, match=r"m0 .*round \d+.*round \d+: ledger and outbox"):
         network.run()
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"privacy": dpps.NodeSwap(epsilon=3)}, "members come and go"),
-        ({"sync_every": 2}, "members come and go"),
-        ({"mixes": 2}, "members come and go"),
+        ({"privacy": dpps.NodeSwap(epsilon=3)}, "node-swap"),
+        ({"sync_every": 2}, "sync_every=0"),
+        ({"mixes": 2}, "mixes=1"),
         ({"declared_sizes": None}, "declared_sizes"),
-        ({"overwrite": True}, "cannot be taken back"),
-        ({"folder": None}, "needs a folder"),
+        ({"overwrite": True}, "overwrite"),
+        ({"folder": None}, "folder"),
     ],
 )
 def test_what_a_federation_cannot_do_is_refused(more: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_an_older_copy_waits_for_those_who_can_know(tmp_path: Path) -> None:
     network.at(0.81, put_back)
     network.at(0.9, lambda: network.restart("m1"))
     network.at(0.9 + 4 * SOFT, mend)
-    with pytest.raises(RunError, match="replaced by an older copy"):
+    with pytest.raises(RunError, match=r"m2 .*round \d+.*round \d+: ledger and outbox"):
         network.run()
     before, after = (LedgerFile.read(each / "ledger.jsonl").history for each in (copy, tmp_path / "m1"))
     assert len(after) == len(before)
@@ -240,11 +240,10 @@ def test_who_waits_in_vain_is_told(tmp_path: Path) -> None:
             lines.append(where._why_waiting(["m0"], 2))
 
     Network({"m0": main}).run()
-    first = "waits for other members: 1 of 4 are here (m0), 2 are needed"
-    assert lines[:2] == [first, first]
-    assert (
-        lines[2] == f"{first}; m1, m2, m3 left for good, so too few can come: Ctrl-C ends this member's run"
-    )
+    assert lines[0] == lines[1]
+    assert all(shown in lines[0] for shown in ("1 of 4", "(m0)", " 2 "))
+    assert lines[2].startswith(lines[0])
+    assert "m1, m2, m3" in lines[2].removeprefix(lines[0])
 
 
 def test_a_failed_run_shows_no_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +327,7 @@ def test_a_member_that_was_killed_while_it_left_hands_over_at_its_next_start(tmp
     members = [federation.runs[name].where for name in NAMES]
     masses = [where.fabric.take(LEARNING)[1] for where in members[:3] if isinstance(where, Member)]
     assert sum(masses) == pytest.approx(4, abs=1e-9)
-    with pytest.raises(UsageError, match="has left the federation"):
+    with pytest.raises(UsageError, match="left"):
         Network({"m3": federation._main(3)}).run()
 
 
@@ -344,5 +343,5 @@ def test_a_member_that_was_killed_before_its_results_writes_them_at_its_next_sta
     assert torch.equal(federation.runs["m1"].shared, model)
     assert (folder / "summary.json").exists()
     assert (folder / "models" / "node-1.safetensors").exists()
-    with pytest.raises(UsageError, match="is finished"):
+    with pytest.raises(UsageError, match="finished"):
         Network({"m1": federation._main(1)}).run()

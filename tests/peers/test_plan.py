@@ -58,13 +58,13 @@ def test_tables_of_the_members_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nodes": 4}, "nodes = 4 and there are 3 requests"),
-        ({"declared_sizes": None}, "no declared-sizes"),
-        ({"unit": "node-swap"}, "--unit node-swap in a run between organisations"),
+        ({"nodes": 4}, "nodes = 4 .*3 requests"),
+        ({"declared_sizes": None}, "declared-sizes"),
+        ({"unit": "node-swap"}, "--unit node-swap"),
         ({"sync_every": 5}, "--sync-every"),
         ({"mixes": 2}, "--mixes"),
         ({"algorithm": "gradient-tracking"}, "--algorithm gradient-tracking"),
-        ({"algorithm": "nothing"}, "unknown algorithm 'nothing'"),
+        ({"algorithm": "nothing"}, "algorithm 'nothing'"),
         ({"trust": "pairs"}, "--trust pairs"),
         ({"dropouts": 0.1}, "--dropouts"),
         ({"seeded_noise": True}, "--seeded-noise"),
@@ -81,7 +81,7 @@ def test_what_members_who_come_and_go_cannot_do(
 
 def test_other_versions_of_the_plan(tmp_path: Path) -> None:
     three = Organisations(tmp_path, (7441, 7442))
-    with pytest.raises(UsageError, match="of another version"):
+    with pytest.raises(UsageError, match="plan"):
         config_for(replace(three.federation, plan={"unheard": 1}))
 
 
@@ -89,14 +89,14 @@ def test_other_versions_of_the_plan(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"nodes": 4}, "nodes = 4"),
-        ({"unit": "node-swap"}, "--unit node-swap in a run between organisations"),
+        ({"unit": "node-swap"}, "--unit node-swap"),
         ({"trust": "pairs"}, "--trust pairs"),
         ({"seeded-noise": True}, "--seeded-noise"),
         ({"weights": "/home/me/w.pt"}, "--weights"),
-        ({"algorithm": "nothing"}, "unknown algorithm"),
-        ({"secure-noise": False}, "no secure-noise"),
-        ({"data-dir": "/home/me"}, "sets data-dir"),
-        ({"node-data": "/home/me"}, "sets node-data"),
+        ({"algorithm": "nothing"}, "algorithm 'nothing'"),
+        ({"secure-noise": False}, "secure-noise"),
+        ({"data-dir": "/home/me"}, "data-dir"),
+        ({"node-data": "/home/me"}, "node-data"),
     ],
 )
 def test_a_member_refuses_what_no_convener_should_sign(

@@ -22,9 +22,9 @@ def test_what_is_encoded_comes_back_exactly(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_rows_that_are_not_finite_or_not_of_this_run_are_refused(bad: float) -> None:
     rows = Rows(torch.ones(5), common=False)
-    with pytest.raises(FrameError, match="NaN or infinity"):
+    with pytest.raises(FrameError, match=r"round 0 .*NaN"):
         rows.checked(share(rows, torch.full((5,), bad)))
-    with pytest.raises(FrameError, match="16 bytes: rows have 20"):
+    with pytest.raises(FrameError, match=r"16 .*20"):
         rows.checked(share(rows, torch.ones(4)))
 
 
@@ -33,7 +33,7 @@ def test_a_row_longer_than_clip_and_noise_allow_is_refused_once_they_are_known()
     far = share(rows, torch.full((4,), 1e9))
     rows.checked(far)  # nothing is known before the first round
     rows.grow(step=0.5, deviation=0.1)
-    with pytest.raises(FrameError, match="at most"):
+    with pytest.raises(FrameError, match=r"round 0 .*2e\+09"):
         rows.checked(far)
     rows.checked(share(rows, torch.ones(4)))
     assert rows.longest(1.0, 100) > rows.longest(1.0, 1)

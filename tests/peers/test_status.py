@@ -30,11 +30,11 @@ def test_a_process_that_is_gone_is_not_alive(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no run of dpps join"):
+    with pytest.raises(UsageError, match=r"dpps join.*--out"):
         read_status(tmp_path)
     for content in ("", "{}", json.dumps({"members": [{}], "links": []})):
         (tmp_path / FILE).write_text(content)
-        with pytest.raises(UsageError, match="cannot be read"):
+        with pytest.raises(UsageError, match=r"status\.json"):
             read_status(tmp_path)
 
 

@@ -38,11 +38,11 @@ def test_partners_change_no_number_of_the_promise(unit: Unit) -> None:
 
 @pytest.mark.parametrize("unit", units(), ids=["record", "contribution"])
 def test_the_coalition_is_named(unit: Unit) -> None:
-    assert "and knows the data and the secrets of up to 2 of the other nodes acting together" in unit.who()
-    assert "if more nodes than that pool their secrets, epsilon is larger" in unit.limits()
-    assert "knows no node's secrets" in Record(1.0, trust=dpps.Pairs(0)).who()
-    assert "up to a third of the nodes" in Record(1.0, trust=dpps.Pairs()).who()
-    assert "up to 3 of the other nodes" in Record(1.0, trust=dpps.Pairs()).for_network(10).who()
+    assert "up to 2 " in unit.who()
+    assert "secrets" in unit.limits()
+    assert "secrets" in Record(1.0, trust=dpps.Pairs(0)).who()
+    assert "a third" in Record(1.0, trust=dpps.Pairs()).who()
+    assert "up to 3 " in Record(1.0, trust=dpps.Pairs()).for_network(10).who()
     assert "secrets" not in Record(1.0).who() + Record(1.0).limits()
 
 
@@ -58,7 +58,7 @@ def test_the_contract_holds_what_the_promise_rests_on() -> None:
     again = Contract.from_json(kept, "test")
     again.check(unit, PLAN)
     for other in (dpps.Pairs(1), dpps.Pairs(2, mean_variance=1.2), dpps.Nobody()):
-        with pytest.raises(UsageError, match="trust is"):
+        with pytest.raises(UsageError, match=r"trust .*'colluders': 2"):
             again.check(Record(noise_multiplier=1.3, trust=other), PLAN)
 
 
@@ -78,20 +78,20 @@ def test_more_colluders_than_declared_cost_what_the_accountant_says() -> None:
 
 
 def test_laplace_noise_does_not_cancel() -> None:
-    with pytest.raises(UsageError, match="no known cost"):
+    with pytest.raises(UsageError, match=r"pairs.*laplace.*gaussian"):
         Contribution(1.0, 3.0, trust=dpps.Pairs(1))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"unit": "node-swap", "trust": "pairs"}, "--trust pairs does not go with --unit node-swap"),
-        ({"unit": "none", "trust": "pairs"}, "without a unit there is no noise"),
+        ({"unit": "node-swap", "trust": "pairs"}, "--trust pairs .*--unit node-swap"),
+        ({"unit": "none", "trust": "pairs"}, "--trust pairs .*--unit none"),
         ({"unit": "contribution", "trust": "pairs"}, "--mechanism laplace"),
-        ({"colluders": 2}, "--colluders belongs to --trust pairs"),
-        ({"mean_variance": 2.0}, "--mean-variance belongs to --trust pairs"),
-        ({"trust": "pairs", "mean_variance": 1.0}, "mean_variance is 1.0: it must be above 1"),
-        ({"trust": "pairs", "colluders": 9}, "must be 8 or less"),
+        ({"colluders": 2}, "--colluders .*--trust pairs"),
+        ({"mean_variance": 2.0}, "--mean-variance .*--trust pairs"),
+        ({"trust": "pairs", "mean_variance": 1.0}, r"mean_variance.*1\.0.*above 1"),
+        ({"trust": "pairs", "colluders": 9}, "colluders.*9.* 8 "),
         ({"trust": "everybody"}, "trust"),
     ],
 )
@@ -105,7 +105,7 @@ def test_what_is_left_open_is_named_in_the_statement() -> None:
     assert (config.colluders, config.mean_variance) == (3, 1.25)
     unit = config.privacy()
     assert unit is not None
-    assert "up to 3 of the other nodes acting together" in unit.who()
+    assert "up to 3 " in unit.who()
 
 
 def test_plan_shows_the_trade(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +122,7 @@ def test_plan_shows_the_trade(capsys: pytest.CaptureFixture[str]) -> None:
     other = json.loads(capsys.readouterr().out)["coalition"]
     assert (other["message_noise"], other["absences"]) == (noise[2], 2)
     assert plan_main(["--noise-multiplier", "1.5", "--trust", "pairs", "--colluders", "3"]) == 0
-    assert "all others" in capsys.readouterr().out
+    assert "9 colluders" in capsys.readouterr().out
 
 
 def test_on_a_complete_graph_the_mean_is_central_dp_sgd_with_a_quarter_more_variance() -> None:

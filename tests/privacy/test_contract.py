@@ -31,10 +31,10 @@ def test_a_promised_total_is_a_budget_over_the_planned_rounds() -> None:
 @pytest.mark.parametrize(
     ("unit", "plan", "said"),
     [
-        (replace(UNIT, clip=2.0), PLAN, "clip is 2.0 and was 1.0"),
-        (replace(UNIT, delta=1e-6), PLAN, "delta is 1e-06 and was 1e-05"),
-        (UNIT, replace(PLAN, declared_sizes=(20, 11)), "node 1 declares 11 examples and declared 10"),
-        (UNIT, replace(PLAN, lr_shared=2.0), "lr_shared is 2.0 and was 1.0"),
+        (replace(UNIT, clip=2.0), PLAN, r"clip.*2\.0.*1\.0"),
+        (replace(UNIT, delta=1e-6), PLAN, "delta.*1e-06.*1e-05"),
+        (UNIT, replace(PLAN, declared_sizes=(20, 11)), "node 1 .*11.*10"),
+        (UNIT, replace(PLAN, lr_shared=2.0), r"lr_shared.*2\.0.*1\.0"),
     ],
 )
 def test_another_request_is_refused_by_what_differs(unit: Record, plan: Plan, said: str) -> None:
@@ -46,5 +46,5 @@ def test_another_request_is_refused_by_what_differs(unit: Record, plan: Plan, sa
 
 @pytest.mark.parametrize("found", [None, {}, {"unit": "record"}])
 def test_a_ledger_without_a_whole_contract_cannot_go_on(found: dict[str, str] | None) -> None:
-    with pytest.raises(RunError, match="has no contract that this version can read"):
+    with pytest.raises(RunError, match="ledger x "):
         Contract.from_json(found, "ledger x")

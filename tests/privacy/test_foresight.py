@@ -14,7 +14,7 @@ PLAN = Plan(((1.0, 120),), 0.1, 100, declared_sizes=(1000,) * 10)
 
 def test_a_certified_bound_that_outgrows_all_numbers_is_refused_with_a_period_that_does_not():
     unit, topology = dpps.NodeSwap(budget=5.0), dpps.Exponential(10)
-    with pytest.raises(UsageError, match=r"outgrows all numbers.*--sync-every (\d+)") as refused:
+    with pytest.raises(UsageError, match=r"certified .*--sync-every \d+") as refused:
         foresee(unit, PLAN, 7850, topology, 0)
     advised = int(str(refused.value).partition("--sync-every ")[2].partition(",")[0])
     assert foresee(unit, PLAN, 7850, topology, advised) == []
@@ -22,7 +22,7 @@ def test_a_certified_bound_that_outgrows_all_numbers_is_refused_with_a_period_th
 
 
 def test_where_two_rounds_are_too_many_no_period_is_advised():
-    with pytest.raises(UsageError, match="outgrows all numbers; share fewer") as refused:
+    with pytest.raises(UsageError, match="certified") as refused:
         foresee(dpps.NodeSwap(epsilon=3.0), PLAN, 7850, dpps.Exponential(10), 0)
     assert "sync" not in str(refused.value)
 
@@ -50,7 +50,7 @@ def test_the_foreseen_bounds_are_those_of_the_run():
 def test_a_delta_of_one_over_the_records_protects_nobody(delta, size, refused):
     unit = dpps.Record(epsilon=1, delta=delta)
     if refused:
-        with pytest.raises(UsageError, match=f"delta is {delta:g}.*{size} records"):
+        with pytest.raises(UsageError, match=rf"delta.*{delta:g}.*{size} records"):
             check_delta(unit, (10, size))
     else:
         check_delta(unit, (10, size))
@@ -60,13 +60,13 @@ def test_a_run_asks_before_its_first_round():
     data = [(torch.randn(200, 6), torch.randint(0, 3, (200,))) for _ in range(3)]
     algorithm = dpps.PartPSP(dpps.models.MLP((6, 4, 3)), batch_size=10)
     run = dpps.Run(algorithm, data, topology="ring", privacy=dpps.Record(epsilon=1, delta=0.01))
-    with pytest.raises(UsageError, match=r"delta is 0\.01"):
+    with pytest.raises(UsageError, match=r"delta.*0\.01.*200 records"):
         run.start(epochs=1)
-    with pytest.raises(UsageError, match="it must lie in"):
+    with pytest.raises(UsageError, match=r"delta.*0\.1.*\[0, 0\.1\)"):
         dpps.Record(epsilon=1, delta=0.1)
 
 
 def test_a_batch_larger_than_a_node_is_told(caplog):
     unit = dpps.Record(epsilon=1)
     (told,) = foresee(unit, Plan(((1.0, 9),), 0.1, 100, declared_sizes=(500, 35)), 10, dpps.Ring(2), 0)
-    assert "node 1 has 35 examples, fewer than a batch of 100" in told
+    assert "node 1 has 35 examples" in told

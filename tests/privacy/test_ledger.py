@@ -40,9 +40,9 @@ def test_equal_charges_are_kept_once_however_many_rounds_there_are() -> None:
 
 
 def test_empty_requests_are_refused() -> None:
-    with pytest.raises(UsageError, match="without rows"):
+    with pytest.raises(UsageError, match="rows"):
         Ledger([])
-    with pytest.raises(UsageError, match="an empty budget"):
+    with pytest.raises(UsageError, match=r"rounds.*epsilon and delta"):
         Budget()
-    with pytest.raises(UsageError, match="must be positive"):
+    with pytest.raises(UsageError, match=r"epsilon -1\.0"):
         Budget(epsilon=-1.0)

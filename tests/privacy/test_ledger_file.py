@@ -90,9 +90,9 @@ def test_failed_disk_stops_everything(path: Path, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as patch:
         patch.setattr("os.write", full)
-        with pytest.raises(RunError, match="No space left"):
+        with pytest.raises(RunError, match=r"ledger\.jsonl.*No space"):
             ledger.charge(laplace(1))
-    with pytest.raises(RunError, match="no further message"):
+    with pytest.raises(RunError, match=r"ledger\.jsonl"):
         ledger.charge(laplace(1))
     ledger.close()
     with LedgerFile.open(path, HEADER, durable=True) as again:
@@ -135,19 +135,19 @@ def test_infinite_epsilon_survives_the_file(path: Path) -> None:
 def test_never_started_afresh(path: Path) -> None:
     written(path)
     content = path.read_bytes()
-    with pytest.raises(UsageError, match="never started afresh"):
+    with pytest.raises(UsageError, match=r"ledger\.jsonl"):
         LedgerFile.create(path, HEADER, durable=True)
     assert path.read_bytes() == content
-    with pytest.raises(RunError, match="cannot be opened"):
+    with pytest.raises(RunError, match="missing"):
         LedgerFile.open(path.with_name("missing"), HEADER, durable=True)
-    with pytest.raises(RunError, match="cannot be created"):
+    with pytest.raises(RunError, match="no/where"):
         LedgerFile.create(path.with_name("no") / "where", HEADER, durable=True)
 
 
 @pytest.mark.parametrize(("field", "value"), [("config", "abd"), ("run", "r2"), ("rows", [0]), ("more", 1)])
 def test_foreign_ledger_is_refused_by_field(path: Path, field: str, value: object) -> None:
     written(path)
-    with pytest.raises(UsageError, match=f"its {field} is .*choose another directory"):
+    with pytest.raises(UsageError, match=rf"ledger\.jsonl.*{field}"):
         LedgerFile.open(path, HEADER | {field: value}, durable=True)
 
 
@@ -174,7 +174,7 @@ def test_cut_tail_is_dropped_with_a_note(path: Path, caplog: pytest.LogCaptureFi
 def test_cut_header_says_that_nothing_was_sent(path: Path) -> None:
     written(path, 0)
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(RunError, match="nothing was sent; move it away"):
+    with pytest.raises(RunError, match=r"ledger\.jsonl.*first line"):
         LedgerFile.open(path, HEADER, durable=True)
 
 
@@ -188,7 +188,7 @@ def test_any_changed_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, d
     content[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     line = content[:at].count(b"\n") + 1
-    with pytest.raises(RunError, match=f"damaged at line {line}"):
+    with pytest.raises(RunError, match=rf"ledger\.jsonl.*\bline {line}\b"):
         LedgerFile.open(path, HEADER, durable=True)
     assert path.read_bytes() == content
 
@@ -203,7 +203,7 @@ def test_lost_exchanged_or_repeated_lines_are_noticed(path: Path, change: str) -
         "repeat": lines[:3] + lines[2:],
     }
     path.write_bytes(b"".join(changed[change]))
-    with pytest.raises(RunError, match="damaged at line"):
+    with pytest.raises(RunError, match=r"ledger\.jsonl.*\bline \d"):
         LedgerFile.open(path, HEADER, durable=True)
 
 
@@ -212,7 +212,7 @@ def test_more_rounds_than_budgeted_are_refused_before_writing(path: Path) -> Non
         for number in range(6):
             ledger.charge(laplace(number))
         content = path.read_bytes()
-        with pytest.raises(RunError, match="round 6 refused before sending: 6 rounds were budgeted"):
+        with pytest.raises(RunError, match=r"round 6 .*\b6 rounds.*ledger\.jsonl"):
             ledger.charge(laplace(6))
         assert path.read_bytes() == content
         assert ledger.charges() == [Charge.laplace(0.1, count=6)]
@@ -222,7 +222,7 @@ def test_round_budget_is_per_node(path: Path) -> None:
     with LedgerFile.create(path, HEADER, durable=False, budget=Budget(rounds=2)) as ledger:
         for row in (0, 1, 2, 0):
             ledger.charge(laplace(0, rows=(row,)))
-        with pytest.raises(RunError, match="2 rounds were budgeted"):
+        with pytest.raises(RunError, match=r"round 1 .*\b2 rounds"):
             ledger.charge(laplace(1, rows=(0, 1)))
         ledger.charge(laplace(1, rows=(1,)))
 
@@ -234,7 +234,7 @@ def test_epsilon_budget(path: Path) -> None:
     with LedgerFile.create(path, HEADER, durable=False, budget=Budget(epsilon=1.0, delta=1e-6)) as ledger:
         for number in range(allowed):
             ledger.charge(laplace(number, epsilon=0.05))
-        with pytest.raises(RunError, match=f"epsilon 1.0 at delta 1e-06 was budgeted and {allowed} rounds"):
+        with pytest.raises(RunError, match=rf"epsilon 1\.0 at delta 1e-06 .*\b{allowed} rounds"):
             ledger.charge(laplace(allowed, epsilon=0.05))
         assert ledger.total(1e-6).epsilon <= 1.0
         ledger.charge(laplace(allowed, epsilon=1e-6))  # what still fits is allowed
@@ -244,7 +244,7 @@ def test_epsilon_budget_counts_exactly_whatever_it_looks_ahead(path: Path) -> No
     with LedgerFile.create(path, HEADER, durable=False, budget=Budget(epsilon=1.05)) as ledger:
         for number in range(10):
             ledger.charge(laplace(number, epsilon=0.1))
-        with pytest.raises(RunError, match="10 rounds have used it up"):
+        with pytest.raises(RunError, match=r"epsilon 1\.05 .*\b10 rounds"):
             ledger.charge(laplace(10, epsilon=0.1))
 
 

@@ -40,5 +40,5 @@ def test_the_pure_epsilon_is_for_readers() -> None:
     ],
 )
 def test_what_no_accountant_can_take_is_refused(wrong: Release) -> None:
-    with pytest.raises(UsageError, match="cannot charge"):
+    with pytest.raises(UsageError, match=r"Release\(round="):
         wrong.check(ROWS)

@@ -151,24 +151,24 @@ def test_the_default_graph() -> None:
 )
 def test_partners_who_would_share_no_noise_are_refused(pairs: Pairs, nodes: int) -> None:
     """Otherwise somebody asks for pairs, exchanges keys, and gets independent noise without a word."""
-    with pytest.raises(UsageError, match="has no use for pair noise"):
+    with pytest.raises(UsageError, match=r"lambda_2 - C.*colluders.*mean_variance [14]"):
         pairs.partners(nodes)
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(UsageError, match="colluders is 9: with 10 nodes it must be 8 or less"):
+    with pytest.raises(UsageError, match=r"colluders.*9.*10 nodes.*\b8\b"):
         Pairs(9).partners(10)
     with pytest.raises(UsageError, match="mean_variance is 1"):
         Pairs(mean_variance=1)
     with pytest.raises(UsageError, match="undirected"):
         Pairs(0, graph=networkx.path_graph(4)).partners(5)
-    with pytest.raises(UsageError, match="degree is 3"):
+    with pytest.raises(UsageError, match=r"degree.*3.*41 nodes"):
         Pairs(0, degree=3).partners(41)
-    with pytest.raises(UsageError, match="one node has no partners"):
+    with pytest.raises(UsageError, match="one node"):
         Pairs().partners(1)
     two_triangles = networkx.disjoint_union(networkx.complete_graph(3), networkx.complete_graph(3))
-    with pytest.raises(UsageError, match="in 2 parts, which cannot hide each other"):
+    with pytest.raises(UsageError, match="2 parts"):
         Pairs(0, graph=two_triangles).partners(6)
-    with pytest.raises(UsageError, match="its own partner"):
+    with pytest.raises(UsageError, match="loops"):
         Pairs(0, graph=networkx.Graph([(0, 1), (1, 1)])).partners(2)
     assert Nobody().partners(10) is None

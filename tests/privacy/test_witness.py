@@ -41,13 +41,13 @@ def refused(path: Path, match: str) -> None:
 
 def test_an_older_copy_is_refused(path: Path) -> None:
     shutil.copy(path.with_name("ledger.old"), path)
-    refused(path, "has 3 lines and its witness has seen a line 6.*what was spent is not known")
+    refused(path, "3 lines .*witness.*line 6")
 
 
 def test_an_older_copy_is_not_even_read(path: Path) -> None:
     assert LedgerFile.read(path).messages == 5
     shutil.copy(path.with_name("ledger.old"), path)
-    with pytest.raises(RunError, match="has 3 lines and its witness has seen a line 6"):
+    with pytest.raises(RunError, match=r"3 lines .*witness.*line 6"):
         LedgerFile.read(path)
     witness_of(path).unlink()
     assert LedgerFile.read(path).messages == 2, "a copy by itself is what it is"
@@ -55,8 +55,8 @@ def test_an_older_copy_is_not_even_read(path: Path) -> None:
 
 def test_a_missing_ledger_is_refused_and_never_started_afresh(path: Path) -> None:
     path.unlink()
-    refused(path, "cannot be opened: No such file.*what was spent is not known")
-    with pytest.raises(UsageError, match="never started afresh"):
+    refused(path, "ledger.jsonl.*No such file")
+    with pytest.raises(UsageError, match=r"ledger\.jsonl"):
         LedgerFile.create(path, HEADER, durable=True)
     assert not path.exists()
 
@@ -64,7 +64,7 @@ def test_a_missing_ledger_is_refused_and_never_started_afresh(path: Path) -> Non
 @pytest.mark.parametrize("content", [b"", b'{"format":"dpps-led'])
 def test_an_emptied_ledger_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    refused(path, "has 0 lines and its witness has seen a line 6")
+    refused(path, "0 lines .*witness.*line 6")
     assert path.read_bytes() == content
 
 
@@ -74,7 +74,7 @@ def test_another_ledger_of_the_same_run_is_refused(path: Path) -> None:
         for number in range(7):
             ledger.charge(laplace(number + 1))
     shutil.copy(other, path)
-    refused(path, "has 8 lines and its witness has seen another line 6")
+    refused(path, "8 lines .*witness.*line 6")
 
 
 def test_a_missing_or_damaged_witness_is_refused(path: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_missing_or_damaged_witness_is_refused(path: Path) -> None:
     content = witness.read_bytes()
     for damaged in (b"", b"x" * len(content), content[::-1]):
         witness.write_bytes(damaged)
-        refused(path, "is damaged, so nobody knows")
+        refused(path, witness.name)
     witness.unlink()
-    refused(path, "cannot be read: No such file")
+    refused(path, f"{witness.name}.*No such file")
 
 
 def test_a_witness_that_lags_is_believed_and_catches_up(path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_witness_that_lags_is_believed_and_catches_up(path: Path) -> None:
     with LedgerFile.open(path, HEADER, durable=True) as ledger:
         assert ledger.messages == 5
     shutil.copy(path.with_name("ledger.old"), path)
-    refused(path, "has seen a line 6")
+    refused(path, "line 6")
 
 
 def test_a_half_written_record_leaves_the_one_before(path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_checkpoint_is_a_witness(path: Path) -> None:
         shutil.copy(name.with_name(name.name.replace("ledger.jsonl", "ledger.old")), name)
     with LedgerFile.open(path, HEADER, durable=True) as ledger:
         ledger.check_holds(ledger.mark, "itself")
-        with pytest.raises(RunError, match="has 3 lines and the checkpoint of round 5 has seen a line 6"):
+        with pytest.raises(RunError, match=r"3 lines .*round 5 .*line 6"):
             ledger.check_holds(mark, "the checkpoint of round 5")
 
 
@@ -155,9 +155,9 @@ def test_a_failed_witness_stops_everything(path: Path, monkeypatch: pytest.Monke
     ledger = LedgerFile.open(path, HEADER, durable=True)
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", full)
-        with pytest.raises(RunError, match=r"witness cannot be written: No space left.*not sent"):
+        with pytest.raises(RunError, match=r"ledger\.jsonl\.witness.*No space"):
             ledger.charge(laplace(5))
-    with pytest.raises(RunError, match="no further message"):
+    with pytest.raises(RunError, match=r"ledger\.jsonl"):
         ledger.charge(laplace(5))
     ledger.close()
     with LedgerFile.open(path, HEADER, durable=True) as again:
@@ -172,14 +172,14 @@ def test_unused(path: Path, tmp_path: Path) -> None:
         LedgerFile.create(fresh, HEADER, durable=True).close()
         assert unused(fresh)
     fresh.write_text("something of yours\n")
-    with pytest.raises(UsageError, match="never started afresh"):
+    with pytest.raises(UsageError, match="fresh"):
         LedgerFile.create(fresh, HEADER, durable=True)
     assert fresh.read_text() == "something of yours\n"
 
 
 # One writer
 
-ONE_WRITER = "somebody else is writing .*one writer at a time"
+ONE_WRITER = "(ledger.jsonl|fresh),.*one writer"
 
 HOLDER = """
 import sys

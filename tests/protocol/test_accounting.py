@@ -12,7 +12,7 @@ def test_rows_of_one_rate_are_charged_together() -> None:
     assert rows_by_rate(0.5, range(3)) == [(0.5, "all")]
     assert rows_by_rate([0.5, 0.5], range(2)) == [(0.5, "all")]
     assert rows_by_rate([0.1, 0.2, 0.1], [4, 5, 6]) == [(0.1, (4, 6)), (0.2, (5,))]
-    with pytest.raises(UsageError, match="2 sampling rates for 3 rows"):
+    with pytest.raises(UsageError, match=r"2 sampling rates .*3 rows"):
         rows_by_rate([0.1, 0.2], range(3))
 
 

@@ -31,9 +31,9 @@ def test_an_absent_node_keeps_its_row_and_applies_no_perturbation():
 def test_private_start_values_need_everybody_in_round_0_and_a_true_bound():
     bound = dpps.Bounded(distance=0, clip=0, start_distance=1.0)
     away = dpps.Exponential(4).with_dropouts({0: [2]})
-    with pytest.raises(UsageError, match="away in round 0"):
+    with pytest.raises(UsageError, match="round 0"):
         dpps.DPPS(away, dpps.Laplace(1), bound).start(torch.rand(4, 1))
-    with pytest.raises(UsageError, match="more than start_distance 1"):
+    with pytest.raises(UsageError, match=r"\b5\b.*start_distance 1\b"):
         dpps.DPPS(dpps.Exponential(4), dpps.Laplace(1), bound).start(
             torch.tensor([[0.0], [5.0], [0.0], [0.0]])
         )
@@ -74,7 +74,7 @@ def test_when_only_the_start_is_private_later_rounds_are_free():
     assert [r.epsilon for r in records] == [2.0, 0, 0, 0]
     assert [round_ for round_, _ in ledger.history] == [0]
     assert float((state.y - state.y[0]).abs().max()) < 1e-12
-    with pytest.raises(UsageError, match="clip must be 0"):
+    with pytest.raises(UsageError, match=r"distance.*0.*clip.*0"):
         dpps.Bounded(distance=0, clip=1.0)
 
 
@@ -103,7 +103,7 @@ def test_a_diverging_sensitivity_says_why_and_what_to_do():
         for _ in range(200):
             protocol.step(state, torch.ones(4, 1000))
 
-    message = f"= {growth:.4g} a round.*synchronise more often.*share fewer.*larger budget"
+    message = f"= {growth:.4g} .*sync_every.*budget"
     with pytest.raises(RunError, match=message):
         many_rounds()
     assert torch.isfinite(state.s).all()

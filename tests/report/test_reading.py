@@ -59,9 +59,8 @@ def test_distributed_run(copied: Callable[[str], Path], tmp_path: Path) -> None:
     assert record.command is not None
     assert record.command.startswith("dpps launch --nproc 3 --out again --nodes 5")
     page = render([record])
-    assert "Mean over the nodes of rank-9" in page
-    assert "not told by the nodes" in page
-    assert "messages not private" not in page.split("What the privacy means")[0]
+    assert "rank-9" in page
+    assert "not private" not in page.split('id="privacy"')[0]
     (out / "summary.json").unlink()  # as on the machine of another rank
     assert read_folder(out, "run").accuracy == read_folder(out / "rank-9", "run").accuracy != Accuracy()
 
@@ -78,7 +77,7 @@ def test_unfinished_run_is_shown_as_such(copied: Callable[[str], Path], tmp_path
     # the ledger has all that was sent
     assert record.privacy.epsilon == pytest.approx(finished.privacy.epsilon)
     page = report.write([folder], tmp_path / "page.html").read_text()
-    assert "This run is unfinished" in page
+    assert "unfinished" in page
 
 
 def test_unfinished_run_takes_accuracy_from_its_checkpoint(copied: Callable[[str], Path]) -> None:
@@ -96,34 +95,34 @@ def test_unfinished_run_takes_accuracy_from_its_checkpoint(copied: Callable[[str
 
 
 def test_what_is_refused(copied: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is not a run: it has no run\.json"):
+    with pytest.raises(UsageError, match=r"nothing .*run\.json"):
         report.write([tmp_path / "nothing"], tmp_path / "page.html")
-    with pytest.raises(UsageError, match="no run to report"):
+    with pytest.raises(UsageError, match="--out"):
         report.write([], tmp_path / "page.html")
     folder = copied("none")
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="same run"):
         report.write([folder, folder], tmp_path / "page.html")
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(RunError, match=r"no/such/page\.html"):
         report.write([folder], tmp_path / "no" / "such" / "page.html")
     (folder / "rounds.csv").write_text("round,real,estimated,used,scale,epsilon,loss\n")
-    with pytest.raises(UsageError, match="no complete round yet"):
+    with pytest.raises(UsageError, match=r"none/rounds\.csv"):
         report.write([folder], tmp_path / "page.html")
     (folder / "rounds.csv").unlink()
-    with pytest.raises(UsageError, match="nothing to show yet"):
+    with pytest.raises(UsageError, match=r"none/rounds\.csv .*No such file"):
         report.write([folder], tmp_path / "page.html")
 
 
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("summary.json", '{"a":', "summary.json is damaged"),
-        ("summary.json", "[]", "summary.json is damaged"),
+        ("summary.json", '{"a":', "summary.json .*line 1"),
+        ("summary.json", "[]", "summary.json"),
         (
             "rounds.csv",
             "round,real,estimated,used,scale,epsilon,loss\n0,,x,,,,\n1,,,,0,0,1\n",
-            "damaged at line 2",
+            "rounds.csv .*line 2",
         ),
-        ("ledger.jsonl", "{}\n{}\n", "ledger.jsonl is damaged"),
+        ("ledger.jsonl", "{}\n{}\n", "ledger.jsonl"),
     ],
 )
 def test_damaged_files(
@@ -140,7 +139,7 @@ def test_options_of_another_version(copied: Callable[[str], Path], tmp_path: Pat
     summary = json.loads((folder / "summary.json").read_text())
     summary["config"]["warp"] = 9
     (folder / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(UsageError, match="option warp is unknown"):
+    with pytest.raises(UsageError, match="option warp"):
         report.write([folder], tmp_path / "page.html")
 
 

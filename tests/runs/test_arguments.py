@@ -28,29 +28,29 @@ def make(**options) -> dpps.Run:
     [
         (
             {"algorithm": nn.Sequential(nn.Linear(3, 2))},
-            "the algorithm is Sequential(.*give one with its model",
+            "algorithm.*Sequential",
         ),
-        ({"algorithm": dpps.PartPSP}, "the algorithm is <class .*give one with its model"),
-        ({"where": "here"}, "where is 'here': give dpps.Here"),
-        ({"noise": 3}, "noise is 3: give a source"),
-        ({"watch": 3}, "watch is 3: give sensitivities"),
-        ({"watch": {"paper": 3}}, "watch is {'paper': 3}: give sensitivities"),
-        ({"folder": 3}, "folder is 3: give a path"),
-        ({"engine": "fast"}, "unknown engine 'fast': choose one of auto, vectorised, loop"),
-        ({"sync_every": 1.5}, "sync_every is 1.5: it must be a whole number, 0 or more"),
-        ({"mixes": 1.5}, "mixes is 1.5: it must be a whole number, 1 or more"),
-        ({"mixes": True}, "mixes is True: it must be a whole number, 1 or more"),
-        ({"spare_rounds": -1}, "spare_rounds is -1: it must be a whole number, 0 or more"),
-        ({"checkpoint_every": "5"}, "checkpoint_every is '5': it must be a whole number, 0 or more"),
-        ({"callbacks": 3}, "a callback is 3: give functions"),
-        ({"callbacks": [3]}, "a callback is 3: give functions"),
-        ({"metrics": 3}, "a metric is 3: give a name"),
-        ({"declared_sizes": 40.5}, "declared size 40.5: it must be a whole number"),
-        ({"declared_sizes": "40"}, "declared size '40': it must be a whole number"),
-        ({"data": []}, "there is no data: give one data set per node"),
-        ({"device": "gpu"}, "device is 'gpu': choose cpu"),
-        ({"seed": -1}, "seed is -1: it must be a whole number"),
-        ({"held_out": DATA[:2]}, "held_out has 2 data sets for 3 nodes"),
+        ({"algorithm": dpps.PartPSP}, "algorithm.*PartPSP"),
+        ({"where": "here"}, "where.*'here'.*dpps.Here"),
+        ({"noise": 3}, "noise.*3"),
+        ({"watch": 3}, "watch.*3"),
+        ({"watch": {"paper": 3}}, "watch.*{'paper': 3}"),
+        ({"folder": 3}, "folder.*3"),
+        ({"engine": "fast"}, "engine.*'fast'.*auto, vectorised, loop"),
+        ({"sync_every": 1.5}, "sync_every.*1.5.* 0 "),
+        ({"mixes": 1.5}, "mixes.*1.5.* 1 "),
+        ({"mixes": True}, "mixes.*True.* 1 "),
+        ({"spare_rounds": -1}, "spare_rounds.*-1.* 0 "),
+        ({"checkpoint_every": "5"}, "checkpoint_every.*'5'.* 0 "),
+        ({"callbacks": 3}, "callback.*3"),
+        ({"callbacks": [3]}, "callback.*3"),
+        ({"metrics": 3}, "metric.*3"),
+        ({"declared_sizes": 40.5}, "declared size.*40.5"),
+        ({"declared_sizes": "40"}, "declared size.*'40'"),
+        ({"data": []}, "data"),
+        ({"device": "gpu"}, "device.*'gpu'.*cpu"),
+        ({"seed": -1}, "seed.*-1"),
+        ({"held_out": DATA[:2]}, "held_out.*2.*3"),
     ],
 )
 def test_a_mistake_is_one_line(options, said):
@@ -62,7 +62,7 @@ def test_a_mistake_is_one_line(options, said):
 @pytest.mark.parametrize("name", ["test", "held_out"])
 def test_nothing_to_test_on_is_refused(name):
     empty = torch.empty(0, 3), torch.empty(0, dtype=torch.int64)
-    with pytest.raises(UsageError, match="has no examples: give at least one, or leave it out"):
+    with pytest.raises(UsageError, match="test set" if name == "test" else "held-out set 0"):
         make(**{name: empty if name == "test" else [empty] * 3}).start(1)
 
 
@@ -79,4 +79,4 @@ def test_one_function_is_a_callback_and_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(("over", "told"), [(2, False), (3, True), (50, True)])
 def test_a_warm_up_that_outlasts_the_run_is_told(over, told, caplog):
     with caplog.at_level(logging.WARNING), make(algorithm=algorithm(schedule=WarmUp(over))).start(1):
-        assert bool(re.search(f"warm-up:{over}: the run has 2 rounds", caplog.text)) is told
+        assert bool(re.search(rf"warm-up:{over}\b.*\b2 rounds", caplog.text)) is told

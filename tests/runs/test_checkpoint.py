@@ -37,9 +37,9 @@ def test_a_damaged_one_is_passed_over_and_only_damaged_ones_stop(
     found = load_checkpoint(tmp_path)
     assert found is not None
     assert found.round == 5
-    assert "checksum differs" in caplog.text
+    assert "checksum" in caplog.text
     (tmp_path / "round-000000005" / "meta.json").unlink()
-    with pytest.raises(RunError, match="all checkpoints"):
+    with pytest.raises(RunError, match="--overwrite"):
         load_checkpoint(tmp_path)
 
 
@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "_write", full)
-    with pytest.raises(RunError, match=r"No space left on device; .*round-000000005 is intact"):
+    with pytest.raises(RunError, match=r"round 10 .*No space.*round-000000005"):
         _save(tmp_path, 10)
     assert whole_rounds(tmp_path) == [5]
 

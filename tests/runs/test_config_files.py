@@ -27,12 +27,12 @@ def test_a_configuration_of_own_data_does_not_name_another(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nodse = 3", "unknown option in .*nodse.*did you mean 'nodes'"),
-        ("nodes = 'three'", "nodes is 'three': it must be a whole number"),
-        ("secure-noise = 'yes'", "secure-noise is 'yes': it must be true or false"),
-        ("nodes = true", "nodes is True: it must be a whole number"),
-        ("weights = 3", "it must be a path in quotes"),
-        ("nodes = ", "is not TOML"),
+        ("nodse = 3", "run.toml.*'nodse'.*'nodes'"),
+        ("nodes = 'three'", "run.toml.*nodes.*'three'"),
+        ("secure-noise = 'yes'", "secure-noise.*'yes'.*true.*false"),
+        ("nodes = true", "nodes.*True"),
+        ("weights = 3", "weights.*3.*path"),
+        ("nodes = ", "run.toml.*TOML"),
     ],
 )
 def test_what_is_no_option_or_no_value_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
@@ -43,8 +43,8 @@ def test_what_is_no_option_or_no_value_is_refused_by_name(tmp_path: Path, text: 
 
 
 def test_a_file_that_is_not_there_and_options_of_something_else(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match=r"--config.*no\.toml"):
         from_toml(tmp_path / "no.toml")
     for found in ({}, {"algorithm": "partpsp"}, {"data": "mnist", "colour": "red"}):
-        with pytest.raises(UsageError, match="made in Python"):
-            from_json(found, "made in Python")
+        with pytest.raises(UsageError, match="otherwise"):
+            from_json(found, "otherwise")

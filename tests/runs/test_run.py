@@ -48,8 +48,8 @@ def test_a_callback_that_answers_true_ends_the_run_finished():
 def test_a_round_that_a_callback_chose_to_end_with_is_named_in_the_statement():
     unit = dpps.Contribution(clip=1.0, round_epsilon=0.5)
     chosen = make(unit=unit, callbacks=[lambda run, log: log.loss < 99]).fit(epochs=2)
-    assert "chose a round at which it ended" in chosen.privacy.statement
-    assert "A callback" not in make(unit=unit).fit(epochs=1).privacy.statement
+    assert "callback" in chosen.privacy.statement
+    assert "callback" not in make(unit=unit).fit(epochs=1).privacy.statement
 
 
 def test_a_pause_that_a_callback_chose_is_named_when_the_run_has_gone_on(tmp_path):
@@ -58,7 +58,8 @@ def test_a_pause_that_a_callback_chose_is_named_when_the_run_has_gone_on(tmp_pat
     algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
     again = dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=2)
     assert len(again.log) == 8
-    assert "chose a round at which it ended" in again.privacy.statement
+    assert again.ended_by_callback
+    assert "callback" in again.privacy.statement
 
 
 def test_data_that_grew_between_stop_and_resume_changes_nothing_that_was_promised(tmp_path):
@@ -99,11 +100,11 @@ def test_another_model_or_unit_is_refused_when_a_run_is_opened(tmp_path):
     make(tmp_path / "run", dpps.Record(epsilon=2.0)).fit(epochs=1)
     other = dpps.PartPSP(tiny(sizes=(6, 5, 3)), ["layer1"], batch_size=10)
     options = {"topology": dpps.Ring(3), "privacy": dpps.Record(epsilon=2.0), "seed": 0}
-    with pytest.raises(UsageError, match="other settings"):
+    with pytest.raises(UsageError, match="model"):
         dpps.Run.open(tmp_path / "run", other, toy_data(3), **options).start(epochs=1)
     same = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
     changed = options | {"privacy": dpps.Record(epsilon=3.0)}
-    with pytest.raises(UsageError, match=r"other settings \(epsilon\)"):
+    with pytest.raises(UsageError, match=r"\(epsilon\)"):
         dpps.Run.open(tmp_path / "run", same, toy_data(3), **changed).start(epochs=1)
 
 
@@ -114,8 +115,8 @@ def test_more_epochs_or_other_declared_sizes_are_refused_when_a_run_is_opened(tm
             break
     options = {"topology": dpps.Ring(3), "privacy": unit, "seed": 0}
     for epochs, more, said in (
-        (3, {}, r"rounds is \[\[1.0, 12\]\] and was \[\[1.0, 8\]\]"),
-        (2, {"declared_sizes": [40, 41, 40]}, "node 1 declares 41 examples and declared 40"),
+        (3, {}, r"rounds.*\[\[1.0, 12\]\].*\[\[1.0, 8\]\]"),
+        (2, {"declared_sizes": [40, 41, 40]}, "node 1 .*41.*40"),
     ):
         algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
         with pytest.raises(UsageError, match=said):
@@ -150,7 +151,7 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
     options = {"topology": dpps.Ring(3), "privacy": dpps.Record(noise_multiplier=1.0), "seed": 0}
     algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    with pytest.raises(UsageError, match=r"is finished \(4 of 4 rounds\)"):
+    with pytest.raises(UsageError, match="4 of 4"):
         dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=1)
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
 
@@ -158,12 +159,12 @@ def test_a_finished_run_is_not_run_again(tmp_path):
 @pytest.mark.parametrize("ask", ["accuracy", "privacy", "shared", "models", "summary"])
 def test_results_of_a_run_that_has_not_started_are_refused_by_name(ask):
     run = make()
-    with pytest.raises(UsageError, match="has not started"):
+    with pytest.raises(UsageError, match=r"start\(epochs\)"):
         run.models() if ask == "models" else getattr(run, ask)
 
 
 def test_epochs_are_looked_at_before_anything_is_sent():
-    with pytest.raises(UsageError, match=r"epochs is 1\.5"):
+    with pytest.raises(UsageError, match=r"epochs.*1\.5"):
         make().fit(epochs=1.5)
 
 
@@ -187,7 +188,7 @@ def test_a_run_that_ends_by_an_exception_goes_on_where_it_was(tmp_path, failure)
 
 def test_a_folder_with_a_run_is_not_overwritten_unless_asked(tmp_path):
     make(tmp_path / "run").fit(epochs=1)
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match=r"run\.json.*--resume.*--overwrite"):
         make(tmp_path / "run").fit(epochs=1)
     make(tmp_path / "run", overwrite=True).fit(epochs=1)
 
@@ -259,7 +260,7 @@ def test_a_ledger_put_back_together_with_its_witness_is_noticed_by_the_checkpoin
         file.write_bytes(content)
     options = {"topology": dpps.Ring(3), "privacy": unit, "seed": 0, "secure_noise": True}
     algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    with pytest.raises(RunError, match="has 2 lines and the checkpoint of round 4 has seen a line 5"):
+    with pytest.raises(RunError, match=r"ledger\.jsonl.* 2 lines.*round 4 .*line 5"):
         dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).start(epochs=2)
 
 
@@ -301,16 +302,16 @@ def test_a_run_says_why_it_cannot_be_pickled_and_models_can():
 
 
 def test_an_algorithm_without_noise_refuses_a_unit():
-    with pytest.raises(UsageError, match="SGP sends without noise"):
+    with pytest.raises(UsageError, match=r"SGP\b.*record"):
         dpps.Run(dpps.SGP(tiny()), toy_data(3), topology=dpps.Ring(3), privacy=dpps.Record(epsilon=1))
 
 
 def test_steps_need_a_start_and_epochs_do_not_change():
     run = make()
-    with pytest.raises(UsageError, match="call start"):
+    with pytest.raises(UsageError, match=r"start\(epochs\)"):
         run.step()
     run.start(epochs=2)
-    with pytest.raises(UsageError, match="started for 2 epochs, not 3"):
+    with pytest.raises(UsageError, match=r"2 epochs.*\b3\b"):
         run.fit(epochs=3)
 
 
@@ -325,7 +326,7 @@ def test_a_folder_of_a_run_made_in_python_says_how_its_page_is_written(tmp_path)
     from dpps import report
 
     run = make(tmp_path / "run").fit(epochs=1)
-    with pytest.raises(UsageError, match=r"made in Python.*run\.report"):
+    with pytest.raises(UsageError, match=r"run\.report\(path\)"):
         report.write([tmp_path / "run"], tmp_path / "page.html")
     assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert run.report() == tmp_path / "run" / "report.html"

@@ -47,7 +47,7 @@ def test_a_run_that_is_cut_off_before_its_results_are_written_sends_nothing_agai
     assert LedgerFile.read(folder.ledger).messages == 8
     assert folder.read_summary()["privacy"]["epsilon"] == again.privacy.epsilon <= 2.0
     assert len(folder.model_files()) == 3
-    with pytest.raises(UsageError, match="is finished"):
+    with pytest.raises(UsageError, match="8 of 8"):
         make(folder.path, opened=True, privacy=unit).fit(epochs=2)
 
 
@@ -67,7 +67,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path, name):
 
     with (
         mock.patch.object(Path, "replace", full),
-        pytest.raises(RunError, match=rf"{name} cannot be written: No space left on device"),
+        pytest.raises(RunError, match=rf"{name}.*{FULL.strerror}"),
     ):
         make(tmp_path / "run").fit(epochs=2)
     again = make(tmp_path / "run", opened=True).fit(epochs=2)
@@ -78,7 +78,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path, name):
 def test_a_log_that_cannot_be_written_is_named(tmp_path):
     run = make(tmp_path / "run").start(epochs=2)
     run._csv = mock.Mock(write=mock.Mock(side_effect=FULL))
-    with pytest.raises(RunError, match=r"rounds\.csv cannot be written: No space left on device"):
+    with pytest.raises(RunError, match=rf"rounds\.csv.*{FULL.strerror}"):
         run.step()
     run.close()
 

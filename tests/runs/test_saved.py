@@ -118,13 +118,15 @@ def test_a_run_made_in_python_needs_its_model(tmp_path: Path):
                 torch.equal(a, b)
                 for a, b in zip(found.state_dict().values(), own.state_dict().values(), strict=True)
             )
-    with pytest.raises(UsageError, match=r"made in Python \(torch.nn.modules.container:Sequential\)"):
+    with pytest.raises(
+        UsageError, match=r"torch\.nn\.modules\.container:Sequential.*dpps\.load\(folder, model="
+    ):
         dpps.load(tmp_path / "run")
-    with pytest.raises(UsageError, match=r"parameter '2\.\w+' .* does not fit Sequential"):
+    with pytest.raises(UsageError, match=r"parameter '2\.\w+' .*Sequential"):
         dpps.load(tmp_path / "run", nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
-    with pytest.raises(UsageError, match="does not fit Linear"):
+    with pytest.raises(UsageError, match=r"'0\.weight'.*Linear"):
         dpps.load(tmp_path / "run", nn.Linear(6, 4))
-    with pytest.raises(UsageError, match="how examples become inputs"):
+    with pytest.raises(UsageError, match=r"dpps\.load\(folder, model="):
         Saved.read(choose(tmp_path / "run", 0)[0]).examples(tmp_path / "new.csv", labelled=False)
 
 
@@ -140,19 +142,19 @@ def test_processes_below_a_folder_are_found(run: Run, tmp_path: Path):
 
 
 def test_wrong_requests(run: Run, tmp_path: Path):
-    with pytest.raises(UsageError, match="holds no models"):
+    with pytest.raises(UsageError, match=r"models.*--out"):
         dpps.load(tmp_path)
     with pytest.raises(UsageError, match=r"--node is 7: .* nodes 0, 1, 2, 3"):
         choose(run.out, 7)
     (tmp_path / "node-0.safetensors").write_bytes(b"nothing")
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(RunError, match=r"node-0\.safetensors"):
         dpps.load(tmp_path)
     saved = Saved.read(choose(run.out, 0)[0])
     np.savez(tmp_path / "small.npz", x=np.zeros((2, 1, 5, 5)))
-    with pytest.raises(UsageError, match=r"shape \(1, 5, 5\): the model reads \(1, 28, 28\)"):
+    with pytest.raises(UsageError, match=r"small\.npz.*\(1, 5, 5\).*\(1, 28, 28\)"):
         saved.examples(tmp_path / "small.npz", labelled=False)
     np.savez(tmp_path / "label.npz", x=np.zeros((2, 1, 28, 28)), y=np.array([0, 10]))
-    with pytest.raises(UsageError, match="the model knows 0 to 9"):
+    with pytest.raises(UsageError, match=r"label\.npz.*0 to 10.*0 to 9"):
         saved.examples(tmp_path / "label.npz", labelled=True)
 
 

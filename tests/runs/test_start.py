@@ -24,9 +24,9 @@ def _run(data=DATA, **options) -> dpps.Run:
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        (lambda: _run(DATA[:2]), "2 data sets for 3 nodes"),
-        (lambda: _run([*DATA[:2], (torch.empty(0, 3), torch.empty(0))]), "node 2 has no examples"),
-        (lambda: _run(privacy=dpps.Record(epsilon=3), lr_shared=0.0), "lr_shared is 0"),
+        (lambda: _run(DATA[:2]), "2 data sets.*3 nodes"),
+        (lambda: _run([*DATA[:2], (torch.empty(0, 3), torch.empty(0))]), "node 2 "),
+        (lambda: _run(privacy=dpps.Record(epsilon=3), lr_shared=0.0), "lr_shared.*0"),
     ],
 )
 def test_a_request_that_cannot_work_leaves_no_folder(tmp_path: Path, run, said: str) -> None:
@@ -56,7 +56,7 @@ def test_where_messages_really_leave_nobody_brings_noise_of_another_kind() -> No
     class Away(dpps.Here):
         durable = True
 
-    with pytest.raises(UsageError, match=r"noise is Seeded: .* leave it out"):
+    with pytest.raises(UsageError, match=r"noise.*Seeded.*where=Here\(\)"):
         _run(privacy=dpps.Record(epsilon=3), noise=dpps.Seeded(1), where=Away())
     assert isinstance(_run(noise=dpps.Seeded(1))._noise, dpps.Seeded)
 
@@ -75,4 +75,4 @@ def test_a_run_that_a_crash_would_end_for_good_is_told_so(
 ) -> None:
     given = {"privacy": dpps.Record(epsilon=3), "secure_noise": True} | options
     with _run(folder=tmp_path / "run", **given).start(1):
-        assert ("spare rounds pay for that" in caplog.text) == told
+        assert ("--spare-rounds" in caplog.text) == told

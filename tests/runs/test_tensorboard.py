@@ -38,5 +38,5 @@ def test_nothing_is_written_before_the_first_round(tmp_path: Path) -> None:
 
 def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UsageError, match=r"pip install dpps\[tensorboard\]"):
+    with pytest.raises(UsageError, match=r"--tensorboard.*dpps\[tensorboard\]"):
         TensorBoard(tmp_path)

@@ -54,11 +54,11 @@ def _files(out: Path) -> dict[Path, bytes]:
     }
 
 
-def _refused(out: Path, words: str) -> None:
+def _refused(out: Path, named: str) -> None:
     before = _files(out)
     again = Trainers(2, out, *OPTIONS, "--resume")
     assert again.wait() == [1, 1], again.said()
-    assert any(words in said for said in again.said()), again.said()
+    assert any(named in said for said in again.said()), again.said()
     assert _files(out) == before, "nothing was deleted or changed"
 
 
@@ -68,7 +68,7 @@ def test_a_lost_ledger_is_refused(out: Path, with_checkpoints: bool) -> None:
         if not with_checkpoints:
             shutil.rmtree(out / f"rank-{rank}" / "checkpoint")
     (out / "rank-1" / "ledger.jsonl").unlink()
-    _refused(out, "is not known")
+    _refused(out, "rank 1 ")
 
 
 def test_an_older_copy_is_refused_without_a_checkpoint(out: Path) -> None:
@@ -76,20 +76,20 @@ def test_an_older_copy_is_refused_without_a_checkpoint(out: Path) -> None:
         shutil.rmtree(out / f"rank-{rank}" / "checkpoint")
     ledger = out / "rank-1" / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:5]))
-    _refused(out, "replaced by an older copy")
+    _refused(out, "rank-1/ledger.jsonl")
 
 
 def test_a_restored_backup_of_one_process_is_refused(runs: tuple[Path, Path], out: Path) -> None:
     """Ledger, witness and checkpoints of rank 1 from one earlier moment: only rank 0 knows better."""
     shutil.rmtree(out / "rank-1")
     shutil.copytree(runs[0] / "rank-1", out / "rank-1")
-    _refused(out, "and rank 0 knows of")
+    _refused(out, "rank 0 ")
 
 
 def test_a_checkpoint_folder_lost_at_one_process_deletes_nobodys(out: Path) -> None:
     """To begin again would cost more than what is left of the budget: refused, and rank 0 keeps its checkpoint."""
     shutil.rmtree(out / "rank-1" / "checkpoint")
-    _refused(out, "does not pay for them")
+    _refused(out, "--spare-rounds")
     assert any((out / "rank-0" / "checkpoint").iterdir())
 
 
@@ -100,7 +100,7 @@ def test_a_finished_run_is_not_run_again(out: Path) -> None:
     before = _files(out)
     again = Trainers(2, out, *OPTIONS, "--resume")
     assert again.wait() == [2, 2], again.said()
-    assert all("is finished (50 of 50 rounds)" in said for said in again.said())
+    assert all("50 of 50 rounds" in said for said in again.said())
     assert _files(out) == before
     (out / "rank-1" / "summary.json").unlink()
     again = Trainers(2, out, *OPTIONS, "--resume")
@@ -118,7 +118,7 @@ def test_a_second_writer_is_refused(out: Path) -> None:
     try:
         second = Trainers(2, out, *OPTIONS, "--resume")
         assert second.wait() == [1, 1], second.said()
-        assert any("it has one writer at a time" in said for said in second.said()), second.said()
+        assert any("ledger.jsonl" in said for said in second.said()), second.said()
         assert [first.charged(rank) for rank in range(2)] == charged
     finally:
         for process in first.all:
@@ -149,7 +149,7 @@ def _with_partners(folder: Path, secret: bytes, *, resumed: bool = False) -> dpp
 
 def test_partners_need_a_secret_and_keep_their_keys(tmp_path: Path) -> None:
     """Without a secret nobody knows whose keys are whose; and other keys at a resume could be anybody's."""
-    with pytest.raises(UsageError, match="nobody knows whose keys are whose"):
+    with pytest.raises(UsageError, match=r"--trust pairs.*\$DPPS_SECRET"):
         _with_partners(tmp_path / "run", b"")
     secret = b"a secret of this test, long enough 1234"
     run = _with_partners(tmp_path / "run", secret)

@@ -52,13 +52,13 @@ def test_the_clip_is_changed_at_the_same_product_of_rate_and_clip():
 def test_what_is_given_is_kept():
     (found,) = candidates(TrainConfig(**LINEAR, lr_shared=4.0, batch_size=300, epochs=9), 1)
     assert set(found) == {"clip"}
-    with pytest.raises(UsageError, match="nothing is left to tune"):
+    with pytest.raises(UsageError, match="--lr-shared, --batch-size, --epochs, --clip"):
         list(candidates(TrainConfig(**LINEAR, lr_shared=4.0, batch_size=300, epochs=9, clip=0.1), 3))
 
 
 def test_private_data_is_refused_unless_the_search_is_paid_for(tmp_path):
     config = TrainConfig(node_data=own_data(tmp_path), classes=2, nodes=3, model="linear", shared="all")
-    with pytest.raises(UsageError, match=r"costs privacy.*--charge"):
+    with pytest.raises(UsageError, match="--charge"):
         tune(config, 2, tmp_path / "out")
 
 
@@ -88,13 +88,13 @@ def test_a_charged_search_promises_something_for_one_example_only(tmp_path, give
     config = TrainConfig(
         node_data=own_data(tmp_path), classes=2, nodes=3, model="linear", epsilon=4.0, **given
     )
-    with pytest.raises(UsageError, match="promises something for one example"):
+    with pytest.raises(UsageError, match=r"--charge.*--unit.*--records-per-user"):
         tune(config, 2, tmp_path / "out", charge=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_public_data_is_not_charged_for(tmp_path):
-    with pytest.raises(UsageError, match="that of --data is public"):
+    with pytest.raises(UsageError, match=r"--charge.*--node-data.*--data"):
         tune(TrainConfig(data="mnist-mini"), 2, tmp_path / "out", charge=True)
 
 

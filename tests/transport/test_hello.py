@@ -26,9 +26,7 @@ from dpps.transport import decoded, same_facts, understood, unreached
     ],
 )
 def test_what_is_not_a_hello(text: str) -> None:
-    with pytest.raises(
-        dpps.errors.PeerError, match="what rank 2 says at the meeting point is not understood"
-    ):
+    with pytest.raises(dpps.errors.PeerError, match="rank 2 says"):
         understood(2, text)
 
 
@@ -41,14 +39,10 @@ def test_what_is_a_hello() -> None:
 @pytest.mark.parametrize("text", ["[]", '{"x": "no answer"}', '{"-1": "no answer"}', '{"3": "no answer"}'])
 def test_only_processes_of_this_run_can_be_out_of_reach(text: str) -> None:
     assert unreached(2, '{"1": "no\\u001b answer"}', 3) == {1: "no? answer"}
-    with pytest.raises(
-        dpps.errors.PeerError, match="what rank 2 says at the meeting point is not understood"
-    ):
+    with pytest.raises(dpps.errors.PeerError, match="rank 2 says"):
         unreached(2, text, 3)
 
 
 def test_facts_that_are_equal_and_written_otherwise_are_told_apart() -> None:
-    with pytest.raises(
-        dpps.errors.UsageError, match=r"rank 1 differs in configuration: rate is 1\.0, the others have 1;"
-    ):
+    with pytest.raises(dpps.errors.UsageError, match=r"rank 1 .*configuration: rate is 1\.0,.* 1;"):
         same_facts([{"configuration": {"rate": rate}} for rate in (1, 1.0, 1)], 0)

@@ -12,7 +12,7 @@ from dpps.transport import Route, blocks, combine
 def test_blocks_are_contiguous_and_as_equal_as_can_be() -> None:
     assert blocks(7, 3) == [range(2), range(2, 4), range(4, 7)]
     assert blocks(4, 4) == [range(k, k + 1) for k in range(4)]
-    with pytest.raises(UsageError, match="5 processes for 4 nodes"):
+    with pytest.raises(UsageError, match=r"5 processes .*4 nodes"):
         blocks(4, 5)
 
 

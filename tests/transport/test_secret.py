@@ -17,7 +17,7 @@ def test_a_secret_has_128_bits_or_is_refused(text: str, monkeypatch: pytest.Monk
     if len(text) >= 32:
         assert read_secret() == text.encode()
     else:
-        with pytest.raises(dpps.errors.UsageError, match=r"must have 128 or more.*dpps secret"):
+        with pytest.raises(dpps.errors.UsageError, match=r"\$DPPS_SECRET .*128 .*dpps secret"):
             read_secret()
 
 
@@ -29,7 +29,7 @@ def test_length_counts_by_alphabet(text: str) -> None:
     if text in ("0123456789abcdef" * 2, "Zm9vYmFyYmF6cXV4MDEyMw"):
         check_secret(text)
     else:
-        with pytest.raises(dpps.errors.UsageError, match="has at most"):
+        with pytest.raises(dpps.errors.UsageError, match=r"\$DPPS_SECRET .*\d+ bits"):
             check_secret(text)
 
 
@@ -65,9 +65,7 @@ def test_only_what_members_signed_for_this_key_is_read() -> None:
     raw.set("0/3", b"10.0.0.66:4711")
     SignedStore(raw, Identity(LONG.encode(), ["a", "c"])).set("0/4", b"of another start")
     for key in ("0/2", "0/3", "0/4"):
-        with pytest.raises(
-            dpps.errors.PeerError, match=f"the address of rank {key[-1]} .* not from a process of this run"
-        ):
+        with pytest.raises(dpps.errors.PeerError, match=rf"address of rank {key[-1]} .*secret"):
             store.get(key)
     other = SignedStore(raw, identity)
     assert other.get("0/1") == store.read["0/1"]
@@ -99,4 +97,4 @@ def _exchange_addresses(cluster: Cluster) -> str:
 
 def test_an_exchanged_address_is_refused_before_anything_is_sent_there() -> None:
     for said in processes.run(2, _exchange_addresses, timeout=15):
-        assert "the address of rank 1 at the meeting point is not from a process of this run" in said
+        assert "address of rank 1 " in said

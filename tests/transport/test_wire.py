@@ -42,7 +42,7 @@ def test_receives_are_posted_before_sends_and_payload_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [("Timed out waiting 1000ms", "rank 2: no answer for 48 s"), ("Connection closed by peer", "rank 2: ")],
+    [("Timed out waiting 1000ms", "rank 2: .*48 s"), ("Connection closed by peer", "rank 2: ")],
 )
 def test_a_peer_that_is_silent_or_gone_is_named(error: str, said: str) -> None:
     wire = Wire(Group(error), 0, 3)

@@ -67,8 +67,8 @@ def _refuse_unknown(kind: type[Any], arguments: Sequence[str], prog: str) -> Non
         name = word.partition("=")[0].replace("_", "-")
         if name.startswith("--") and name not in known:
             near = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-            hint = f": did you mean {near[0]}?" if near else ""
-            raise UsageError(f"{prog} has no option {name}{hint} ({prog} --help lists them)")
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"{prog} has no option {name}: {hint}{prog} --help lists them")
 
 
 def _one_line(told: str, prog: str) -> str:

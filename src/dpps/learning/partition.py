@@ -45,7 +45,9 @@ class Partition:
         self.model = model
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not parameters:
-            raise UsageError(f"{type(model).__name__} has no trainable parameters")
+            raise UsageError(
+                f"{type(model).__name__} has no trainable parameters: give a model with at least one (requires_grad=True)"
+            )
         _refuse_unusable(parameters)
         chosen = _choose(list(parameters), shared)
         self.shared = _slots({n: p for n, p in parameters.items() if n in chosen})

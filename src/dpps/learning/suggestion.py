@@ -151,7 +151,7 @@ def suggest(
     drawn = batches(batch_size, sizes)
     rounds, sampling = epochs * drawn.rounds(sizes), max(drawn.rates)
     if epsilon is None and noise_multiplier is None:
-        raise UsageError("a suggestion needs an epsilon or a noise multiplier")
+        raise UsageError("neither epsilon nor noise multiplier is given: a suggestion needs one of the two")
     paid = rounds + spare_rounds
     sigma = noise_multiplier or multiplier_for(epsilon or 0.0, delta, paid, sampling, records_per_user)
     per_step = sigma * math.sqrt(rounds * mean_noise / len(sizes)) / drawn.mean  # in a parameter

@@ -137,7 +137,7 @@ def non_private() -> Event:
 def sampled(rate: float, event: Event) -> Event:
     """The event on a Poisson sample: every record takes part independently with this chance."""
     if not 0 <= rate <= 1:
-        raise UsageError(f"sampling rate {rate} must lie between 0 and 1")
+        raise UsageError(f"sampling rate {rate}: it must lie between 0 and 1")
     return event if rate == 1 else Event(POISSON, (("sampling_probability", float(rate)), ("event", event)))
 
 

@@ -95,7 +95,7 @@ class Keystream:
     def bernoulli(self, probability: float, size: int) -> NDArray[np.bool_]:
         """True with exactly the given probability: U < p, more bits drawn where 64 do not tell."""
         if not 0 <= probability <= 1:
-            raise UsageError(f"probability {probability} must lie between 0 and 1")
+            raise UsageError(f"probability {probability}: it must lie between 0 and 1")
         if probability == 1:
             return np.ones(size, dtype=np.bool_)
         whole, rest = divmod(Fraction(probability) * (1 << 64), 1)

@@ -101,10 +101,9 @@ class Scheduler:
     def raise_errors(self) -> None:
         """One error for all cells that failed; the others are kept."""
         if self.errors:
-            lines = [f"{cell.key}: {text}" for cell, text in self.errors.items()]
+            failed = "; ".join(f"{cell.key}: {' '.join(text.split())}" for cell, text in self.errors.items())
             raise RunError(
-                f"{len(lines)} cells failed, the others are in {self.store.folder} and are not run again:\n"
-                + "\n".join(lines)
+                f"{len(self.errors)} cells failed, the others are in {self.store.folder} and are not run again: {failed}"
             )
 
     # The loop

@@ -51,7 +51,7 @@ def expel(federation: Federation, name: str, key: Key) -> Federation:
     """The next epoch, without a member."""
     member = federation.member(name)
     if member.expelled:
-        raise UsageError(f"{name} was expelled already (epoch {federation.epoch})")
+        raise UsageError(f"{name} was expelled already (epoch {federation.epoch}): there is nothing to do")
     if len(federation.active) <= federation.rules.min_members:
         raise UsageError(
             f"without {name} there are {len(federation.active) - 1} members and the contract needs "

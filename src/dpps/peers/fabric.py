@@ -65,7 +65,7 @@ class Peers(Correspondence, Fabric):
     def push(self, exchange: Exchange, s: Tensor, a: Tensor, link: Link) -> None:
         if exchange.weights is None or exchange.present is not None:
             raise UsageError(
-                "a round in which all members meet, or some are away by plan, needs another fabric"
+                "members come and go: a round in which all of them meet, or some are away by plan, needs another fabric"
             )
         if exchange.round <= self.pushed:
             raise RunError(

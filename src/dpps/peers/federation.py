@@ -326,7 +326,9 @@ class Federation:
                 "send the convener its member.csr"
             )
         if found.expelled:
-            raise UsageError(f"{found.name} was expelled from this federation (epoch {self.epoch})")
+            raise UsageError(
+                f"{found.name} was expelled from this federation (epoch {self.epoch}): ask the convener"
+            )
         now, until = datetime.now(UTC), found.certificate.not_valid_after_utc
         if now < (since := found.certificate.not_valid_before_utc):
             raise UsageError(
@@ -356,7 +358,9 @@ class Federation:
                 f"{self.convener_fingerprint[:16]}): ask the convener on the telephone"
             )
         if following.id != self.id:
-            raise UsageError(f"{where} is of another federation ({following.id}, known is {self.id})")
+            raise UsageError(
+                f"{where} is of another federation ({following.id}, known is {self.id}): use a file of this one"
+            )
         if following.epoch < self.epoch or (
             following.epoch == self.epoch and following.digest != self.digest
         ):

@@ -46,20 +46,20 @@ class Charge:
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise UsageError(f"count {self.count} must not be negative")
+            raise UsageError(f"count {self.count}: it must be 0 or more")
 
     @classmethod
     def laplace(cls, epsilon: float, sampling: float = 1.0, count: int = 1) -> "Charge":
         """Rounds of Laplace noise, each of pure epsilon (L1 sensitivity / scale) before sampling."""
         if not epsilon >= 0:
-            raise UsageError(f"epsilon {epsilon} must be a number >= 0")
+            raise UsageError(f"epsilon {epsilon}: it must be a number, 0 or more")
         return cls(sampled(sampling, laplace(1 / epsilon if epsilon else math.inf)), count)
 
     @classmethod
     def gaussian(cls, noise_multiplier: float, sampling: float = 1.0, count: int = 1) -> "Charge":
         """Rounds of Gaussian noise: noise_multiplier is deviation / L2 sensitivity."""
         if not noise_multiplier >= 0:
-            raise UsageError(f"noise multiplier {noise_multiplier} must be a number >= 0")
+            raise UsageError(f"noise multiplier {noise_multiplier}: it must be a number, 0 or more")
         return cls(sampled(sampling, gaussian(noise_multiplier)), count)
 
     @property
@@ -241,9 +241,9 @@ def _check_request(kinds: list[Charge], delta: float, group: int, distance: floa
     if not 0 <= delta < 1:
         raise UsageError(f"delta {delta} must lie in [0, 1): choose well below 1 / (number of records)")
     if group < 1:
-        raise UsageError(f"records per user {group} must be 1 or more")
+        raise UsageError(f"records per user {group}: it must be 1 or more")
     if not distance >= 0:
-        raise UsageError(f"distance {distance} must be a number >= 0")
+        raise UsageError(f"distance {distance}: it must be a number, 0 or more")
     if delta == 0 and any(kind.event.inner.type == GAUSSIAN for kind in kinds):
         raise UsageError("delta 0 is impossible with Gaussian noise: allow 1e-5, say, or use Laplace noise")
 

@@ -27,7 +27,7 @@ def check_request(protocol: "DPPS") -> None:
         )
     if protocol.sensitivity is None and not isinstance(protocol.mechanism, NoNoise):
         raise UsageError(
-            f"{protocol.mechanism} needs a sensitivity, for example Certified() or Paper(c_prime=0.8, decay=0.6)"
+            f"{protocol.mechanism} needs a sensitivity: give one, for example Certified() or Paper(c_prime=0.8, decay=0.6)"
         )
     protocol.mechanism.event(1.0)  # noise that states no cost is refused now, not booked as something else
     for sensitivity in sensitivities_of(protocol):

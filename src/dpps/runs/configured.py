@@ -105,8 +105,9 @@ def reopen(out: Path, where: Deployment | None = None, **options: Any) -> Run:
     """The run that `dpps train` left in a folder, made again from the options it keeps there."""
     folder = (where or Here()).folder(out)
     if not folder.settings.exists():
-        several = ": its processes have folders of their own, start them all again with --resume"
-        raise UsageError(f"there is no run in {folder.path}{several if any(out.glob('rank-*')) else ''}")
+        several = "its processes have folders of their own, start them all again with --resume"
+        remedy = several if any(out.glob("rank-*")) else "name the folder of a run"
+        raise UsageError(f"there is no run in {folder.path}: {remedy}")
     kept = folder.read_settings().get("config", {})
     config = from_json(kept, f"{out} was made in Python: open it with its algorithm and data")
     return make_run(replace(config, out=out, resume=True, overwrite=False), where=where, **options)

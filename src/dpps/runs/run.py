@@ -195,7 +195,7 @@ class Run(Results):
 
             return reopen(Path(folder), **options)
         if algorithm is None or data is None:
-            raise UsageError("to open a run made in Python give both the algorithm and the data")
+            raise UsageError(f"{folder}: to open a run made in Python give both the algorithm and the data")
         run = cls(algorithm, data, folder=folder, **options)
         run.resumed = True
         return run

@@ -198,7 +198,7 @@ def from_networkx(graph: Any) -> Static:
         import networkx as nx  # a quarter of a second to load, and few ask
 
     if not isinstance(graph, nx.Graph):
-        raise UsageError(f"from_networkx got {type(graph).__name__}, needs a networkx Graph or DiGraph")
+        raise UsageError(f"from_networkx got {type(graph).__name__}: it needs a networkx Graph or DiGraph")
     labels = list(graph.nodes)
     number = {label: i for i, label in enumerate(labels)}
     nodes = node_count(len(labels))

@@ -168,7 +168,9 @@ class Cluster:
 
     def _unreachable(self, why: str) -> RunError:
         where = f"rank 0, which holds the meeting point {self.rendezvous.host}:{self.rendezvous.port},"
-        return RunError(f"{where} cannot be reached from rank {self.rank} ({why})")
+        return RunError(
+            f"{where} cannot be reached from rank {self.rank} ({why}): check that it runs, and what lies between"
+        )
 
     # The handshake
 

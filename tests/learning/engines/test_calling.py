@@ -42,7 +42,7 @@ def test_a_loss_may_call_the_model_itself_and_then_has_no_value_for_outputs():
     by_itself = ModelLoss(lambda m, batch: m(*batch[0]).sum() - batch[1])
     assert float(loss_of(model, tensors, (A, B), torch.tensor(9.0), by_itself)) == 3 * 33 - 9
     assert float(loss_of(model, tensors, (A, B), A, F.mse_loss)) == float(F.mse_loss(3 * (A + B), A))
-    with pytest.raises(TypeError, match="calls the model itself"):
+    with pytest.raises(TypeError, match="ModelLoss"):
         by_itself(A, B)
 
 
@@ -58,7 +58,7 @@ def test_a_model_that_writes_over_its_parameters_is_refused():
     table, other = torch.ones(3, 2), torch.ones(2)
     with unwritten((table, other)):
         F.embedding(torch.tensor([1]), table)
-    with pytest.raises(UsageError, match="writes over its own parameters"), unwritten((table, other)):
+    with pytest.raises(UsageError, match="max_norm"), unwritten((table, other)):
         F.embedding(torch.tensor([1]), table, max_norm=0.5)
 
 

@@ -57,7 +57,7 @@ def test_a_model_that_vmap_cannot_run_falls_to_the_loop_with_a_note(caplog):
             (torch.randn(2, 6), torch.zeros(2, dtype=torch.long)),
         )
     assert isinstance(engine, Loop)
-    assert "vmap cannot run this model" in caplog.text
+    assert "torch.vmap" in caplog.text
 
 
 def test_the_choice_looks_at_nobodys_data(caplog):
@@ -90,7 +90,7 @@ def test_parameters_that_would_follow_the_data_without_noise_are_refused(unit, f
     model[0].weight.requires_grad_(not frozen)
     sets = [TensorDataset(torch.randint(0, 5, (8, 3)), torch.randint(0, 3, (8,))) for _ in range(2)]
     run = dpps.Run(dpps.PartPSP(model, batch_size=4), sets, topology=dpps.Ring(2), privacy=unit, seed=0)
-    with pytest.raises(UsageError, match="writes over its own parameters"):
+    with pytest.raises(UsageError, match="max_norm=None"):
         run.start(epochs=1)
 
 
@@ -108,5 +108,5 @@ class MovingMean(nn.Module):
 
 def test_writing_by_way_of_data_is_found_in_the_numbers():
     example = torch.full((2, 6), 2.0), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(UsageError, match="center: the model writes over its own parameters"):
+    with pytest.raises(UsageError, match=r"center: .*max_norm=None"):
         refuse_writing(Partition(MovingMean(), "all"), F.cross_entropy, example)

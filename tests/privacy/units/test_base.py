@@ -23,12 +23,12 @@ def test_every_unit_has_usual_settings_and_says_whom_it_protects(name: str) -> N
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: one_of("record", epsilon=1.0, noise=2.0), "both are given: leave one out"),
-        (lambda: one_of("record", epsilon=None, noise=None), "neither is given: give one"),
-        (lambda: positive(clip=0.0), "clip is 0.0: it must be a number, positive"),
-        (lambda: positive(clip=math.nan), "clip is nan"),
-        (lambda: check_delta(0.5), r"it must lie in \[0, 0.1\)"),
-        (lambda: check_delta(0.0), "Gaussian noise needs a delta above 0"),
+        (lambda: one_of("record", epsilon=1.0, noise=2.0), "record.*epsilon or noise.*both"),
+        (lambda: one_of("record", epsilon=None, noise=None), "record.*epsilon or noise.*neither"),
+        (lambda: positive(clip=0.0), r"clip.*0\.0"),
+        (lambda: positive(clip=math.nan), "clip.*nan"),
+        (lambda: check_delta(0.5), r"delta.*0\.5.*\[0, 0\.1\)"),
+        (lambda: check_delta(0.0), "delta.*0.*Laplace"),
     ],
 )
 def test_refusals_name_value_and_remedy(call, said: str) -> None:

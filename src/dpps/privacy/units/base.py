@@ -229,8 +229,8 @@ def one_of(unit: str, **values: float | None) -> None:
     """Refuse both of two ways to say how much noise, and neither."""
     given = [name for name, value in values.items() if value is not None]
     if len(given) != 1:
-        found = "both are given: leave one out" if given else "neither is given: give one"
-        raise UsageError(f"the unit {unit} takes either {' or '.join(values)}, and {found}")
+        found, remedy = ("both are", "leave one out") if given else ("neither is", "give one")
+        raise UsageError(f"the unit {unit} takes either {' or '.join(values)}, and {found} given: {remedy}")
 
 
 def positive(**values: float | None) -> None:

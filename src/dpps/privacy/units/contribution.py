@@ -96,7 +96,10 @@ class Contribution(Unit):
         noise = {"round_epsilon": self.round_epsilon} if pure else {"noise_multiplier": self.noise_multiplier}
         other = self.noise_multiplier if pure else self.round_epsilon
         if other is not None:
-            raise UsageError("round_epsilon belongs to Laplace noise and noise_multiplier to Gaussian noise")
+            raise UsageError(
+                "round_epsilon belongs to Laplace noise and noise_multiplier to Gaussian noise: "
+                f"give {next(iter(noise))} with mechanism {self.mechanism}"
+            )
         one_of("contribution", epsilon=self.epsilon, **noise)
         positive(clip=self.clip, epsilon=self.epsilon, **noise)
         check_delta(self.delta, pure=pure)

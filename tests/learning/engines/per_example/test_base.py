@@ -151,7 +151,7 @@ class Mixes(nn.Module):
     ids=["by itself", "by a hook", "below a container"],
 )
 def test_models_that_mix_examples_are_refused(make):
-    with pytest.raises(UsageError, match="mixes examples"):
+    with pytest.raises(UsageError, match="GroupNorm"):
         per_example(Partition(make(), "all"), F.cross_entropy, 1.0, torch.randn(6))
 
 
@@ -192,7 +192,7 @@ def test_random_numbers_in_the_model_are_refused_before_anything_is_sent(make):
     data = [TensorDataset(torch.randn(20, 6), torch.randint(0, 3, (20,)))] * 2
     unit = dpps.Record(noise_multiplier=1.0)
     run = dpps.Run(dpps.PartPSP(make(), batch_size=10), data, topology=dpps.Ring(2), privacy=unit, seed=0)
-    with pytest.raises(UsageError, match=r"dropout masks are drawn for the whole batch.*set dropout to 0"):
+    with pytest.raises(UsageError, match=r"dropout.* 0 "):
         run.start(epochs=1).step()
 
 

@@ -62,12 +62,12 @@ class Scaled(nn.Module):
     ids=["clamped maximum", "branch on the maximum", "sum of what is large", "sum of what is negative"],
 )
 def test_mixing_that_shows_for_large_values_only_is_refused(how):
-    with pytest.raises(UsageError, match="mixes examples"):
+    with pytest.raises(UsageError, match=r"Scaled.*GroupNorm"):
         per_example(Partition(Scaled(how), "all"), F.cross_entropy, 1.0, torch.rand(6), 8)
 
 
 def test_a_model_that_writes_over_its_inputs_is_refused():
-    with pytest.raises(UsageError, match="writes over its inputs"):
+    with pytest.raises(UsageError, match=r"x\.sub_"):
         per_example(Partition(Scaled(lambda x: x.sub_(0.5)), "all"), F.cross_entropy, 1.0, torch.rand(6), 8)
 
 

@@ -48,7 +48,7 @@ def test_a_call_that_nobody_expects_is_refused():
     w = leaf(3, 2)
     with Recorder({"w": w}, Sites(), 4, fast_formats=False):
         assert w.shape == (3, 2)  # a question about a weight is none
-        with pytest.raises(IrregularModel, match="matmul was not called with made-up examples"):
+        with pytest.raises(IrregularModel, match=r"matmul .*made-up"):
             torch.matmul(torch.randn(4, 3), w)
 
 
@@ -68,7 +68,7 @@ def test_other_parameters_or_another_shape_than_with_made_up_examples_are_refuse
         torch.matmul(x, b)
     with (
         Recorder({"a": a}, sites, 2, fast_formats=False),
-        pytest.raises(IrregularModel, match="less or more"),
+        pytest.raises(IrregularModel, match="matmul"),
     ):
         torch.matmul(x, a)  # four rows: two of each example, it might seem
 

