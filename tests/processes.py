@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dpps.transport import Cluster, Rendezvous, rendezvous
+import dpps.transport
+from dpps.transport import Cluster, Rendezvous
 from holding.sitecustomize import hold
 
 context = multiprocessing.get_context("forkserver")
@@ -41,9 +42,9 @@ _gates = itertools.count()
 
 def free_port() -> int:
     """A free port that this process has given to nobody else yet."""
-    port = rendezvous.free_port()
+    port = dpps.transport.free_port()
     while port in _given:
-        port = rendezvous.free_port()
+        port = dpps.transport.free_port()
     _given.add(port)
     return port
 
@@ -70,7 +71,7 @@ class Processes:
     def __init__(
         self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE
     ) -> None:
-        port = free_port()
+        port = dpps.transport.free_port()
         self.results = context.Queue()
         self.all = [
             context.Process(

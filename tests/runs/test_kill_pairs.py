@@ -30,7 +30,7 @@ PROGRAM = textwrap.dedent("""
     import dpps
     from dpps.noise.pairs import SecurePairs
     from dpps.transport.cluster import Cluster
-    from dpps.transport.rendezvous import Rendezvous
+    from dpps.transport.cluster import Rendezvous
 
     torch.set_num_threads(1)
     rank, size, port, folder, resumed = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1"

@@ -5,7 +5,7 @@ import torch
 
 from dpps.errors import PeerError
 from dpps.transport import HEADER_SIZE, check_header
-from dpps.transport.header import header
+from dpps.transport.wire import header
 
 
 def _bytes(head: bytes) -> torch.Tensor:

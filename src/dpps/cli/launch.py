@@ -16,8 +16,7 @@ from dpps.cli.outcome import put_together, say_outcome
 from dpps.cli.train import LAUNCHED, read_config, refuse_together
 from dpps.errors import UsageError
 from dpps.runs.config import TrainConfig
-from dpps.transport.rendezvous import free_port
-from dpps.transport.secret import SECRET, make_secret
+from dpps.transport.cluster import SECRET, free_port, make_secret
 
 _USAGE = "dpps launch --nproc 4 [options of dpps train]"
 

@@ -2,7 +2,7 @@
 
 from dpps.cli import DONE
 from dpps.errors import UsageError
-from dpps.transport.secret import SECRET, make_secret
+from dpps.transport.cluster import SECRET, make_secret
 
 _USAGE = f"""usage: dpps secret
 

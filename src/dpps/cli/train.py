@@ -24,7 +24,7 @@ from dpps.runs.options import refuse_idle_training
 from dpps.runs.run import Run
 from dpps.runs.threads import set_threads
 from dpps.runs.torch_distributed import TorchDistributed
-from dpps.transport.rendezvous import Rendezvous, started_distributed
+from dpps.transport.cluster import Rendezvous, started_distributed
 
 LAUNCHED = "DPPS_LAUNCHED"
 """Set by `dpps launch` where it tells itself what came out of all processes."""

@@ -15,7 +15,7 @@ from dpps.privacy.accountant import label
 from dpps.runs.config import TrainConfig
 from dpps.runs.options import refuse_idle_training
 from dpps.runs.tuning import Trial, Tuning, tune
-from dpps.transport.rendezvous import started_distributed
+from dpps.transport.cluster import started_distributed
 
 
 @dataclass(frozen=True)

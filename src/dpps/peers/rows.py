@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpps.peers.frames import FrameError, Share
 
-_TAIL = 41.0  # see dpps.transport.bound
+_TAIL = 41.0  # see dpps.transport.base
 _SLACK = 2.0
 """Members are some rounds apart, and rates may grow: rows twice as long as possible are still let pass."""
 
@@ -19,7 +19,7 @@ class Rows:
 
     Updates and noise are scaled by a member's own a, so $y_i = s_i / a_i$ moves by at most the clip and its
     noise, and mixing makes it a convex combination of others': after r rounds an honest row has $\|s_i\| \le a_i (\|s_0\| + r \Delta + \sqrt{r} \sigma (\sqrt d + 41))$,
-    but for a chance of $10^{-12}$ (:mod:`dpps.transport.bound`).
+    but for a chance of $10^{-12}$ (:mod:`dpps.transport.base`).
 
     Args:
         row: a row as all start with.

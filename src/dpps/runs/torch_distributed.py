@@ -26,10 +26,8 @@ from dpps.runs.deployment import Deployment, finished, nothing_left, too_dear
 from dpps.runs.description import weights_of
 from dpps.runs.folder import RunFolder
 from dpps.transport import Distributed
-from dpps.transport.cluster import Cluster
-from dpps.transport.rendezvous import Rendezvous, restarted
-from dpps.transport.routes import blocks
-from dpps.transport.secret import SECRET, read_secret
+from dpps.transport.cluster import SECRET, Cluster, Rendezvous, read_secret, restarted
+from dpps.transport.distributed import blocks
 from dpps.version import __version__
 
 if TYPE_CHECKING:

@@ -5,35 +5,48 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.transport.base import Arrived, Exchange, Fabric, Link, average, combine, synchronised
-    from dpps.transport.blame import CLOSED, Report, all_said, cannot_reach, printable, verdict
-    from dpps.transport.bound import Bound
-    from dpps.transport.cluster import Cluster
-    from dpps.transport.control import Alone, Control, rounds_until_heard
-    from dpps.transport.distributed import Distributed
-    from dpps.transport.header import HEADER_SIZE, check_header
-    from dpps.transport.hello import decoded, same_facts, understood, unreached
-    from dpps.transport.reach import Listener, unreachable
-    from dpps.transport.rendezvous import (
+    from dpps.transport.base import (
+        Alone,
+        Arrived,
+        Bound,
+        Control,
+        Exchange,
+        Fabric,
+        Link,
+        Stacked,
+        average,
+        combine,
+        synchronised,
+    )
+    from dpps.transport.cluster import (
+        SECRET,
+        Cluster,
+        Identity,
+        Listener,
         Rendezvous,
+        Report,
+        SignedStore,
         address_towards,
+        all_said,
+        cannot_reach,
+        check_secret,
+        decoded,
+        digest,
         free_port,
+        make_secret,
+        printable,
+        read_secret,
         restarted,
+        same_facts,
         started_distributed,
+        understood,
+        unreachable,
+        unreached,
+        verdict,
         wait_for,
     )
-    from dpps.transport.routes import Route, blocks
-    from dpps.transport.secret import (
-        SECRET,
-        Identity,
-        SignedStore,
-        check_secret,
-        digest,
-        make_secret,
-        read_secret,
-    )
-    from dpps.transport.stacked import Stacked
-    from dpps.transport.wire import ROWS, SMALL, SPREAD, Message, Wire
+    from dpps.transport.distributed import Distributed, Route, blocks, rounds_until_heard
+    from dpps.transport.wire import CLOSED, HEADER_SIZE, ROWS, SMALL, SPREAD, Message, Wire, check_header
 
 __all__ = [
     "CLOSED",

@@ -1,25 +1,69 @@
 """A fabric knows which rows live here and how rows reach each other. Everything else is written once, against rows.
 
-A round of the network has two halves: `push` hands the released rows to the network,
-`collect` returns what has arrived. Between them nothing is released or charged, so a fabric may send the same rows again, let them wait on disk, or go on without those that
-are late. What it has to remember from round to round (which shares of whom it has counted) is its *link*, a dictionary of tensors
+A round of the network has two halves: `push` hands the released rows to the network, `collect` returns what has arrived.
+Between them nothing is released or charged, so a fabric may send the same rows again, let them wait on disk, or go on
+without those that are late. What it has to remember from round to round (which shares of whom it has counted) is its *link*, a dictionary of tensors
 in the protocol's state, so that a failed round leaves it as it was and a checkpoint holds it.
 
 A fabric of your own is one file: a subclass of `Fabric` with these two methods, `mean` and `gather`, and a `Control` for what
-processes tell each other beside the rows. `dpps.transport.stacked` is the smallest.
+processes tell each other beside the rows. `Stacked` is the smallest.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpps.topology import Weights
-from dpps.transport.control import Control
+
+
+class Control(ABC):
+    """What one process knows and says beside its rows.
+
+    At the start and at resume every process tells a few numbers about itself; a request to stop travels on the rows. Nobody waits
+    for anybody because of it: who asks says after which round everybody stops, and that is late enough for all to have heard.
+
+    Attributes:
+        rank: of this process.
+        processes: how many there are.
+        stop_after: the round after which all processes stop; None: nobody has asked, as far as is known here.
+    """
+
+    rank: int = 0
+    processes: int = 1
+    stop_after: int | None = None
+
+    @abstractmethod
+    def everybody(self, value: float) -> list[float]:
+        """One number of every process, by rank. All processes call it at the same point of the run."""
+
+    @abstractmethod
+    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
+        """How many of the coming rounds it takes until what this process says on its rows is known to all; None: never.
+
+        Args:
+            rounds: the weights of each; None for one in which everybody hears everybody.
+        """
+
+    def ask_to_stop(self, after: int) -> None:
+        """Let everybody stop after this round. Of several requests the earliest counts, and all hear of it in time."""
+        self.stop_after = after if self.stop_after is None else min(after, self.stop_after)
+
+
+class Alone(Control):
+    """Of a run in a single process."""
+
+    def everybody(self, value: float) -> list[float]:
+        return [value]
+
+    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int:
+        return 0
+
 
 Link = Mapping[str, Tensor]
 
@@ -154,3 +198,111 @@ def synchronised(
     if here is None:
         return s_mean.repeat(len(s), 1), a_mean.expand(len(a)).clone()
     return torch.where(here.to(s.device)[:, None], s_mean, s), torch.where(here, a_mean, a)
+
+
+class Stacked(Fabric):
+    """Every node's row in one (N, d) tensor, on any device and in any floating type."""
+
+    simulation = True
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self.rows = range(nodes)
+        self.control = Alone()
+        self._entries = lru_cache(maxsize=64)(entries)
+        self._pushed: tuple[Exchange, Tensor, Tensor, Link] | None = None
+
+    def push(self, exchange: Exchange, s: Tensor, a: Tensor, link: Link) -> None:
+        self._pushed = exchange, s, a, link
+
+    def collect(self, seconds: float | None = None) -> Arrived:
+        assert self._pushed is not None, "push first"
+        (exchange, s, a, link), self._pushed = self._pushed, None
+        present, everybody = exchange.present, frozenset(range(self.nodes))
+        took_part = everybody if present is None else frozenset(np.flatnonzero(present).tolist())
+        if exchange.weights is not None:
+            mixed, scalars = self.mix(exchange.weights, s, a[:, None])
+            return Arrived(mixed, scalars[:, 0], link, took_part)
+        here = None if present is None else torch.from_numpy(present[list(self.rows)])
+        means = self.mean(s, present), self.mean(a[:, None], present)
+        return Arrived(*synchronised(s, a, *means, here), link, took_part)
+
+    def mix(self, weights: Weights, *xs: Tensor) -> list[Tensor]:
+        """For each x the new rows: row i becomes the sum over senders j of W[i, j] x_j."""
+        return [combine(x, *self._entries(weights, x.device, x.dtype)) for x in xs]
+
+    def max(self, v: Tensor) -> float:
+        return float(v.max())
+
+    def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:
+        ids = torch.arange(self.nodes) if present is None else torch.from_numpy(np.flatnonzero(present))
+        return average(x, ids.to(x.device))
+
+    def gather(self, v: Tensor) -> Tensor:
+        return v
+
+
+def entries(weights: Weights, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Arguments of `combine` for a table of all rows."""
+    senders, indptr = (
+        torch.from_numpy(np.ascontiguousarray(p)).to(device) for p in (weights.senders, weights.indptr)
+    )
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return senders, indptr, torch.from_numpy(np.ascontiguousarray(weights.values)).to(device, wide)
+
+
+_TAIL = 41.0
+_SLACK = 1.01  # rounding, and grids
+
+
+@dataclass(frozen=True)
+class Bound:
+    r"""How long an honest node's row can be by what the contract of a run makes possible; infinite where nothing is known.
+
+    All rows start from one public row $s_0$. In a round a node moves its row by at most $\Delta$ (the clip) and adds noise of
+    standard deviation $\sigma$ per coordinate; momentum makes both count $1 / (1 - \beta)$ times, spread over later rounds. Mixing
+    makes each $y_i = s_i / a_i$ a convex combination of others, so that with $m$ the smallest $a_i$ so far
+
+    $$\|s_i\| \le a_i \Bigl(\|s_0\| + \sum_t \Delta_t / m + \|n_i\|\Bigr),$$
+
+    where $n_i$ is a sum of noise, independent between rounds, whose coordinates have variances of at most
+    $V = \sum_t (\sigma_t / m)^2$: a convex combination of one round's noise varies no more than the noise of one of its
+    messages, whatever partners share. The norm is a Lipschitz function of the noise; Gaussian and Laplace noise satisfy a
+    Poincare inequality (with constant 4 for a Laplace variable of scale 1), so
+    $P(\|n_i\| > \sqrt V (\sqrt d + 41)) < 10^{-12}$ (Bobkov and Ledoux, Probability Theory and Related Fields 107, 1997).
+
+    Attributes:
+        start: norm of the common start row.
+        steps: sum of the largest perturbations.
+        variance: sum of the variances of the noise.
+        smallest: of all a so far.
+    """
+
+    start: float
+    steps: float = 0.0
+    variance: float = 0.0
+    smallest: float = 1.0
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Bound":
+        """As `tensor` gave it."""
+        return cls(*tensor.tolist())
+
+    def tensor(self) -> Tensor:
+        """For a checkpoint."""
+        return torch.tensor([self.start, self.steps, self.variance, self.smallest], dtype=torch.float64)
+
+    def after(self, exchange: Exchange, a: Tensor) -> "Bound":
+        """With the perturbation and the noise of one more round; `a` of all nodes before it."""
+        return Bound(
+            self.start,
+            self.steps + exchange.step,
+            self.variance + exchange.deviation**2,
+            min(self.smallest, float(a.min())),
+        )
+
+    def limits(self, a: Tensor, dimension: int) -> Tensor | None:
+        """The longest row of each node; None where nothing is known."""
+        moved = self.steps + math.sqrt(self.variance) * (math.sqrt(dimension) + _TAIL)
+        most = self.start + moved / self.smallest
+        return _SLACK * most * a if math.isfinite(most) else None

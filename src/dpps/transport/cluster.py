@@ -4,28 +4,453 @@ Rank 0 holds the meeting point: a key-value store that listens on one address on
 compare, and with a secret in $DPPS_SECRET all prove that they know it. Only then rows may travel.
 """
 
+import hashlib
+import hmac
 import json
+import math
+import os
 import secrets
 import socket
+import string
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from ipaddress import ip_address
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from dpps.errors import DppsError, PeerError, RunError, UsageError
-from dpps.transport.blame import Report, all_said, cannot_reach, verdict
-from dpps.transport.hello import same_facts, understood, unreached
-from dpps.transport.reach import Listener, unreachable
-from dpps.transport.rendezvous import Rendezvous, address_towards, wait_for
-from dpps.transport.secret import SECRET, Identity, SignedStore, check_secret, digest
-from dpps.transport.wire import SMALL, Message, Wire, wake_politely
+from dpps.transport.wire import CLOSED, SMALL, Message, Wire, wake_politely
+
+_TRIES = 100
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def started_distributed() -> bool:
+    """Whether torchrun, `dpps launch` or a user by hand started this process as one of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def restarted() -> bool:
+    """Whether torchrun has restarted the processes after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Which of the processes this is, and where they meet; what torchrun puts into the environment."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    by_agent: bool = False
+    """torchrun itself already listens there and tells everybody where the real meeting point is."""
+    attempt: str = "0"
+
+    @classmethod
+    def from_environment(cls) -> "Rendezvous":
+        """Of torchrun, `dpps launch`, or set by hand: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+        missing = [name for name in _NEEDED if name not in os.environ]
+        if missing:
+            raise UsageError(
+                f"a distributed run needs {', '.join(_NEEDED)} in the environment and {', '.join(missing)} is missing: "
+                "start it with torchrun or dpps launch"
+            )
+        try:
+            rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        except ValueError as error:
+            raise UsageError(f"RANK, WORLD_SIZE and MASTER_PORT must be whole numbers: {error}") from None
+        if not 0 <= rank < size:
+            raise UsageError(f"RANK is {rank}: with WORLD_SIZE {size} it must be 0 to {size - 1}")
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        run, count = (
+            os.environ.get("TORCHELASTIC_RUN_ID", ""),
+            os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        )
+        return cls(rank, size, os.environ["MASTER_ADDR"], port, agent, f"{run}/{count}")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at. It lies below those that systems choose by themselves for
+    connections, so that it is still free when a process that is started now listens at it."""
+    for _ in range(_TRIES):
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):  # otherwise it is taken
+            return port
+    raise RunError(
+        "no port of 127.0.0.1 can be listened at: are processes allowed to talk to each other here?"
+    )
+
+
+def wait_for(host: str, port: int, seconds: float) -> None:
+    """Until somebody listens there; torch would fill the screen while trying."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, deadline - time.monotonic())).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def address_towards(host: str, port: int) -> str:
+    """The address of this machine on the way to `host`: there peers can reach it, and only there it listens."""
+    family, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        address: str = probe.getsockname()[0]
+    return address
+
+
+# The shared secret: who knows it belongs to the run. A process that joins shows by an HMAC over everything that was said that it
+# knows the secret. The addresses at which the processes then connect to each other go through the same meeting point, where a
+# stranger could exchange them; so they are signed, too, with a key that holds for this start only.
+
+SECRET = "DPPS_SECRET"
+BITS = 128
+_ALPHABETS = (
+    string.digits,
+    string.hexdigits.lower(),
+    string.ascii_lowercase,
+    string.ascii_letters + string.digits,
+)
+_DISTINCT = 8  # of 32 random hexadecimal digits, fewer are different once in 25 million times
+
+
+def make_secret() -> str:
+    """A new secret of 256 random bits, as text."""
+    return secrets.token_hex(32)
+
+
+def read_secret() -> bytes:
+    """$DPPS_SECRET; empty when it is not set.
+
+    Raises:
+        UsageError: it is too short to keep anybody out.
+    """
+    text = os.environ.get(SECRET, "")
+    check_secret(text)
+    return text.encode()
+
+
+def check_secret(text: str) -> None:
+    """Refuse a secret that somebody who recorded one handshake could find by trying; an empty one is none at all."""
+    bits = _most_bits(text)
+    if text and bits < BITS:
+        raise UsageError(
+            f"${SECRET} has at most {bits:.0f} bits: it must have {BITS} or more, because a recorded handshake lets anybody try "
+            "secrets at leisure; make one with: dpps secret"
+        )
+
+
+def _most_bits(text: str) -> float:
+    """What a random text of this length and alphabet would have; words that people choose have less."""
+    alphabet = next((len(a) for a in _ALPHABETS if set(text) <= set(a)), len(string.printable))
+    return len(text) * math.log2(alphabet) if len(set(text)) >= _DISTINCT else 0.0
+
+
+class Identity:
+    """What one process proves to the others at this start: that it knows the secret and has heard what they have heard.
+
+    Args:
+        secret: what all know; without one the proofs show only that all have heard the same.
+        said: what every process said at the meeting point, a random number of its own included.
+    """
+
+    def __init__(self, secret: bytes, said: list[str]) -> None:
+        self._secret = secret
+        self.transcript = hashlib.sha256(json.dumps(said).encode()).digest()
+
+    def proof(self, *what: object) -> bytes:
+        """An HMAC over the transcript and `what`."""
+        return hmac.digest(self._secret, self.transcript + repr(what).encode(), "sha256")
+
+    def proves(self, claimed: bytes, *what: object) -> bool:
+        """Whether `claimed` is the proof of `what`, compared in constant time."""
+        return hmac.compare_digest(claimed, self.proof(*what))
+
+
+class SignedStore(Store):
+    """A key-value store of which only what members have put down is believed.
+
+    torch.distributed reads the addresses of the peers from it. Whoever reaches the meeting point can write there; what does not
+    bear a signature over its key and this start's transcript is refused before torch.distributed sees it.
+    """
+
+    def __init__(self, store: Any, identity: Identity) -> None:
+        super().__init__()
+        self._store, self._identity = store, identity
+        self.read: dict[str, bytes] = {}
+        """Everything that was read, by key."""
+        self.refused: PeerError | None = None
+        """What was refused last."""
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Put down a value with its signature."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._store.set(key, self._identity.proof("store", key, data) + data)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key.
+
+        Raises:
+            PeerError: somebody without the secret has written it.
+        """
+        signed = self._store.get(key)
+        proof, data = signed[:32], signed[32:]
+        if not self._identity.proves(proof, "store", key, data):
+            self.refused = PeerError(
+                f"the address of rank {key.rpartition('/')[2]} at the meeting point is not from a process of this run: somebody "
+                "without the secret has changed it; nothing was sent"
+            )
+            raise self.refused
+        self.read[key] = data
+        return bytes(data)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Until all keys are there."""
+        _ = self._store.wait(keys, timeout) if timeout else self._store.wait(keys)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        return bool(self._store.check(keys))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long `get` and `wait` take at most."""
+        self._store.set_timeout(timeout)
+
+
+def digest(read: Mapping[str, bytes]) -> str:
+    """Of everything that was read: two processes that connected by the same addresses have the same."""
+    found = [(key, value.hex()) for key, value in sorted(read.items())]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+# What every process says of itself at the meeting point, and the comparison of it
+
+
+def same_facts(said: Sequence[Mapping[str, Any]], own: int) -> None:
+    """Raise for the first fact that differs, naming the minority."""
+    for name in said[own]:
+        values = [json.dumps(facts.get(name), sort_keys=True) for facts in said]
+        common = Counter(values).most_common(1)[0][0]
+        others = [r for r, value in enumerate(values) if value != common]
+        if others:
+            theirs, ours = (json.loads(v) for v in (values[others[0]], common))
+            raise UsageError(
+                f"rank {', '.join(map(str, others))} differs in {name}: {printable(_difference(theirs, ours))}; "
+                "start all processes alike; nothing was sent"
+            )
+
+
+def _difference(theirs: Any, ours: Any) -> str:
+    """The first differing entry of two dictionaries, or the two values."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        name = next(k for k in [*ours, *theirs] if json.dumps(theirs.get(k)) != json.dumps(ours.get(k)))
+        return f"{name} is {theirs.get(name)!r}, the others have {ours.get(name)!r}"
+    return f"{theirs!r}, the others have {ours!r}"
+
+
+def understood(rank: int, hello: str) -> dict[str, Any]:
+    """What a process said of itself."""
+    said = decoded(rank, hello)
+    try:
+        address, port, facts = str(ip_address(said["address"])), int(said["port"]), dict(said["facts"])
+        key = bytes.fromhex(said["key"])
+    except (ValueError, TypeError, KeyError, OverflowError):
+        raise _not_understood(rank) from None
+    if not 0 < port < 1 << 16:
+        raise _not_understood(rank)
+    return {"address": address, "port": port, "key": key, "facts": facts}
+
+
+def unreached(rank: int, text: str, processes: int) -> dict[int, str]:
+    """Which of so many processes a process says it cannot reach, and why."""
+    said = decoded(rank, text)
+    if not all(peer.isdecimal() and int(peer) < processes for peer in said):
+        raise _not_understood(rank)
+    return {int(peer): printable(why) for peer, why in said.items()}
+
+
+def decoded(rank: int, text: str) -> dict[str, Any]:
+    """A JSON object that a process has put down.
+
+    Raises:
+        PeerError: it is something else.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _not_understood(rank) from None
+    if not isinstance(found, dict):
+        raise _not_understood(rank)
+    return found
+
+
+def _not_understood(rank: int) -> PeerError:
+    return PeerError(
+        f"what rank {rank} says at the meeting point is not understood: is it a process of this run?"
+    )
+
+
+# Whether this process reaches another one: tried with everybody before the run, and again with a peer that does not answer.
+# A process that hangs still takes connections (its system does it), so a peer that cannot be connected to is cut off, and one that
+# can be connected to and says nothing is slow, hangs, or waits for somebody else.
+
+_AT_ONCE = 32
+
+
+class Listener:
+    """A port on one address that takes connections and closes them at once.
+
+    Args:
+        address: of this machine, as its peers see it.
+    """
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family, backlog=1024)
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = Thread(target=self._take, daemon=True)
+        self._thread.start()
+
+    def _take(self) -> None:
+        while True:
+            try:
+                self._socket.accept()[0].close()
+            except OSError:  # closed
+                return
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread up
+        self._thread.join()
+        self._socket.close()
+
+
+def unreachable(peers: Mapping[int, tuple[str, int]], seconds: float) -> dict[int, str]:
+    """Which of the peers (address and port by rank) cannot be connected to within the time, and why."""
+
+    def attempt(rank: int) -> tuple[int, str]:
+        try:
+            socket.create_connection(peers[rank], timeout=seconds).close()
+        except TimeoutError:
+            return rank, f"no answer for {seconds:.3g} s"
+        except OSError as error:
+            return rank, error.strerror or "no connection"
+        return rank, ""
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return {rank: why for rank, why in pool.map(attempt, peers) if why}
+
+
+# Who failed, as far as it is known: what the processes report about each other, and what follows from it
+
+_LONGEST = 400
+
+
+def printable(text: object) -> str:
+    """Words of another process on one line, without control characters, which a terminal would obey, and not too many."""
+    clean = "".join(c if c.isprintable() else "?" for c in str(text))
+    return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]}..."
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one process said when it stopped.
+
+    Attributes:
+        why: the reason, if it stopped by itself.
+        lost: the ranks it could not go on without.
+        what: what it saw of them.
+        reached: whether it can still connect to them.
+    """
+
+    why: str = ""
+    lost: tuple[int, ...] = ()
+    what: str = ""
+    reached: bool = True
+
+    @property
+    def cut(self) -> bool:
+        """Whether nothing came, and nothing can come: the way between the two is cut, or the other machine is gone."""
+        return not self.reached and self.what != CLOSED
+
+    @property
+    def gone(self) -> bool:
+        """Whether somebody hung up who is not there any more. Who still takes connections may be about to say why it did."""
+        return not self.reached and self.what == CLOSED
+
+    def encoded(self) -> str:
+        """As text for the meeting point."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decoded(cls, text: str | bytes, processes: int) -> "Report":
+        """What another of so many processes has put down; anything that is not a report counts as a stop without a reason."""
+        try:
+            found = json.loads(text)
+            lost = tuple(rank for rank in map(int, found["lost"]) if 0 <= rank < processes)
+            return cls(printable(found["why"]), lost, printable(found["what"]), found["reached"] is not False)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return cls(why="its report cannot be read")
+
+
+def verdict(
+    reports: Mapping[int, Report], own: int, lost: Sequence[int], what: str, named: Callable[[int], str] = str
+) -> RunError:
+    """The error that names who failed, and not who stopped because of it.
+
+    Whoever reports is alive. Whoever is missed by somebody who can connect to it, or whose connection it closed, and reports
+    nothing has failed. Otherwise the pairs are named that cannot connect to each other: what is between them is not known. Waiting
+    for somebody who waits in turn, or finding a connection closed, is a consequence: whoever stops closes its own.
+    """
+    for rank, report in reports.items():
+        if report.why and rank != own:
+            return RunError(f"rank {rank} stopped the run: {report.why}")
+    seen = [report for report in reports.values() if not report.cut]
+    missed = {r: report.what for report in seen for r in report.lost if r not in reports}
+    silent = {
+        (rank, peer): report.what for rank, report in reports.items() if report.cut for peer in report.lost
+    }
+    if missed:
+        words = "; ".join(f"rank {named(r)} has failed: {missed[r]}" for r in sorted(missed))
+    elif silent:
+        words = cannot_reach(silent, named)
+    else:
+        words = "; ".join(f"rank {named(r)} has stopped: {what}" for r in sorted(lost))
+    return RunError(f"{words}; the last checkpoint is intact, go on with --resume (in Python Run.open)")
+
+
+def all_said(reports: Mapping[int, Report], processes: int) -> bool:
+    """Whether nobody can be expected to say more: all have reported but those who are gone, or somebody has said why it stopped."""
+    gone = {r for report in reports.values() if report.gone for r in report.lost}
+    return any(report.why for report in reports.values()) or len(gone | set(reports)) == processes
+
+
+def cannot_reach(links: Mapping[tuple[int, int], str], named: Callable[[int], str] = str) -> str:
+    """Pairs that do not hear each other; nothing is said about whose fault it is."""
+    said = [
+        f"rank {rank} cannot reach rank {named(peer)} ({links[rank, peer]})" for rank, peer in sorted(links)
+    ]
+    more = f"; and {len(said) - 8} more pairs" if len(said) > 8 else ""
+    return "; ".join(said[:8]) + more
+
+
+# The processes together
 
 # Shares of --timeout, so that all is over within it: waiting for a peer; one attempt to connect to it;
 # one question to the meeting point (one to report, one to find out who failed); and how long rank 0,

@@ -11,15 +11,179 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpps.errors import PeerError, RunError
+from dpps.errors import PeerError, RunError, UsageError
 from dpps.topology import Weights
-from dpps.transport.base import Arrived, Exchange, Fabric, Link, average, combine, synchronised
-from dpps.transport.bound import Bound
-from dpps.transport.control import Between
-from dpps.transport.header import HEADER_SIZE, check_header, header
-from dpps.transport.routes import Route, blocks
-from dpps.transport.stacked import entries
-from dpps.transport.wire import FLAG, HEADER, MIXING, ROWS, SMALL, SPREAD, Message, Wire, Works
+from dpps.transport.base import (
+    Arrived,
+    Bound,
+    Control,
+    Exchange,
+    Fabric,
+    Link,
+    average,
+    combine,
+    entries,
+    synchronised,
+)
+from dpps.transport.wire import (
+    FLAG,
+    HEADER,
+    HEADER_SIZE,
+    MIXING,
+    ROWS,
+    SMALL,
+    SPREAD,
+    Message,
+    Wire,
+    Works,
+    check_header,
+    header,
+)
+
+# Which rows go from which process to which
+
+
+@dataclass(frozen=True)
+class Route:
+    """What one process sends, receives and adds up under one matrix of weights."""
+
+    needed: np.ndarray
+    """Ids of the nodes whose rows are needed for rows with a sender elsewhere: the table, ascending."""
+    own_places: slice
+    own_rows: Tensor | slice
+    outgoing: dict[int, Tensor | slice]
+    incoming: dict[int, slice]
+    inner_rows: Tensor
+    """Receivers that need nobody else: they are computed while messages travel."""
+    inner: tuple[Tensor, Tensor, Tensor]
+    outer_rows: Tensor
+    outer: tuple[Tensor, Tensor, Tensor]
+
+    @classmethod
+    def of(cls, weights: Weights, blocks: Sequence[range], rank: int, device: torch.device) -> "Route":
+        own = blocks[rank]
+        parts = [weights.senders[weights.indptr[i] : weights.indptr[i + 1]] for i in own]
+        alone = np.array([bool(np.isin(p, own).all()) for p in parts], dtype=bool)
+        inner, outer = np.flatnonzero(alone), np.flatnonzero(~alone)
+        needed = np.unique(np.concatenate([np.empty(0, np.int64), *(parts[k] for k in outer)]))
+        ends = np.searchsorted(needed, [0, *(b.stop for b in blocks)]).tolist()
+        places = [slice(a, b) for a, b in pairwise(ends)]
+        return cls(
+            needed=needed,
+            own_places=places[rank],
+            own_rows=_rows(needed[places[rank]] - own.start, device),
+            outgoing=_outgoing(weights, blocks, rank, device),
+            incoming={p: at for p, at in enumerate(places) if p != rank and at.start < at.stop},
+            inner_rows=_index(inner, device),
+            inner=_part(weights, own, inner, np.arange(own.start, own.stop), device),
+            outer_rows=_index(outer, device),
+            outer=_part(weights, own, outer, needed, device),
+        )
+
+
+def _outgoing(
+    weights: Weights, blocks: Sequence[range], rank: int, device: torch.device
+) -> dict[int, Tensor | slice]:
+    """Which of the rows here each peer needs."""
+    own, wanted = blocks[rank], {}
+    for peer, block in enumerate(blocks):
+        entries = slice(weights.indptr[block.start], weights.indptr[block.stop])
+        senders = np.unique(weights.senders[entries])
+        rows = senders[np.isin(senders, own)] - own.start
+        if peer != rank and rows.size:
+            wanted[peer] = _rows(rows, device)
+    return wanted
+
+
+def _part(
+    weights: Weights, own: range, receivers: np.ndarray, table: np.ndarray, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Arguments of `combine` for some of the receivers, over a table that holds the rows of the nodes `table`."""
+    spans = [slice(weights.indptr[own.start + k], weights.indptr[own.start + k + 1]) for k in receivers]
+    senders = np.concatenate([np.empty(0, np.int64), *(weights.senders[s] for s in spans)])
+    values = np.concatenate([np.empty(0), *(weights.values[s] for s in spans)])
+    offsets = np.cumsum([0, *(s.stop - s.start for s in spans)])
+    return (
+        _index(np.searchsorted(table, senders), device),
+        _index(offsets, device),
+        torch.from_numpy(values).to(device),
+    )
+
+
+def blocks(nodes: int, processes: int) -> list[range]:
+    """Which nodes each process holds: contiguous, as equal as can be."""
+    if not 1 <= processes <= nodes:
+        raise UsageError(
+            f"{processes} processes for {nodes} nodes: every process needs a node, start {nodes} or fewer"
+        )
+    ends = [k * nodes // processes for k in range(processes + 1)]
+    return [range(a, b) for a, b in pairwise(ends)]
+
+
+def _rows(rows: np.ndarray, device: torch.device) -> Tensor | slice:
+    """A slice where rows lie side by side, so that nothing is copied."""
+    if rows.size and rows[-1] - rows[0] + 1 == rows.size:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return _index(rows, device)
+
+
+def _index(values: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
+
+
+# What processes tell each other beside the rows
+
+
+class Between(Control):
+    """Of a run in several processes: numbers go straight from each to each.
+
+    Args:
+        wire: the connections of this process.
+        held: the nodes of each process.
+    """
+
+    def __init__(self, wire: Wire, held: Sequence[range]) -> None:
+        self._wire, self._blocks = wire, held
+        self.rank, self.processes = wire.rank, wire.size
+
+    def everybody(self, value: float) -> list[float]:
+        found = torch.full((self.processes,), float(value), dtype=torch.float64, device=self._wire.device)
+        own = found[self.rank : self.rank + 1].clone()
+        peers = self._wire.peers
+        self._wire.exchange(
+            [Message(p, SMALL, own) for p in peers], [Message(p, SMALL, found[p : p + 1]) for p in peers]
+        )
+        numbers: list[float] = found.tolist()
+        for rank, number in enumerate(numbers):
+            if not math.isfinite(number):
+                raise PeerError(f"rank {rank} says {number} where a finite number was expected: refused")
+        return numbers
+
+    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
+        return rounds_until_heard(rounds, self._blocks, self.rank)
+
+
+_MOST_ROUNDS = 10_000
+
+
+def rounds_until_heard(rounds: Iterable[Weights | None], blocks: Sequence[range], rank: int) -> int | None:
+    """`Control.rounds_until_heard` where process p holds the nodes `blocks[p]` and a process passes on all that it has heard."""
+    holder = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+    heard = np.arange(len(blocks)) == rank
+    for count, weights in enumerate(rounds):
+        if heard.all():
+            return count
+        if count == _MOST_ROUNDS:
+            return None
+        if weights is None:
+            return count + 1
+        told = holder[weights.receivers[heard[holder[weights.senders]]]]
+        heard = heard.copy()
+        heard[told] = True
+    return None
+
+
+# The fabric
 
 _SIDE = struct.Struct("<q")
 _NOBODY = -1  # nobody has asked to stop

@@ -1,6 +1,7 @@
 """Messages between processes: tensors point to point, counted, with a limit on waiting and a name for whoever fails."""
 
 import os
+import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,14 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpps.errors import RunError
-from dpps.transport.blame import CLOSED
+from dpps.errors import PeerError, RunError
 
 HEADER, ROWS, SMALL, SPREAD, FLAG = 1, 2, 3, 5, 6
 """Tags: what messages are about to bring, rows of parameters, a few numbers, parts of a mean, a request to stop."""
 _NEVER = 4  # nobody sends this
 MIXING = 16
 """The first of the tags of mixing rounds, of which each has two of its own."""
+
+CLOSED = "its connection was closed"
 
 Works = list[tuple[int, Any]]
 """Messages on their way, each with the rank of its peer."""
@@ -146,3 +148,33 @@ def wake_politely() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with suppress(PermissionError):  # a sandbox may forbid it: everything works, only slower
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+# The first bytes of what a process sends: what follows, and for what
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.uint8, torch.int64)
+_VERBS = ("mix", "mean", "gather", "skip")
+_FORMAT = struct.Struct("<IBB2x")
+HEADER_SIZE = _FORMAT.size
+
+
+def header(verb: str, x: Tensor) -> bytes:
+    """What messages of this kind hold: columns and their type, and for which verb."""
+    return _FORMAT.pack(x.shape[1], _DTYPES.index(x.dtype), _VERBS.index(verb))
+
+
+def check_header(peer: int, message: Tensor, expected: bytes) -> None:
+    """Refuse a message that brings something else, by the name of its sender."""
+    received = bytes(message[: len(expected)].tolist())
+    if received != expected:
+        raise PeerError(
+            f"rank {peer} sends {_described(received)} where {_described(expected)} was expected: refused, "
+            "nothing of this round was used"
+        )
+
+
+def _described(header: bytes) -> str:
+    width, dtype, verb = _FORMAT.unpack(header)
+    name = str(_DTYPES[dtype]).removeprefix("torch.") if dtype < len(_DTYPES) else "unknown numbers"
+    what = _VERBS[verb] if verb < len(_VERBS) else "an unknown verb"
+    return f"rows of {width} {name} for {what}"
