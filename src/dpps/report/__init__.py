@@ -1,6 +1,6 @@
 """One self-contained HTML page per run, or per comparison of runs: opens from disk, loads nothing; and a model card per run.
 
-The way of the data: a run's folder or a `Run` becomes a `RunRecord`; records become charts and networks; those become the page.
+The way of the data: a run's folder or a `Run` becomes a `RunRecord`; records become charts, charts the page.
 """
 
 from collections.abc import Sequence
@@ -19,22 +19,18 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.report.axes import SIZE, Axis, number
     from dpps.report.charts import KEPT_POINTS, Chart, Mark, thinned
     from dpps.report.html import small
-    from dpps.report.networks import ALL_EDGES, SHOWN_EDGES, Network, network
     from dpps.report.options import applied, command, data_name
     from dpps.report.page import badges, statement
     from dpps.report.reading import Accuracy, RunRecord
     from dpps.report.spending import by_round
 
 __all__ = [
-    "ALL_EDGES",
     "KEPT_POINTS",
-    "SHOWN_EDGES",
     "SIZE",
     "Accuracy",
     "Axis",
     "Chart",
     "Mark",
-    "Network",
     "RunRecord",
     "applied",
     "badges",
@@ -43,7 +39,6 @@ __all__ = [
     "data_name",
     "from_run",
     "model_card",
-    "network",
     "number",
     "read_folder",
     "read_run",

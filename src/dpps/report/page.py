@@ -10,7 +10,6 @@ from dpps.privacy.units import UNITS
 from dpps.report.axes import Axis
 from dpps.report.charts import Chart, Mark, charts
 from dpps.report.html import render as fill
-from dpps.report.networks import networks
 from dpps.report.reading import RunRecord
 from dpps.runs.baselines import INTERVAL, verdict
 
@@ -28,7 +27,6 @@ def render(runs: Sequence[RunRecord]) -> str:
         "runs": runs,
         "charts": drawn,
         "steady": steady,
-        "networks": networks(runs),
         "readings": [chart.reading() for chart in drawn],
         "table_places": table_places,
         "badges": badges,

@@ -51,53 +51,6 @@ window.addEventListener("error", (event) => { document.documentElement.dataset.e
     });
   }
 
-  // The network: a slider for its phases, and the links of the node that is pointed at.
-  function explorable(root) {
-    const slider = root.querySelector("input"), status = root.querySelector(".reading");
-    const phases = [...root.querySelectorAll(".edges")], nodes = [...root.querySelectorAll(".node")];
-    let phase = phases[0];
-    const away = () => phase.dataset.away.split(" ").filter(Boolean).map(Number);
-    const links = () => [...phase.children].map((path) => [path, ...path.dataset.edge.split("-").map(Number)]);
-    function sentence(node) {
-      if (away().includes(node)) return `Node ${node} is away`;
-      const list = (own, other) => links().filter((l) => l[own] === node).map((l) => `${l[other]} (${l[0].dataset.weight})`).join(", ");
-      return `Node ${node} sends to ${list(1, 2) || "nobody"}; receives from ${list(2, 1) || "nobody"}`;
-    }
-    function choose(node) {
-      nodes.forEach((group, k) => group.classList.toggle("chosen", k === node));
-      for (const [path, from, to] of links()) {
-        const kind = node === null ? "" : from === node ? "out" : to === node ? "in" : "faint";
-        path.setAttribute("class", `edge ${kind}`);
-      }
-      const missing = away().length ? ` ${away().length} away.` : "";
-      status.textContent = node === null ? `${phase.children.length} links.${missing} Point at a node to see its own.` : `${sentence(node)}.`;
-      if (node !== null) nodes[node].setAttribute("aria-label", sentence(node));
-    }
-    slider.addEventListener("input", () => {
-      phase = phases[Number(slider.value)];
-      phases.forEach((each) => each.toggleAttribute("hidden", each !== phase));
-      nodes.forEach((group, k) => group.classList.toggle("away", away().includes(k)));
-      root.querySelector("output").textContent = phase.dataset.title;
-      slider.setAttribute("aria-valuetext", phase.dataset.title);
-      choose(null);
-    });
-    nodes.forEach((group, k) => {
-      group.addEventListener("pointerenter", () => choose(k));
-      group.addEventListener("focus", () => choose(k));
-      for (const name of ["pointerleave", "blur"]) group.addEventListener(name, () => choose(null));
-      group.addEventListener("keydown", (event) => {
-        const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-        if (!step) return;
-        event.preventDefault();
-        const next = nodes[(k + step + nodes.length) % nodes.length];
-        group.setAttribute("tabindex", -1);
-        next.setAttribute("tabindex", 0);
-        next.focus();
-      });
-    });
-    choose(null);
-  }
-
   // Light and dark
   const root = document.documentElement, button = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
@@ -107,6 +60,5 @@ window.addEventListener("error", (event) => { document.documentElement.dataset.e
   name();
 
   JSON.parse(document.getElementById("data").textContent).forEach(readable);
-  document.querySelectorAll(".network").forEach(explorable);
   root.dataset.ready = "yes";
 })();
