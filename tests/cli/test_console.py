@@ -23,7 +23,9 @@ def test_long_lines_stay_one_line(capsys):
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("train --threads 100000", "--threads is 100000: it must be 1024 or less"),
+        ("train --threads 2", "OMP_NUM_THREADS"),
+        ("tune --threads=2", "OMP_NUM_THREADS"),
+        ("plan --threads 2", "OMP_NUM_THREADS"),
         ("train --nodes 1000000", "--nodes is 1000000: mnist-mini has 10000 examples"),
         ("train --batch-size 3/2", "--batch-size is 1.5: give a whole number"),
         ("report run --out data.csv", "a page ends in .html, a model card in .md"),
