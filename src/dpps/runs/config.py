@@ -11,7 +11,6 @@ from tyro.conf import arg
 
 from dpps import models
 from dpps.data import DATA_SETS
-from dpps.data.facts import FACTS
 from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
@@ -235,7 +234,8 @@ class TrainConfig:
             )
 
     def _check_data(self) -> None:
-        if self.node_data is None and self.data in FACTS and self.nodes > (most := FACTS[self.data].examples):
+        most = None if self.node_data is not None else DATA_SETS[self.data].examples
+        if most is not None and self.nodes > most:
             raise UsageError(
                 f"--nodes is {self.nodes}: {self.data} has {most} examples, one for each node at most"
             )
