@@ -1,6 +1,7 @@
 """A run that ends before its last round: what is left on disk, whoever ended it, and how it goes on."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,12 @@ def test_callbacks_are_closed_however_a_run_ends(end, tmp_path):
 
 def test_the_last_event_of_tensorboard_is_on_disk_when_a_run_is_stopped(tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    before = set(threading.enumerate())
     board = TensorBoard(tmp_path / "events")
     run = make(callbacks=[board, Closed(3, "stop")])
     run.fit(epochs=2)
     assert run.state.round == 4
+    assert set(threading.enumerate()) <= before, "the thread that writes has ended"
     (file,) = (tmp_path / "events").iterdir()
     events = event_accumulator.EventAccumulator(str(file)).Reload()
     assert [event.step for event in events.Scalars("loss")] == [0, 1, 2, 3]

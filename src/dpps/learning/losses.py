@@ -37,7 +37,7 @@ def as_function(loss: Loss) -> Loss:
     """torch's function for a loss module of torch with default settings, such as `F.cross_entropy` for `nn.CrossEntropyLoss()`;
     any other loss as it is."""
     kind = type(loss)
-    if kind in _FUNCTIONS and _settings(loss) == _settings(kind()):  # type: ignore[call-arg]
+    if kind in _FUNCTIONS and _settings(loss) == _settings(kind()):
         return _FUNCTIONS[kind]
     return loss
 
