@@ -22,7 +22,9 @@ def test_long_lines_stay_one_line(capsys):
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("train --threads 100000", "--threads is 100000"),
+        ("train --threads 2", "OMP_NUM_THREADS"),
+        ("tune --threads=2", "OMP_NUM_THREADS"),
+        ("plan --threads 2", "OMP_NUM_THREADS"),
         ("train --nodes 1000000", "--nodes is 1000000: mnist-mini"),
         ("train --batch-size 3/2", "--batch-size is 1.5"),
         ("report run --out data.csv", ".html"),

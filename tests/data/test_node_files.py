@@ -155,3 +155,17 @@ def test_where_an_example_is_kept_depends_on_itself_alone():
     assert torch.equal(kept[-len(others) :], others)
     assert torch.equal(of_kept[-len(others) :], of_others)
     assert not torch.equal(hold_out_own(x, labels, 0.2, seed=1)[1][0], kept)
+
+
+def test_headers_of_different_lengths_are_refused_by_their_files(tmp_path):
+    a = folder(tmp_path / "a", train="age,dose,label\n1,2,0\n")
+    b = folder(tmp_path / "b", train="age,label\n1,0\n")
+    for files in ((a, b), (b, a)):
+        with pytest.raises(UsageError) as refused:
+            check_headers({path: read_node(path, 2).columns for path in files})
+        told = str(refused.value)
+        assert all(part in told for part in (f"{a} has 3", f"{b} has 2"))
+        assert len(told.splitlines()) == 1
+    c = folder(tmp_path / "c", train="age,dose,label\n1,2,0\n", test="age,label\n1,0\n")
+    with pytest.raises(UsageError, match=r"test\.csv has 2"):
+        read_node(c, 2)

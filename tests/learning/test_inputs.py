@@ -50,7 +50,7 @@ def fit(data, *, privacy=None, test=None, held_out=(), **options):
         lambda x, y: (x.double(), y),
         lambda x, y: (x, y.float()),
         lambda x, y: (x, y.int()),
-        lambda x, y: DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True),
+        lambda x, y: DataLoader(TensorDataset(x, y), batch_size=10),
         lambda x, y: list(zip(x, y, strict=True)),
         lambda x, y: (pandas.DataFrame(x.numpy()), pandas.Series(y.numpy())),
     ],

@@ -82,3 +82,10 @@ def test_own_data_have_their_own_name(folder: str, name: str) -> None:
     assert data_name(config) == applied(config, True)["data"] == name
     assert not {"split", "hold-out", "node-data"} & set(applied(config, True))
     assert data_name(TrainConfig()) == "mnist-mini"
+
+
+def test_options_that_follow_from_where_a_run_is_carried_out_are_part_of_its_command(tmp_path):
+    """--metrics, which is no part of the command, has changed how much is held out: the command says how much."""
+    config = TrainConfig(node_data=tmp_path / "node-{rank}", classes=2, metrics="f1", nodes=3)
+    assert "--hold-out 0.2" in command(config)
+    assert "--metrics" not in command(config)

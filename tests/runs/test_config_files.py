@@ -48,3 +48,12 @@ def test_a_file_that_is_not_there_and_options_of_something_else(tmp_path: Path) 
     for found in ({}, {"algorithm": "partpsp"}, {"data": "mnist", "colour": "red"}):
         with pytest.raises(UsageError, match="otherwise"):
             from_json(found, "otherwise")
+
+
+def test_an_option_of_an_earlier_version_is_dropped_from_a_folder_and_refused_in_a_file(tmp_path):
+    """A run that was started with --threads can be opened; a file to write settings in says what to do instead."""
+    kept = TrainConfig(seed=3).to_json() | {"threads": 2}
+    assert from_json(kept, "not options") == TrainConfig(seed=3)
+    (tmp_path / "old.toml").write_text("threads = 2\n")
+    with pytest.raises(UsageError, match="OMP_NUM_THREADS"):
+        from_toml(tmp_path / "old.toml")

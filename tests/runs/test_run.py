@@ -21,11 +21,12 @@ def make(folder=None, unit=None, model=None, nodes=3, **options):
     return dpps.Run(algorithm, toy_data(nodes), **options)
 
 
-def test_rounds_give_a_log_each_and_a_break_leaves_a_finished_run(tmp_path):
+def test_rounds_give_a_log_each_and_a_run_can_be_finished_after_a_break(tmp_path):
     run = make(tmp_path / "run", dpps.Record(epsilon=2.0), test=toy_data(1, seed=9)[0])
     for log in run.rounds(epochs=3):
         if log.round == 5:
             break
+    run.finish()
     assert [log.round for log in run.log] == list(range(6))
     assert run.log[3].accuracy is not None
     assert run.log[4].accuracy is None

@@ -82,8 +82,8 @@ class _Launched:
         }
         # the port is open to all who are on this machine
         secret = {SECRET: os.environ.get(SECRET) or make_secret()}
-        # they share the cores: with one each there is nothing to choose
-        threads = {} if (os.cpu_count() or 1) >= 2 * count else {"OMP_NUM_THREADS": "1"}
+        # they share the cores
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}
         silent = {LAUNCHED: "1"} if together else {}
         command = [sys.executable, "-m", "dpps", "train", *options]
         for rank in range(count):

@@ -17,12 +17,11 @@ from dpps.errors import DppsError, UsageError
 from dpps.logs import only_from
 from dpps.runs.baselines import ALONE, NO_PRIVACY, Baseline, compare
 from dpps.runs.config import TrainConfig
-from dpps.runs.config_files import from_toml
+from dpps.runs.config_files import RETIRED, from_toml
 from dpps.runs.configured import make_run
 from dpps.runs.deployment import Deployment, Here
 from dpps.runs.options import refuse_idle_training
 from dpps.runs.run import Run
-from dpps.runs.threads import set_threads
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.transport.cluster import Rendezvous, started_distributed
 
@@ -66,7 +65,6 @@ def _train(config: TrainConfig, where: Deployment) -> int:
         run = make_run(config, (progress.after_round,), where)
         with stopped_by_signals(run):
             run.start(config.epochs)
-            set_threads(run, config.threads)
             progress.begin(run)
             run.fit(config.epochs)
         if run.stopped:
@@ -131,6 +129,9 @@ def read_config(arguments: list[str]) -> TrainConfig:
 
 def take_config(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
     """--config FILE gives the defaults; options on the command line win."""
+    for word in arguments:
+        if (name := word.partition("=")[0].removeprefix("--")) in RETIRED and word.startswith("--"):
+            raise UsageError(f"--{name} is no longer an option: {RETIRED[name]}")
     for k, word in enumerate(arguments):
         if word == "--config":
             if k + 1 == len(arguments):

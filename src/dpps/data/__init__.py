@@ -8,7 +8,6 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.data.catalog import folder_beside, load, obtain
     from dpps.data.dataset import DataSet, Images
     from dpps.data.encoding import encode, encode_inputs
-    from dpps.data.facts import CLASSES, FACTS
     from dpps.data.features import FeatureSet
     from dpps.data.fetch import one_at_a_time
     from dpps.data.formats import CIFAR_RECORD, UBYTE, Bytes, parse_cifar, parse_idx, read_raw, unpack
@@ -40,9 +39,7 @@ if TYPE_CHECKING:  # imported when first asked for
 __all__ = [
     "ARCHIVE",
     "CIFAR_RECORD",
-    "CLASSES",
     "DATA_SETS",
-    "FACTS",
     "FORMS",
     "IDX",
     "UBYTE",

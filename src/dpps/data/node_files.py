@@ -37,6 +37,11 @@ def check_headers(found: Mapping[Path, tuple[str, ...] | None]) -> None:
         return
     first, expected = next(iter(named.items()))
     for folder, names in named.items():
+        if len(names) != len(expected):
+            raise UsageError(
+                f"--node-data: {folder} has {len(names)} columns and {first} has {len(expected)}: all nodes' files must have "
+                "the same columns, in the same order"
+            )
         for place, (own, other) in enumerate(zip(names, expected, strict=True), start=1):
             if own != other:
                 raise UsageError(

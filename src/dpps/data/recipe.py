@@ -9,7 +9,7 @@ import torch
 
 from dpps.data.dataset import Images
 from dpps.data.formats import Bytes
-from dpps.errors import RunError
+from dpps.errors import RunError, UsageError
 from dpps.registry import Registry
 
 
@@ -44,7 +44,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one data set is found, fetched, read and prepared."""
+    """How one data set is found, fetched, read and prepared.
+
+    `examples` and `shape` say how many training images there are and what each looks like in its file (channels, height, width).
+    `dpps plan` works from them; without them `dpps train` chooses what is left open after it has read the files.
+    """
 
     layouts: tuple[Layout, ...]
     read: Read
@@ -55,6 +59,19 @@ class Recipe:
     classes: int = 10
     embedded: str = ""
     """Folder of the package that holds it, for one that comes with it."""
+    examples: int | None = None
+    shape: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.examples is None) != (self.shape is None):
+            raise UsageError(
+                f"a recipe with examples={self.examples} and shape={self.shape}: give both, or none of them"
+            )
+
+    @property
+    def input_shape(self) -> tuple[int, int, int] | None:
+        """What a model reads of an image: one channel is repeated where the mean has several."""
+        return self.shape and (max(self.shape[0], len(self.mean)), *self.shape[1:])
 
     @property
     def archived(self) -> bool:

@@ -108,7 +108,6 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.partition import Partition
     from dpps.learning.partpsp import PartPSP
     from dpps.learning.pedfl import PEDFL
-    from dpps.learning.rehearsal import size_of
     from dpps.learning.schedules import FORMS, Constant, Cosine, Schedule, StepDecay, WarmUp, parse_schedule
     from dpps.learning.sgp import SGP
     from dpps.learning.sgpdp import SGPDP
@@ -275,7 +274,6 @@ __all__ = [
     "replace_tensors",
     "rule_for",
     "run",
-    "size_of",
     "squared_norms",
     "start_graph",
     "suggest",

@@ -17,6 +17,7 @@ from dpps.errors import UsageError, is_number
 from dpps.frozen import Frozen
 from dpps.learning.batch_sizes import BatchSize, batches, check_batch
 from dpps.learning.engines.calling import Loss
+from dpps.learning.losses import as_function, takes_classes
 from dpps.learning.optimizers import Averaging, ReleasedOptimizer
 from dpps.learning.partition import Partition
 from dpps.learning.schedules import Schedule
@@ -43,7 +44,12 @@ LocalOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 @dataclass
 class TrainState:
-    """Everything of a run that changes from round to round; a checkpoint is this and nothing else."""
+    """The parameters of all nodes held here, and where they stand.
+
+    What belongs to one node alone is kept where it is used: buffers (statistics of normalisation layers) by the engine, the
+    moments of local optimizers by the updates. `Nodes.tensors` collects all of it for a checkpoint, and
+    `Nodes.transaction` restores all of it when a round fails.
+    """
 
     shared: State
     """The rows of the shared parameters in the protocol."""
@@ -81,7 +87,9 @@ class Algorithm(Frozen, ABC):
             examples. Without it, as `lr_shared`: by the rule, or 100.
         local_steps: gradient steps per round; the clipped total change is the perturbation.
         loss: of (outputs, targets): a mean over the batch, or one number per example, which is averaged. Class weights work in
-            every unit in the latter form, `F.cross_entropy(outputs, targets, weight=w, reduction="none")`.
+            every unit in the latter form, `nn.CrossEntropyLoss(weight=w, reduction="none")`. A sum over the batch is taken as it is;
+            in the unit record, which looks at examples one by one, it is the same as the mean. A loss module of torch with its
+            default settings is the same as its function: `nn.CrossEntropyLoss()` is `F.cross_entropy`.
         local_optimizer: what makes a `torch.optim` optimizer for one node's local parameters; plain SGD without it.
         optimizer: `Momentum` or `Adam` on released updates, which costs no privacy: of the shared part, and in the unit record of
             the local part, too. Plain SGD without it. (In the unit node-swap, where rows are hidden, it works before the noise.)
@@ -120,6 +128,9 @@ class Algorithm(Frozen, ABC):
             raise UsageError(f"the model is {self.model!r:.80}: give an nn.Module, such as dpps.models.MLP()")
         if not callable(self.loss):
             raise UsageError(f"the loss is {self.loss!r:.80}: give a function of (outputs, targets)")
+        self.__dict__["loss"] = as_function(
+            self.loss
+        )  # the only change of a fixed value, before anything rests on it
         for name in ("lr_shared", "lr_local"):
             rate = getattr(self, name)
             if rate is not None and not (is_number(rate) and 0 <= rate < float("inf")):
@@ -256,7 +267,7 @@ class Algorithm(Frozen, ABC):
     def softmax_inputs(self) -> int | None:
         """How many inputs a softmax regression has that is shared as a whole; None: the model is something else."""
         layers = [m for m in self.model.modules() if any(True for _ in m.parameters(recurse=False))]
-        whole = not self.partition.local and self.loss is F.cross_entropy
+        whole = not self.partition.local and takes_classes(self.loss)
         if not whole or len(layers) != 1 or not isinstance(layers[0], nn.Linear):
             return None
         return layers[0].in_features

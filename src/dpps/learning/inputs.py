@@ -10,13 +10,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
-from dpps.data import Images
+from dpps.data import FeatureSet, Images
 from dpps.errors import UsageError, quoted, unknown
 from dpps.learning.engines.calling import Loss, ModelLoss, call_model, move, pick, tensors_in
+from dpps.learning.losses import ignored_label, takes_classes
 from dpps.privacy.units import UNITS, Unit
 from dpps.topology import Topology, parse
 
@@ -77,13 +85,15 @@ def as_datasets(data: Any, model: nn.Module, loss: Loss) -> list[Dataset[Any]]:
 
 def as_examples(data: Any, whose: str, model: nn.Module, loss: Loss) -> tuple[Any, Tensor]:
     """All examples of a data set as (inputs, targets): for evaluation. Inputs may be tensors in a tuple or a dictionary."""
+    if isinstance(data, DataLoader):  # all of its examples are evaluated, in whatever batches
+        _refuse_settings(data, whose, {"batch_size": data.batch_size or 1, "shuffle": True})
     dataset = _as_dataset(data, whose, model, loss)
     if not len(dataset):  # type: ignore[arg-type]
         raise UsageError(f"{whose} has no examples: give at least one, or leave it out")
+    if isinstance(dataset, (Images, FeatureSet)):
+        return dataset.inputs(), dataset.labels
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[0], dataset.tensors[1]
-    if isinstance(dataset, Images):
-        return dataset.inputs(), dataset.labels
     if isinstance(dataset, Batch):
         return dataset.x, dataset.target
     x, target = default_collate([dataset[i] for i in range(len(dataset))])  # type: ignore[arg-type]
@@ -117,12 +127,76 @@ def _as_dataset(data: Any, whose: str, model: nn.Module, loss: Loss) -> Dataset[
         )
     if isinstance(data, TensorDataset):
         x, target = data.tensors
-        fitted = _in_precision(x, model), _as_labels(target, whose, loss)
+        # features stay in half precision until a batch is read, which gives float32
+        kept = isinstance(data, FeatureSet) and _precision(model) == torch.float32
+        fitted = x if kept else _in_precision(x, model), _as_labels(target, whose, loss)
         return data if fitted[0] is x and fitted[1] is target else TensorDataset(*fitted)
     if len(data) and isinstance(first := data[0], Mapping):
         data = _Named(data, _label_of(first, whose))
     dataset: Dataset[Any] = data
     return dataset
+
+
+_IN_THE_DATA_SET = (
+    "a run puts its own batches together, so do it in the data set's __getitem__, and give the data set"
+)
+_CHOSEN_BY_THE_RUN = (
+    "a run chooses itself which examples a round uses, so give a data set of those that it may use"
+)
+_REMEDIES = {
+    "batch_size": "give the algorithm the same batch_size",
+    "shuffle": "the unit record draws at random, and otherwise a run takes the examples in the order of the data set: give it in the "
+    "order that you want, such as Subset(data, torch.randperm(len(data)))",
+    "sampler": _CHOSEN_BY_THE_RUN,
+    "batch_sampler": _CHOSEN_BY_THE_RUN,
+    "drop_last": _CHOSEN_BY_THE_RUN,
+    "collate_fn": _IN_THE_DATA_SET,
+}
+"""For settings of a DataLoader that a run would not follow."""
+
+
+def check_loaders(data: Any, batch_size: object, *, random: bool) -> None:
+    """Refuse DataLoaders to train on with settings that the run would not follow.
+
+    Args:
+        data: as given for the nodes.
+        batch_size: of the algorithm.
+        random: whether the run draws its examples at random.
+    """
+    for k, loader in enumerate(data if isinstance(data, (list, tuple)) else ()):
+        if isinstance(loader, DataLoader):
+            followed = {"batch_size": batch_size, **({"shuffle": True} if random else {})}
+            _refuse_settings(loader, f"node {k}", followed, f", the algorithm {batch_size}")
+
+
+def _refuse_settings(
+    loader: DataLoader[Any], whose: str, followed: Mapping[str, object], more: str = ""
+) -> None:
+    for name, value in _settings(loader).items():
+        if name not in followed or followed[name] != value:
+            told = f"{name}={getattr(value, '__qualname__', value)}{more if name == 'batch_size' else ''}"
+            raise UsageError(f"the DataLoader of {whose} has {told}: {_REMEDIES[name]}")
+
+
+def _settings(loader: DataLoader[Any]) -> dict[str, object]:
+    """The settings of a DataLoader that are not its defaults, but for those about speed."""
+    if isinstance(loader.dataset, IterableDataset):
+        return {}  # refused as such
+    sampler, found = loader.sampler, dict[str, object]()
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        found["batch_sampler"] = type(loader.batch_sampler)
+    elif loader.batch_size != 1:
+        found["batch_size"] = loader.batch_size
+    whole = isinstance(sampler, RandomSampler) and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+    if isinstance(sampler, RandomSampler) and whole and not sampler.replacement:
+        found["shuffle"] = True
+    elif type(sampler) is not SequentialSampler:
+        found["sampler"] = type(sampler)
+    if loader.drop_last:
+        found["drop_last"] = True
+    if loader.batch_size is not None and loader.collate_fn is not default_collate:
+        found["collate_fn"] = loader.collate_fn
+    return found
 
 
 class _Named(Dataset[Any]):
@@ -204,13 +278,17 @@ def _pair(data: Any, whose: str) -> tuple[Tensor, Tensor]:
     return x, target
 
 
+def _precision(model: nn.Module) -> torch.dtype | None:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+
+
 def _in_precision(x: Tensor, model: nn.Module) -> Tensor:
-    parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
-    return x.to(parameter.dtype) if x.is_floating_point() and parameter is not None else x
+    precision = _precision(model)
+    return x.to(precision) if x.is_floating_point() and precision is not None else x
 
 
 def _as_labels(target: Tensor, whose: str, loss: Loss) -> Tensor:
-    if loss is not F.cross_entropy or target.ndim != 1:
+    if not takes_classes(loss) or target.ndim != 1:
         return target
     if target.is_floating_point():
         odd = target[target != target.round()]
@@ -238,8 +316,8 @@ def check_examples(
             labels = dataset.labels
         elif isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
             labels = dataset.tensors[1]
-        if loss is F.cross_entropy and isinstance(outputs, Tensor) and outputs.ndim == 2:
-            check_labels(labels, outputs.shape[1], name)
+        if takes_classes(loss) and isinstance(outputs, Tensor) and outputs.ndim == 2:
+            check_labels(labels, outputs.shape[1], name, ignored_label(loss))
         _try_loss(outputs, target, name, loss)
 
 
@@ -254,13 +332,20 @@ def _first_of_each(
             yield dataset, name
 
 
-def check_labels(labels: Any, outputs: int, whose: str) -> None:
-    """Labels must be numbers of the model's outputs."""
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1 or not len(labels):
+def check_labels(labels: Any, outputs: int, whose: str, ignored: int | None = None) -> None:
+    """Labels must be numbers of the model's outputs, but for one that the loss ignores."""
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
+        return
+    labels = labels if ignored is None else labels[labels != ignored]
+    if not len(labels):
         return
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= outputs:
-        remedy = "number the classes 0, 1, ..." if low < 0 else f"use a model with {high + 1} classes"
+        remedy = f"use a model with {high + 1} classes"
+        if low < 0:
+            remedy = "number the classes 0, 1, ..."
+        elif low == 1 and high == outputs:
+            remedy = "labels start at 0, so give labels - 1"
         raise UsageError(
             f"{whose}: labels run from {low} to {high} and the model has {outputs} outputs: {remedy}"
         )
@@ -328,7 +413,7 @@ def _remedy(x: Any, model: nn.Module) -> str:
 
 def _target_remedy(target: Any, loss: Loss) -> str:
     """For targets that a loss cannot compare with outputs."""
-    if loss is F.cross_entropy and isinstance(target, Tensor) and target.shape[1:] == (1,):
+    if takes_classes(loss) and isinstance(target, Tensor) and target.shape[1:] == (1,):
         return "give one class number per example, targets.squeeze(1)"
     return "give targets of the shape and type that the loss expects, or another loss"
 

@@ -21,6 +21,43 @@ log = logging.getLogger(__name__)
 
 _ROWS = 1024
 
+_FUNCTIONS: dict[type[nn.Module], Loss] = {
+    nn.CrossEntropyLoss: F.cross_entropy,
+    nn.MSELoss: F.mse_loss,
+    nn.L1Loss: F.l1_loss,
+    nn.SmoothL1Loss: F.smooth_l1_loss,
+    nn.HuberLoss: F.huber_loss,
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+    nn.BCELoss: F.binary_cross_entropy,
+}
+"""What torch's loss modules compute with their default settings. Engines know some of the functions."""
+
+
+def as_function(loss: Loss) -> Loss:
+    """torch's function for a loss module of torch with default settings, such as `F.cross_entropy` for `nn.CrossEntropyLoss()`;
+    any other loss as it is."""
+    kind = type(loss)
+    if kind in _FUNCTIONS and _settings(loss) == _settings(kind()):
+        return _FUNCTIONS[kind]
+    return loss
+
+
+def _settings(module: Any) -> dict[str, Any]:
+    """Numbers, and whether there are weights and hooks."""
+    found = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    tensors = len(list(module.buffers()))
+    return found | {"tensors": tensors, "hooks": len(module._forward_hooks) + len(module._forward_pre_hooks)}
+
+
+def takes_classes(loss: Loss) -> bool:
+    """Whether targets are class numbers: the loss is torch's cross-entropy, with whatever weights or label smoothing."""
+    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def ignored_label(loss: Loss) -> int | None:
+    """The label that somebody chose for examples without a class."""
+    return loss.ignore_index if isinstance(loss, nn.CrossEntropyLoss) else None
+
 
 def one_number(loss: Loss) -> Loss:
     """The same loss, averaged where it gives a number for every example."""
@@ -41,7 +78,7 @@ def refuse_inseparable(loss: Loss, model: nn.Module, example: Any, target: Any) 
     Tried on made-up outputs and targets, so that the answer says nothing about anybody's data; of the example only shape and
     type are used.
     """
-    if loss is F.cross_entropy or isinstance(loss, ModelLoss) or not isinstance(target, Tensor):
+    if as_function(loss) is F.cross_entropy or isinstance(loss, ModelLoss) or not isinstance(target, Tensor):
         return
     try:
         outputs, targets = made_up(model, example, target)

@@ -57,9 +57,10 @@ class Partition:
     def initial(self) -> tuple[Tensor, Tensor]:
         """The model's own parameters as flat vectors (s, l)."""
         own = dict(self.model.named_parameters())
+        none = torch.empty(0, device=next(self.model.parameters()).device)
 
         def flat(slots: Sequence[Slot]) -> Tensor:
-            return torch.cat([torch.empty(0), *(own[slot.name].detach().flatten() for slot in slots)])
+            return torch.cat([none, *(own[slot.name].detach().flatten() for slot in slots)])
 
         return flat(self.shared), flat(self.local)
 

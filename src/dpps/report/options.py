@@ -82,12 +82,12 @@ def command(config: TrainConfig, processes: int = 0) -> str:
     """The shortest command line that resolves to this configuration; a distributed run needs a folder, too."""
     wanted, plain = config.resolved(), TrainConfig()
     names = [name.replace("-", "_") for name in (*config.common(), *_NEEDED_AGAIN)]
-    given = {n: getattr(config, n) for n in names if getattr(config, n) != getattr(plain, n)}
+    given = {n: getattr(wanted, n) for n in names if getattr(wanted, n) != getattr(plain, n)}
+    meaning = _meaning(given)
     for option in list(given):
         fewer = {k: v for k, v in given.items() if k != option}
-        if _meaning(fewer) == _meaning(given):
+        if meaning is not None and _meaning(fewer) == meaning:
             given = fewer
-    assert TrainConfig(**given).resolved().fingerprint() == wanted.fingerprint()
     words = [word for option, value in given.items() for word in _option(option, value)]
     start = ["launch", "--nproc", str(processes), "--out", "again"] if processes else ["train"]
     return shlex.join(["dpps", *start, *words])

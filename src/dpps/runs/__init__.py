@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.runs.stopping import last_for_all
     from dpps.runs.summary import chosen, summarise
     from dpps.runs.tensorboard import TensorBoard
-    from dpps.runs.threads import Known, fewest_that_pay, set_threads
     from dpps.runs.torch_distributed import SEEDED, TorchDistributed
     from dpps.runs.tuning import Trial, Tuning, candidates, tune
 
@@ -43,7 +42,6 @@ __all__ = [
     "Deployment",
     "Expected",
     "Here",
-    "Known",
     "Note",
     "RoundLog",
     "Run",
@@ -65,7 +63,6 @@ __all__ = [
     "curves",
     "deal",
     "describe",
-    "fewest_that_pay",
     "fingerprint",
     "from_json",
     "from_toml",
@@ -85,7 +82,6 @@ __all__ = [
     "refuse_idle_training",
     "save_checkpoint",
     "set_aside_after",
-    "set_threads",
     "shape",
     "spent",
     "suggestion",

@@ -11,7 +11,6 @@ from tyro.conf import arg
 
 from dpps import models
 from dpps.data import DATA_SETS
-from dpps.data.facts import FACTS
 from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
@@ -140,7 +139,7 @@ class TrainConfig:
     spare_rounds: int = 0
     """Rounds paid for beyond the plan: rounds repeated after a crash are charged again and must fit the epsilon."""
     seed: int = 0
-    """Of the split, the start weights and, in simulation, noise and sampling: the same seed and --threads repeat a run bit for bit."""
+    """Of the split, the start weights and, in simulation, noise and sampling: the same seed and number of threads (OMP_NUM_THREADS) repeat a run bit for bit."""
     secure_noise: bool = False
     """Noise from a cryptographic keystream on an integer grid, keyed by the operating system: for messages that really leave."""
     track_real: bool = False
@@ -159,8 +158,6 @@ class TrainConfig:
     """Also write TensorBoard events (needs dpps[tensorboard])."""
     quiet: Annotated[bool, Circumstance] = False
     """No progress display."""
-    threads: Annotated[int, Circumstance] = 0
-    """Threads of this process (0: what OMP_NUM_THREADS says, otherwise as many as pay, measured once per model and size)."""
     timeout: Annotated[float, Circumstance] = 60.0
     """Distributed: seconds within which a dead or hung process is noticed; longer than the longest round."""
     join_timeout: Annotated[float, Circumstance] = 300.0
@@ -192,14 +189,12 @@ class TrainConfig:
         for name in ("nodes", "epochs", "local_steps", "mixes"):
             if getattr(self, name) is not None:
                 _least(name, getattr(self, name), 2 if name == "nodes" else 1)
-        if self.threads > 1024:
-            raise UsageError(f"--threads is {self.threads}: it must be 1024 or less")
         parse_schedule(self.schedule)
         self._optimizer()
         if self.averaging:
             Averaging(self.averaging)
         self._check_batch()
-        for name in ("sync_every", "lr_step", "checkpoint_every", "spare_rounds", "threads"):
+        for name in ("sync_every", "lr_step", "checkpoint_every", "spare_rounds"):
             _least(name, getattr(self, name), 0)
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"--seed is {self.seed}: it must be a whole number from 0 to 2^63 - 1")
@@ -239,7 +234,8 @@ class TrainConfig:
             )
 
     def _check_data(self) -> None:
-        if self.node_data is None and self.data in FACTS and self.nodes > (most := FACTS[self.data].examples):
+        most = None if self.node_data is not None else DATA_SETS[self.data].examples
+        if most is not None and self.nodes > most:
             raise UsageError(
                 f"--nodes is {self.nodes}: {self.data} has {most} examples, one for each node at most"
             )

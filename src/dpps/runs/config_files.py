@@ -17,6 +17,11 @@ _KINDS = {
 }
 
 
+RETIRED = {"threads": "set the environment variable OMP_NUM_THREADS=N instead"}
+"""Options of earlier versions, and what to do instead. They said how a run was carried out, not what it computed, so the options
+that a folder keeps are read without them."""
+
+
 def from_toml(path: Path) -> TrainConfig:
     """The configuration in a TOML file; the names are those of the options."""
     try:
@@ -28,6 +33,8 @@ def from_toml(path: Path) -> TrainConfig:
     hints = {name.replace("_", "-"): hint for name, hint in get_type_hints(TrainConfig).items()}
     values: dict[str, Any] = {}
     for name, value in table.items():
+        if name in RETIRED:
+            raise UsageError(f"{path}: {name} is no longer an option: {RETIRED[name]}, and delete this line")
         if name not in hints:
             raise unknown(f"option in {path}", name, hints)
         values[name.replace("-", "_")] = _typed(path, name, value, hints[name])
@@ -41,7 +48,7 @@ def from_json(found: Mapping[str, Any], otherwise: str) -> TrainConfig:
         UsageError: these are not options of `dpps train`; it says `otherwise`.
     """
     hints = get_type_hints(TrainConfig)
-    values = {name.replace("-", "_"): value for name, value in found.items()}
+    values = {name.replace("-", "_"): value for name, value in found.items() if name not in RETIRED}
     if not set(values) <= set(hints) or "data" not in values:
         raise UsageError(otherwise)
     typed: dict[str, Any] = {

@@ -247,8 +247,7 @@ def deal(
         rows: the nodes wanted; all without it.
     """
     labels = dataset.train.labels.numpy()
-    assert config.batch_size is not None
-    batch = parse_batch(config.batch_size)
+    batch = None if config.batch_size is None else parse_batch(config.batch_size)
     if isinstance(batch, int) and len(labels) < config.nodes * batch:
         raise UsageError(
             f"{config.data} has {len(labels)} training examples, fewer than {config.nodes} nodes x batch "

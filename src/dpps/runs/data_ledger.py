@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 STATE = "DPPS_STATE"
 _FILE = "data-ledgers.jsonl"
+_VERSION = 1
+"""Of a line. A line of a higher one may mean more than this version can count; a field that is not known to this one adds nothing."""
 _FEATURES = re.compile(r"features-[0-9a-f]{32}\.safetensors")
 
 
@@ -93,7 +95,7 @@ def note_runs(run: "Run") -> None:
             run.nodes.noise_distance(run.plan.paid),
             datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        lines.append(json.dumps(asdict(note)).encode() + b"\n")
+        lines.append(json.dumps({"version": _VERSION, **asdict(note)}).encode() + b"\n")
     if lines:
         _append(_path(), b"".join(lines))
 
@@ -184,8 +186,14 @@ def _notes() -> Iterator[Note]:
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             found: dict[str, Any] = json.loads(line)
-            yield Note(**found)
-        except (ValueError, TypeError) as error:
+            newer = found.get("version", 1) > _VERSION
+            note = None if newer else Note(**{field.name: found[field.name] for field in fields(Note)})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RunError(
                 f"{path} is damaged at line {number}: what was spent is not known; restore the file from a copy"
             ) from error
+        if note is None:
+            raise RunError(
+                f"{path} was written by a newer version of dpps (line {number} has version {found['version']}): use that one"
+            )
+        yield note

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dpps import models
-from dpps.data.facts import CLASSES, FACTS
+from dpps.data import DATA_SETS
 from dpps.data.schema import read_schema
 from dpps.errors import UsageError
 from dpps.features import FEATURES
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 
 def sizes(config: "TrainConfig") -> tuple[int, ...] | None:
-    """What every node holds, as far as options and published facts say: declared sizes, or equal shares of a named data set."""
+    """What every node holds, as far as options and published facts say: declared sizes, or equal shares of a named data set.
+    None: not known before the files are read."""
     declared = config.sizes()
     if declared is not None or config.node_data is not None:
         return declared
+    examples = DATA_SETS[config.data].examples
+    if examples is None:
+        return None
     held = config.hold_out if config.hold_out is not None else 0.0 if config.split == "iid" else 0.1
-    return (int(FACTS[config.data].examples / config.nodes * (1 - held)),) * config.nodes
+    return (int(examples / config.nodes * (1 - held)),) * config.nodes
 
 
 def shape(config: "TrainConfig") -> tuple[int, ...] | None:
@@ -35,10 +39,12 @@ def shape(config: "TrainConfig") -> tuple[int, ...] | None:
     if config.node_data is not None:
         if config.schema is None:
             return None
-        stored: tuple[int, ...] = read_schema(config.schema).shape
+        stored: tuple[int, ...] | None = read_schema(config.schema).shape
         read = stored
     else:
-        stored, read = FACTS[config.data].shape, FACTS[config.data].read
+        stored, read = DATA_SETS[config.data].shape, DATA_SETS[config.data].input_shape
+    if stored is None:
+        return None
     if config.features == "none":
         return read
     with torch.no_grad():
@@ -53,6 +59,11 @@ def planned(config: "TrainConfig") -> tuple[Plan, int]:
         config: resolved.
     """
     held, read = sizes(config), shape(config)
+    if config.node_data is None and read is None:
+        raise UsageError(
+            f"--data {config.data}: its recipe does not say what it holds, so there is nothing to plan with; give the recipe "
+            "examples=N and shape=(channels, height, width)"
+        )
     if held is None or read is None:
         raise UsageError(
             "--node-data is read by the run alone; plan with --declared-sizes, and --schema or "
@@ -61,7 +72,8 @@ def planned(config: "TrainConfig") -> tuple[Plan, int]:
     assert config.epochs is not None
     algorithm = ALGORITHMS[config.algorithm]
     names = config.model, algorithm.shares(config.shared)
-    classes = CLASSES if config.schema is None else len(read_schema(config.schema).classes)
+    schema = None if config.schema is None else read_schema(config.schema)
+    classes = DATA_SETS[config.data].classes if schema is None else len(schema.classes)
     model, prefixes = models.build(*names, read, classes, norm=config.norm, dropout=0.0)
     made = algorithm(model, prefixes, **config.rates())
     unit = made.unit(config.privacy())
@@ -78,8 +90,8 @@ def planned(config: "TrainConfig") -> tuple[Plan, int]:
 
 
 def by_rule(config: "TrainConfig") -> dict[str, Any]:
-    """What the rule fills in for options left open. Of nodes that have not declared what they hold,
-    epochs, batch and rates stay open: the run chooses them when all nodes have announced their sizes.
+    """What the rule fills in for options left open. Of data that nobody has described, epochs, batch and rates stay open: the run
+    chooses them when it has read its files and all nodes have announced their sizes.
 
     Args:
         config: with an epsilon or a noise multiplier.
@@ -94,7 +106,7 @@ def by_rule(config: "TrainConfig") -> dict[str, Any]:
             "momentum": found.momentum,
         }
         return chosen | {"lr_shared": found.rate, "lr_local": found.rate}
-    if not _has_rule(config) or sizes(config) is not None:
+    if not _has_rule(config):
         return {}
     rates = {} if config.lr_shared is not None else {"batch_size": None, "lr_shared": None, "lr_local": None}
     clip, momentum = (CLIP, MOMENTUM) if _softmax(config) else (USUAL_CLIP, 0.0)

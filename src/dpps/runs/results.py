@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -21,6 +22,7 @@ from dpps.errors import RunError, UsageError
 from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.clipping import advice, hopeless
+from dpps.learning.engines.calling import move
 from dpps.learning.evaluation import (
     EVALUATED,
     accuracies,
@@ -64,6 +66,10 @@ Metrics = dict[str, dict[str, list[float | None]]]
 """By data ("test", "own"), name and node."""
 
 
+class NotStartedError(UsageError, AttributeError):
+    """Asked too early. It counts as an attribute that is missing, so that `hasattr(run, "state")` is False."""
+
+
 class Results(Frozen):
     """The part of a run that looks at where it stands; `Run` is the part that moves it."""
 
@@ -81,6 +87,7 @@ class Results(Frozen):
     accuracy_by_epoch: list[float]
     ended_by_callback: bool
     metrics_by_epoch: list[Metrics]
+    _device: str
     _tests: tuple[Any, Tensor] | None
     _held_out: Sequence[tuple[Any, Tensor]]
     _metrics: Mapping[str, Metric]
@@ -94,9 +101,10 @@ class Results(Frozen):
     _safe: int
 
     def __getattr__(self, name: str) -> Any:
-        """Asked for what there is none of yet."""
-        if name in ("_tests", "state", "protocol", "nodes", "plan"):
-            raise UsageError(
+        """Asked for what there is none of yet: an attribute, or a property that needs one."""
+        early = name in ("_tests", "state", "protocol", "nodes", "plan")
+        if early or ("nodes" not in self.__dict__ and isinstance(getattr(type(self), name, None), property)):
+            raise NotStartedError(
                 "the run has not started: call fit(epochs), rounds(epochs) or start(epochs) first"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -130,8 +138,8 @@ class Results(Frozen):
 
     @property
     def local(self) -> Tensor:
-        """Every node's l, one row each."""
-        return self.state.local
+        """Every node's l, one row each: a copy, which later rounds leave as it is."""
+        return self.state.local.clone()
 
     def evaluate(self, data: Examples | None = None) -> list[float]:
         """Percent right of each node's model (the averaged s with its own l) on the test set, or on other data."""
@@ -144,7 +152,7 @@ class Results(Frozen):
                 "function of (outputs, targets)"
             )
         t0 = time.perf_counter()
-        by_node = accuracies(self.nodes.engine, self.shared, self.local, *tests)
+        by_node = accuracies(self.nodes.engine, self.shared, self.state.local, *tests)
         self.seconds["evaluation"] += time.perf_counter() - t0
         return by_node
 
@@ -152,11 +160,11 @@ class Results(Frozen):
         """Percent on the test set: mean over the nodes held here; of many, and before the last epoch, over some of them."""
         assert self._tests is not None
         self._by_node = None
-        if last or len(self.local) <= EVALUATED:
+        if last or len(self.state.local) <= EVALUATED:
             self._by_node = self.evaluate()
             return fmean(self._by_node)
         t0 = time.perf_counter()
-        found = accuracies_of_some(self.nodes.engine, self.shared, self.local, *self._tests)
+        found = accuracies_of_some(self.nodes.engine, self.shared, self.state.local, *self._tests)
         self.seconds["evaluation"] += time.perf_counter() - t0
         return fmean(found)
 
@@ -181,7 +189,7 @@ class Results(Frozen):
         """Percent: each node on examples held out of its own data."""
         classes = all(are_classes(targets) for _, targets in self._held_out)
         held_out = self._held_out if classes else ()
-        parts = self.nodes.engine, self.shared, self.local, held_out
+        parts = self.nodes.engine, self.shared, self.state.local, held_out
         return unless_it_fails(partial(own_accuracies, *parts), [], hidden=self.protocol.hides_failures)
 
     @property
@@ -195,7 +203,7 @@ class Results(Frozen):
         """The metrics asked for: by data ("test", "own"), name and node; without noise, so for the node's own eyes."""
         if not self._metrics:
             return {}
-        parts = self.nodes.engine, self.shared, self.local, self._metrics, self._undefined
+        parts = self.nodes.engine, self.shared, self.state.local, self._metrics, self._undefined
         hidden, found = self.protocol.hides_failures, Metrics()
         for which, data in self._sets().items():
             found[which] = unless_it_fails(partial(measured, *parts, data), {}, hidden=hidden)
@@ -203,7 +211,7 @@ class Results(Frozen):
 
     def _sets(self) -> dict[str, Sequence[tuple[Any, Tensor]]]:
         """What every node held here is tested on: the test set ("test"), and what was held out of its own data ("own")."""
-        test = [self._tests] * len(self.local) if self._tests else []
+        test = [self._tests] * len(self.state.local) if self._tests else []
         return {which: data for which, data in (("test", test), ("own", self._held_out)) if data}
 
     def right_answers(self) -> dict[str, list[Tensor]]:
@@ -229,7 +237,7 @@ class Results(Frozen):
         names = (self._run().description.input or {}).get("classes")
         for which, data in self._sets().items():
             if all(are_classes(targets) for _, targets in data):
-                parts = self.nodes.engine, self.shared, self.local, data
+                parts = self.nodes.engine, self.shared, self.state.local, data
                 hidden = self.protocol.hides_failures
                 rows = unless_it_fails(partial(by_class, *parts), None, hidden=hidden) or []
                 found[which] = [
@@ -270,8 +278,8 @@ class Results(Frozen):
         Buffers that a model does not save itself are left out."""
         shared, saved = self.shared, self.algorithm.model.state_dict().keys()
         kept = {n: b for n, b in self.nodes.engine.state().items() if n.partition(".")[2] in saved}
-        for k in range(len(self.local)):
-            named = self.algorithm.partition.views(shared, self.local[k])
+        for k in range(len(self.state.local)):
+            named = self.algorithm.partition.views(shared, self.state.local[k])
             prefix = f"{k}."
             buffers = {n.removeprefix(prefix): b for n, b in kept.items() if n.startswith(prefix)}
             yield {name: tensor.detach().clone().contiguous() for name, tensor in (named | buffers).items()}
@@ -308,7 +316,8 @@ class Results(Frozen):
         x, target = as_examples(data, whose, self.algorithm.model, self.algorithm.loss)
         examples = TensorDataset(x, target) if isinstance(x, Tensor) else Batch(x, target)
         check_examples([examples], [whose], self.algorithm.model, self.algorithm.loss)
-        return x, target
+        device = torch.device(self._device)
+        return move(x, device), move(target, device)
 
     @property
     def clipped(self) -> float | None:

@@ -14,7 +14,7 @@ from dpps.errors import RunError, UsageError
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.batches import NodeData
 from dpps.learning.engines.gradients import EngineName
-from dpps.learning.inputs import as_datasets, as_topology, as_unit
+from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.metrics import Metric, by_name
 from dpps.learning.nodes import Nodes
 from dpps.learning.sizes import announce, for_every_node
@@ -57,7 +57,8 @@ class Run(Results):
 
     Args:
         algorithm: what is computed, with the model: `PartPSP(model, shared=["layer1"])`.
-        data: one data set per node held here: map-style, a DataLoader of one, or (inputs, targets).
+        data: one data set per node held here: map-style, or (inputs, targets). Of a DataLoader its data set is used; settings
+            that the run would not follow are refused: it draws its own batches, of the algorithm's `batch_size`.
         topology: who sends to whom; or its name ("exp", "4-out"), on as many nodes as there are data sets.
         privacy: `Record(...)`, `Contribution(...)`, `NodeSwap(...)`, or None for no noise; or the unit's name ("record"), with
             the defaults of `dpps train`. Fixed when the run starts.
@@ -77,11 +78,12 @@ class Run(Results):
             that an example more or less changes nothing else.
         spare_rounds: rounds paid for beyond the plan, so that rounds repeated after a crash stay within a target epsilon.
         checkpoint_every: rounds between checkpoints (0 = only when the run ends before its last round, or its messages left).
-        callbacks: called after every round with the run and the round's log.
+        callbacks: called after every round with the run and the round's log. One that has a method `close()` is closed with
+            the run.
         watch: sensitivities to evaluate along without using them.
         track_real: record the real sensitivity of every round (simulation).
         engine: how gradients are computed; "auto" decides by the model.
-        device: where tensors live.
+        device: where tensors live; the model is moved there.
         overwrite: replace the run that the folder holds.
         description: the run's settings, where it was made by options; otherwise read off the arguments.
         remarks: what else the summary says.
@@ -132,16 +134,19 @@ class Run(Results):
         self.where = where or Here()
         arguments.check_kinds(algorithm, self.where, noise, watch, folder, engine)
         arguments.check_counts(sync_every, mixes, spare_rounds, checkpoint_every)
+        unit = as_unit(privacy)
+        check_loaders(data, algorithm.batch_size, random=unit is not None and unit.per_example)
         data = as_datasets(data, algorithm.model, algorithm.loss)
         arguments.check_topology(topology, self.where.processes)
         self.algorithm, self.topology = algorithm, as_topology(topology, len(data))
-        unit = as_unit(privacy)
         self.unit = algorithm.unit(unit and unit.for_network(self.topology.nodes))
         self.out = None if folder is None else Path(folder)
         self.folder = None if folder is None else self.where.folder(Path(folder))
         self.sync_every, self.mixes = sync_every if algorithm.synchronises else 0, mixes
         self.seed = fresh_seed() if seed is None else arguments.check_seed(seed)
         arguments.check_device(device)
+        self._device = device
+        algorithm.model.to(device)  # what is not trained, too: frozen parameters and buffers
         self.secure_noise = secure_noise
         self.checkpoint_every = checkpoint_every
         self.callbacks: list[Callback] = arguments.as_callbacks(callbacks)
@@ -154,7 +159,7 @@ class Run(Results):
         self._declared = (
             None if declared_sizes is None else for_every_node(declared_sizes, self.topology.nodes)
         )
-        self._planned_for, self._engine, self._device = (int(spare_rounds), self.unit), engine, device
+        self._planned_for, self._engine = (int(spare_rounds), self.unit), engine
         self._watch, self._track_real = dict(watch or {}), track_real
         options = {"seed": seed, "sync_every": self.sync_every, "mixes": mixes}
         options |= {"secure_noise": secure_noise, "spare_rounds": spare_rounds}
@@ -211,9 +216,10 @@ class Run(Results):
         """Check everything that can be checked, then make the run ready. Nothing is written before all checks have passed.
 
         Args:
-            epochs: how many passes over the data are planned, over which a target epsilon is spread; None: by the rule, or 12.
+            epochs: how many passes over the data are planned, over which a target epsilon is spread; None: what the run's
+                options or its first start say, otherwise by the rule, or 12.
         """
-        check_epochs(epochs, self.epochs if self.started else None)
+        epochs = check_epochs(epochs, self.epochs if self.started else None)
         if self.started:
             return self
         self.resumed, self.overwrite = self.where.settle(self.folder, self.resumed, self.overwrite)
@@ -225,7 +231,7 @@ class Run(Results):
         first = self.folder.contract() if self.folder and self.resumed else None
         sizes = announce(self._declared, data.sizes, fabric, first)
         spare, unit = self._planned_for
-        self.epochs = epochs if epochs is not None else self.algorithm.epochs(sizes, unit)
+        self.epochs = epochs or self._planned_epochs() or self.algorithm.epochs(sizes, unit)
         self.plan = self.algorithm.plan(sizes, self.epochs, spare, unit)
         self.contract, calibration = self._promise(first)
         self.protocol = make_protocol(self, calibration, fabric, self._noise, self._watch, self._track_real)
@@ -243,6 +249,12 @@ class Run(Results):
             self.close()
             raise
         return self
+
+    def _planned_epochs(self) -> int | None:
+        """What the first start of a resumed run planned, or the options of a run that was made by options."""
+        kept = self.folder.read_settings() if self.folder is not None and self.resumed else {}
+        found: int | None = kept.get("epochs") or self.description.config.get("epochs")
+        return found
 
     # What a baseline does otherwise
 
@@ -264,8 +276,13 @@ class Run(Results):
         return self
 
     def rounds(self, epochs: int | None = None) -> Iterator[RoundLog]:
-        """One round after the other, each yielded when it is complete. Leaving the loop early finishes the run as it stands;
-        of several processes all go on until everybody has heard of it, and leave a checkpoint to go on from."""
+        """One round after the other, each yielded when it is complete.
+
+        A loop that is left before the last round, by `break` or by an exception, stops the run there: in its folder it leaves
+        a checkpoint from which `Run.open` goes on, and no models or summary. `finish()` after the loop writes those as the run
+        stands. Of several processes all go on until everybody has heard of it. (After an exception Python ends the loop only
+        when nothing refers to it any more; `with run:` around the loop stops the run at once.)
+        """
         self.start(epochs)
         begun, before = time.perf_counter(), self.seconds.get("total", 0.0)
         try:
@@ -282,16 +299,20 @@ class Run(Results):
             keep_complete_rounds(self)
             self.close()
             raise
-        self.finish()
+        self._end(results=not self.stopped)
 
     def _leave(self, log: RoundLog) -> None:
-        """Whoever looks at results and leaves the loop chooses the end, as a callback does."""
-        self.ended_by_callback |= self.state.round < self.plan.count
+        """Whoever looks at results and leaves the loop chooses the end, as a callback does. An exception in the loop looks the
+        same from here, so neither is taken for the end that was planned: the run is stopped."""
+        if self._closed:
+            return
+        if self.state.round < self.plan.count:
+            self.ended_by_callback = self.stopped = True
         if self.protocol.fabric.meets and not self.protocol.fabric.simulation:
             self.stop()
             while not self._ends(log) and self._goes_on():
                 log = self.step()
-        self.finish()
+        self._end(results=not self.stopped)
 
     def _goes_on(self) -> bool:
         """Whether there is a round to come; where nodes come and go, their deployment waits for the others and leaves rounds out."""
@@ -358,10 +379,27 @@ class Run(Results):
     # End
 
     def finish(self) -> None:
-        """Write models and summary where there is a folder, and close the ledger. Before them a checkpoint, if rounds are to come,
-        or if messages really left: whatever happens now, nothing has to be sent and paid for again."""
-        if self._closed:
-            return
+        """Write models and summary of the run as it stands, where there is a folder, and close the ledger.
+
+        `fit` and a loop over `rounds` that comes to its end do this themselves; it is for a run that was stopped before,
+        which can still be opened and go on.
+        """
+        if not self._closed:
+            self._end(results=True)
+        elif self.stopped and self.folder is not None:
+            if not self.protocol.fabric.simulation:
+                raise UsageError(
+                    "the run was stopped and the other processes have left, so its results cannot be put together: go on with Run.open"
+                )
+            self._write_results(self.folder)
+
+    def _end(self, *, results: bool) -> None:
+        """Close the ledger. Before that a checkpoint, if rounds are to come, or if messages really left: whatever happens now,
+        nothing has to be sent and paid for again.
+
+        Args:
+            results: whether models and summary are written.
+        """
         self._advise_on_clip()
         try:
             if not self.stopped and self.state.round >= self.plan.count:
@@ -370,14 +408,18 @@ class Run(Results):
                 needed = self.state.round < self.plan.count or keeps_ledger(self)
                 if needed and self._safe != self.state.round:
                     self.checkpoint()
-                if not self.stopped:
+                if results:
                     self._write_results(self.folder)
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let go of ledger and log. In memory a run can go on afterwards; from a folder, with `Run.open`."""
+        """Let go of ledger and log, and call `close()` of callbacks that have it. In memory a run can go on afterwards; from a
+        folder, with `Run.open`."""
         self.where.close()
+        for callback in self.callbacks:
+            if hasattr(callback, "close"):
+                callback.close()
         try:
             self._files.close()
         except RunError as error:  # of rounds.csv, whose lines are in the checkpoints, too
@@ -391,6 +433,8 @@ class Run(Results):
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.started and not self._closed:
+            keep_complete_rounds(self)
         self.close()
 
     def __reduce__(self) -> NoReturn:

@@ -119,7 +119,7 @@ class Saved:
             raise UsageError(f"{path} has examples of shape {tuple(x.shape[1:])}: the model reads {shape}")
         if y is not None and not 0 <= int(y.min()) <= int(y.max()) < len(self.classes):
             raise UsageError(
-                f"{path}: labels run from {int(y.min())} to {int(y.max())}: the model knows 0 to {len(self.classes) - 1}"
+                f"{path}: labels run from {int(y.min())} to {int(y.max())}: the model knows 0 to {len(self.classes) - 1}; labels start at 0"
             )
         x = x.expand(len(x), *shape)
         if how["features"] != "none":

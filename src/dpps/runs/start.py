@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch.utils.data import Dataset
 
@@ -41,12 +41,15 @@ def check_folder(run: Run) -> None:
         run.folder.check_new(run.overwrite)
 
 
-def check_epochs(epochs: object, before: int | None) -> None:
+def check_epochs(epochs: object, before: int | None) -> int | None:
     """Refuse what is no number of epochs, or another one than the run was started for."""
-    if not isinstance(epochs, int | None):
-        raise UsageError(f"epochs is {epochs!r}: it must be a whole number")
-    if before is not None and epochs not in (None, before):
+    if epochs is None:
+        return None
+    if isinstance(epochs, bool) or not isinstance(epochs, SupportsIndex) or int(epochs) < 1:
+        raise UsageError(f"epochs is {epochs!r}: it must be a whole number, 1 or more")
+    if before is not None and epochs != before:
         raise UsageError(f"this run was started for {before} epochs, not {epochs}: start another run")
+    return int(epochs)
 
 
 def source_of_noise(given: NoiseSource | None, where: Deployment, secure: bool, seed: int) -> NoiseSource:
@@ -163,7 +166,7 @@ def sign_folder(run: Run) -> None:
     """Say in the folder of a new run which run it holds."""
     if run.folder is not None and not run.resumed:
         about = {"config": run.description.config, "versions": versions()}
-        run.folder.sign({"fingerprint": run.description.fingerprint, **about})
+        run.folder.sign({"fingerprint": run.description.fingerprint, "epochs": run.epochs, **about})
 
 
 def make_protocol(

@@ -42,5 +42,9 @@ class TensorBoard:
         for name, value in values.items():
             if value is not None:
                 self._writer.add_scalar(name, value, log.round)
-        if log.round + 1 == run.plan.count:
+
+    def close(self) -> None:
+        """The run is over, or stopped: everything goes to disk. Rounds that still come begin another file."""
+        if self._writer is not None:
             self._writer.close()
+            self._writer = None

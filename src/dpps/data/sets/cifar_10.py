@@ -46,5 +46,7 @@ DATA_SETS.register("cifar-10")(
         ),
         mean=(0.4914, 0.4822, 0.4465),
         deviation=(0.2023, 0.1994, 0.2010),
+        examples=50_000,
+        shape=(3, 32, 32),
     )
 )

@@ -25,5 +25,7 @@ DATA_SETS.register("fashion-mnist")(
         ),
         mean=(0.0, 0.0, 0.0),
         deviation=(1.0, 1.0, 1.0),
+        examples=60_000,
+        shape=(1, 28, 28),
     )
 )

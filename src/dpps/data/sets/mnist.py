@@ -32,7 +32,9 @@ LECUN = (
     "Proceedings of the IEEE 86(11), 1998"
 )
 
-DATA_SETS.register("mnist-mini")(Recipe((IDX,), read_idx_files, LECUN, embedded="mini"))
+DATA_SETS.register("mnist-mini")(
+    Recipe((IDX,), read_idx_files, LECUN, embedded="mini", examples=10_000, shape=(1, 28, 28))
+)
 DATA_SETS.register("mnist")(
     Recipe(
         (IDX,),
@@ -48,5 +50,7 @@ DATA_SETS.register("mnist")(
             "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
             "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         ),
+        examples=60_000,
+        shape=(1, 28, 28),
     )
 )

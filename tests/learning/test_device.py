@@ -1,0 +1,51 @@
+"""A run on another device computes there, and its test sets are there as well."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dpps
+from tests.learning.elsewhere import NAME, Elsewhere
+from tests.learning.samples import toy_data
+
+MODELS = {
+    "normalised": lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3)),
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)
+    ),
+}
+UNITS = {"none": None, "contribution": dpps.Contribution(clip=1.0, round_epsilon=1.0)}
+
+
+def _fit(device: str, model: str, unit: str) -> dpps.Run:
+    torch.manual_seed(0)
+    algorithm = dpps.PartPSP(MODELS[model](), lambda name: name[0] in "01", batch_size=10)
+    options: dict[str, Any] = {"topology": "ring", "privacy": UNITS[unit], "metrics": ["f1"], "seed": 0}
+    sets = {"test": toy_data(1, seed=9)[0], "held_out": toy_data(3, seed=8)}
+    return dpps.Run(algorithm, toy_data(3), device=device, **sets, **options).fit(epochs=2)
+
+
+def test_the_device_of_these_tests_keeps_what_is_here_apart_from_what_is_there():
+    with Elsewhere():
+        there = torch.ones(3).to(NAME)
+        with pytest.raises(RuntimeError, match="same device"):
+            there + torch.ones(3)
+        assert (there + torch.tensor([1, 2, 3], device=NAME)).tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("model", MODELS)
+def test_training_and_evaluation_give_the_same_there(model, unit):
+    here = _fit("cpu", model, unit)
+    with Elsewhere():
+        there = _fit(NAME, model, unit)
+        assert there.shared.device.type == there.local.device.type == NAME
+        assert torch.allclose(there.shared.cpu(), here.shared)
+        assert there.accuracy_by_epoch == here.accuracy_by_epoch
+        assert there.own_accuracy_by_node == here.own_accuracy_by_node
+        assert there.metrics_by_node == here.metrics_by_node
+        other = toy_data(1, seed=3)[0]
+        assert there.evaluate(other) == here.evaluate(other)
+        assert next(there.models()[0].parameters()).device.type == NAME
