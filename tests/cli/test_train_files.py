@@ -205,7 +205,7 @@ def test_the_share_of_clipped_examples_is_in_the_summary_and_a_useless_clip_is_t
 
 
 def test_the_sum_of_node_swap_is_never_called_a_total(tmp_path, capsys):
-    from dpps.privacy.accountant import SUM_OF_ROUNDS
+    from dpps.privacy import SUM_OF_ROUNDS
 
     train(tmp_path / "run", "--unit", "node-swap", "--budget", "5", "--sync-every", "2")
     assert SUM_OF_ROUNDS in " ".join(capsys.readouterr().out.split())

@@ -9,9 +9,7 @@ import pytest
 from dpps.cli import DONE, WRONG, main
 from dpps.data import DATA_SETS, Layout, Recipe
 from dpps.errors import UsageError
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
-from dpps.runs.defaults import planned, shape
+from dpps.runs import TrainConfig, make_run, planned, shape
 
 FACTS = {"examples": 200, "shape": (1, 8, 8)}
 

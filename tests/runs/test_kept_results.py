@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dpps
-from dpps.runs.log import RoundLog
+from dpps.runs import RoundLog
 from tests.learning.samples import batch_norm_model, tiny, toy_data
 
 

@@ -10,14 +10,8 @@ import pytest
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs import data_ledger
-from dpps.runs.checkpoint import whole_rounds
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
-from dpps.runs.folder import RunFolder
-from dpps.runs.run import Run
-from dpps.runs.tensorboard import TensorBoard
+from dpps.privacy import LedgerFile
+from dpps.runs import Run, RunFolder, TensorBoard, TrainConfig, data_ledger, make_run, whole_rounds
 from tests.learning.samples import tiny, toy_data
 
 UNIT = dpps.Record(noise_multiplier=2.0)
