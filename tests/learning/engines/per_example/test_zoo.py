@@ -52,7 +52,8 @@ def compare(model, x, target, loss, *, shared="all", clip=None, mask=None, way=N
     found = kind(partition, loss, clip).sums(y, l, x, target, mask)
     expected = OneByOne(partition, loss, clip).sums(y, l, x, target, mask)
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9 * max(1.0, clip))
+        # norms by Gram matrices are enlarged by the root of float64's rounding
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8 * max(1.0, clip))
     torch.testing.assert_close(found.clipped, expected.clipped)
     return chosen
 

@@ -66,7 +66,7 @@ class PerExample(Frozen, ABC):
         }
         needed = {piece: 2 * largest * count * u for piece, count in roundings.items()}
         fits = [piece for piece, margin in needed.items() if margin <= _WIDEST_MARGIN]
-        self.margin = max(_MARGIN, needed[fits[0]]) if fits else _MARGIN
+        self.margin = _MARGIN + (needed[fits[0]] if fits else 0.0)
         self.piece = fits[0] if fits else 0
         """How many examples are added up in float32 (0: none)."""
         self.narrow = usual if fits else 0
