@@ -56,12 +56,8 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """One thread, every example differentiated by itself, and every convolution by torch's kernels."""
-    with (
-        _threads(1),
-        mock.patch("dpps.learning.engines.per_example._quick", return_value=OneByOne),
-        mock.patch("dpps.models.resnet.FEW_PIXELS", 0),
-    ):
+    """One thread, and every example differentiated by itself."""
+    with _threads(1), mock.patch("dpps.learning.engines.per_example._quick", return_value=OneByOne):
         yield
 
 

@@ -129,3 +129,43 @@ def test_checkpointed_layers_run_again_with_the_parameters_of_the_node(shared, r
         found.append(engine.step(y, l, x, target, lambda g, rows, l=l: l[rows] - g, 0))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+class Drops(nn.Module):
+    """Dropout that no layer of its own announces."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.head = kind, nn.Linear(6, 3)
+        self.cells = nn.LSTM(6, 6, num_layers=2, dropout=0.5, batch_first=True)
+        self.attention = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x):
+        h = x[:, None]
+        if self.kind == "LSTM":
+            return self.head(self.cells(h)[0][:, 0])
+        if self.kind == "attention":
+            h = h.repeat(1, 3, 1) * torch.arange(1, 4)[:, None]
+            return self.head(self.attention(h, h, h)[0][:, 0])
+        return self.head(F.dropout(x, 0.5, self.training))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "attention", "function"])
+def test_runs_with_the_same_seed_repeat_whatever_draws_the_masks(kind):
+    def outcome(seed, disturbance):
+        torch.manual_seed(0)
+        run = dpps.Run(
+            dpps.PartPSP(Drops(kind), "all", batch_size=10),
+            toy_data(3, n=20),
+            topology=dpps.Ring(3),
+            seed=seed,
+        )
+        torch.manual_seed(disturbance)  # numbers drawn elsewhere in the process
+        run = run.start(epochs=1)
+        started = torch.get_rng_state()
+        run.step()
+        assert torch.equal(torch.get_rng_state(), started)
+        return run.state.shared.s.clone()
+
+    assert torch.equal(outcome(1, 5), outcome(1, 6))
+    assert not torch.equal(outcome(1, 5), outcome(2, 5))

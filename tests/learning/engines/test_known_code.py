@@ -60,10 +60,79 @@ class CallsUp(Reads):
         return super().forward(x)  # a closure: not read
 
 
+class Helped(Reads):
+    """Methods and attributes of its own that only read."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor, self.shape, self.activation = 2.0, (3, 3), F.gelu
+
+    @property
+    def half(self):
+        return self.factor / 2
+
+    def helper(self, x):
+        return self.activation(self.inner(x)) * self.half
+
+    def forward(self, x):
+        return self.helper(x).reshape(-1, self.shape[0])
+
+
+class KeepsInAMethod(Helped):
+    def helper(self, x):
+        self.last = x
+        return self.inner(x)
+
+
+class KeepsInAMethodOfAMethod(Helped):
+    def store(self, x):
+        self.last = x
+
+    def helper(self, x):
+        self.store(x)
+        return self.inner(x)
+
+
+class KeepsInAProperty(Helped):
+    @property
+    def half(self):
+        self.last = 0.5
+        return 0.5
+
+
+class KeepsInAList(Helped):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x)
+        return self.inner(x)
+
+
+class KeepsByName(Helped):
+    def forward(self, x):
+        setattr(self, "last", x)  # noqa: B010  (what is to be found)
+        return self.inner(x)
+
+
+class CallsAnObject(Helped):
+    def __init__(self):
+        super().__init__()
+        self.activation = print
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
         (Reads, True),
+        (Helped, True),
+        (KeepsInAMethod, False),
+        (KeepsInAMethodOfAMethod, False),
+        (KeepsInAProperty, False),
+        (KeepsInAList, False),
+        (KeepsByName, False),
+        (CallsAnObject, False),
         (lambda: nn.Sequential(Reads(), nn.TransformerEncoderLayer(4, 2, 8, 0.0)), True),
         (dpps.models.MLP, True),
         (Keeps, False),

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from dpps.learning.engines.calling import FAILURES, Loss, ModelLoss, call_model, loss_of, pick
 from dpps.learning.engines.workers import Workers, may_run, suits
@@ -176,7 +175,6 @@ class Loop(Engine):
     def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
         super().__init__(partition, loss, rows, seed)
         self.buffers = [{n: b.clone() for n, b in self.model.named_buffers()} for _ in rows]
-        self._random = any(isinstance(m, _DropoutNd) and m.p > 0 for m in self.model.modules())
         self._workers: Workers | None = None
         if len(rows) > 1 and suits(self.model, loss):
             self._workers = Workers(self.model, len(rows))
@@ -290,7 +288,8 @@ class Loop(Engine):
         return out
 
     def _dropout_stream(self, k: int, round_: int) -> AbstractContextManager[None]:
-        return _seeded(key(self.seed, DROPOUT, self.rows[k], round_)) if self._random else nullcontext()
+        """For whatever draws numbers: dropout hides in functions, attention and recurrent layers, too. What workers run draws none."""
+        return nullcontext() if self._workers else _seeded(key(self.seed, DROPOUT, self.rows[k], round_))
 
     def state(self) -> dict[str, Tensor]:
         return {f"{k}.{n}": b for k, own in enumerate(self.buffers) for n, b in own.items()}

@@ -266,8 +266,8 @@ def test_one_example_more_moves_the_sum_by_at_most_clip_in_large_batches(way, ba
 def test_the_margin_is_public_it_does_not_follow_the_batch_that_was_drawn():
     partition = Partition(nn.Linear(3, 1), "all")
     small, usual, large, huge = (OneByOne(partition, linear, 1.0, batch) for batch in (4, 100, 120, 20_000))
-    assert small.margin < usual.margin <= 6e-3
-    assert 1e-4 <= large.margin < 1.4e-3
+    assert small.margin < usual.margin <= 6.1e-3
+    assert 1e-4 <= large.margin < 1.5e-3
     assert huge.margin == 1e-4
     assert (usual.narrow, large.narrow, huge.narrow) == (200, 240, 0)
     assert (large.piece, huge.piece) == (40, 0)

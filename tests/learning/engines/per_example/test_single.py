@@ -7,7 +7,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dpps.errors import UsageError
-from dpps.learning import BookKeeping, Objective, OneByOne, Partition, add_to, gradient_of_one, leaves_of
+from dpps.learning.engines.per_example import BookKeeping, Chains
+from dpps.learning.engines.per_example.objective import Objective
+from dpps.learning.engines.per_example.single import OneByOne, add_to, gradient_of_one, leaves_of
+from dpps.learning.partition import Partition
 from tests.learning.samples import tiny
 
 
@@ -165,3 +168,73 @@ def test_what_autograd_cannot_differentiate_is_refused_in_one_line():
     way = BookKeeping(Partition(Overwritten(), "all"), F.cross_entropy, 1.0)
     with pytest.raises(UsageError, match=r"Overwritten.*inplace"):
         sums(way, torch.randn(4, 6), torch.zeros(4, dtype=torch.int64))
+
+
+class Backwards(nn.Module):
+    """Its backward pass does not like negative numbers; forward it takes everything."""
+
+    class Step(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, back):
+            (x,) = ctx.saved_tensors
+            if bool((x < 0).any()):
+                raise ValueError("negative")
+            return back
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x) + 0 * self.Step.apply(x + 0 * self.layer.weight.sum()).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", [OneByOne, BookKeeping])
+def test_a_failing_backward_pass_counts_as_zero_where_failures_are_hidden(kind, caplog):
+    x, target = torch.rand(3, 6), torch.tensor([0, 1, 2])
+    x[1] = -1.0
+    way = kind(Partition(Backwards(), "all"), F.cross_entropy, 1.0, batch=10)
+    with pytest.raises(UsageError, match="Backwards"):
+        sums(way, x, target)
+    way.hides_failures = True
+    caplog.clear()
+    losses, hidden, _ = sums(way, x, target)
+    torch.testing.assert_close(hidden, sums(way, x[[0, 2]], target[[0, 2]])[1])
+    assert torch.isfinite(losses).all()
+    assert way.skipped.counts == {"GradientError": 1}
+    assert [r for r in caplog.records if r.name.startswith("dpps.") and "1 of 3 " in r.getMessage()]
+
+
+def test_an_error_of_dpps_is_an_examples_own_where_made_up_ones_were_fine():
+    x, target = torch.rand(3, 6), torch.tensor([0, 1, 2])
+    x[1] = -1.0
+    way = BookKeeping(Partition(Squeamish(UsageError), "all"), F.cross_entropy, 1.0, batch=10)
+    way.hides_failures = True
+    hidden = sums(way, x, target)[1]
+    torch.testing.assert_close(hidden, sums(way, x[[0, 2]], target[[0, 2]])[1])
+
+
+@pytest.mark.parametrize("kind", [Chains, BookKeeping, OneByOne])
+@pytest.mark.parametrize("broken", ["label", "input"])
+def test_the_log_says_how_many_examples_were_left_out_once_and_when_they_are_many_more(kind, broken, caplog):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    way = kind(Partition(model, "all"), F.cross_entropy, 1.0, batch=10)
+    way.hides_failures = True
+    x, target = torch.rand(40, 6), torch.zeros(40, dtype=torch.int64)
+    if broken == "label":
+        target[1:] = 17
+    else:
+        x[1:] = torch.nan
+    for _ in range(20):
+        losses = sums(way, x, target)[0]
+    assert sum(way.skipped.counts.values()) == 20 * 39
+    assert way.skipped.drawn == 20 * 40
+    told = [r.getMessage() for r in caplog.records if r.name.endswith("per_example.skipped")]
+    assert [message.split()[:3] for message in told] == [["39", "of", "40"], ["390", "of", "400"]]
+    if broken == "label":  # no mean over examples that were left out
+        assert float(losses) > 0.3

@@ -59,7 +59,8 @@ def compare(model, x, target, loss, *, shared="all", clip=None, mask=None, way=N
     found = kind(partition, loss, clip).sums(y, l, x, target, mask)
     expected = OneByOne(partition, loss, clip).sums(y, l, x, target, mask)
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9 * max(1.0, clip))
+        # norms by Gram matrices are enlarged by the root of float64's rounding
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8 * max(1.0, clip))
     torch.testing.assert_close(found.clipped, expected.clipped)
     return chosen
 
@@ -325,3 +326,16 @@ def test_an_example_that_is_not_finite_counts_as_zero(name):
     torch.testing.assert_close(found[1], expected[1])
     assert not torch.isfinite(found[0][0])
     assert tensors_in(x)
+
+
+def test_what_vmap_cannot_run_is_told_once_in_a_run_of_many_batches(caplog):
+    def loss(outputs, target):
+        return F.cross_entropy(outputs, target) * (2.0 if float(outputs.detach().max()) > 0 else 1.0)
+
+    make, inputs = ZOO["cnn"]
+    partition = Partition(make(), "all")
+    y, l = rows(partition)
+    way = BookKeeping(partition, loss, 1.0)
+    for _ in range(8):
+        way.sums(y, l, inputs(), torch.randint(0, 3, (NODES, BATCH)), torch.ones(NODES, BATCH) > 0)
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1

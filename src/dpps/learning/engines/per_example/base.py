@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dpps.frozen import Frozen
 from dpps.learning.engines.calling import Loss
+from dpps.learning.engines.per_example.skipped import Skipped
 from dpps.learning.partition import Partition
 
 _MARGIN = 1e-4  # clipping stays below the bound by more than the rounding of norms and products
@@ -36,6 +37,10 @@ class Sums(tuple[Tensor, Tensor, Tensor]):
 class PerExample(Frozen, ABC):
     """Sums over a batch of per-example gradients, each scaled down to an L2 norm of `clip` over shared and local together.
 
+    Whatever an example holds, adding it moves the sum by at most `clip`: that is what noise is calibrated to, and rounding is paid
+    for by a margin below the clip. It makes up for the rounding of norms and products (1e-4 of the clip) and for that of sums.
+    What a model says of an example is taken to be the same whoever else is in the batch, which `refuse_by_trial` checks.
+
     Adding up B vectors of length at most clip in any order is wrong by at most B u x B clip (u: half a step at 1), in either
     of two neighbouring batches; adding up pieces of P, and their sums in pairs, by at most (P + log2(B / P)) u x B clip. The
     margin that makes up for it must not depend on the batch that was drawn,
@@ -56,6 +61,8 @@ class PerExample(Frozen, ABC):
 
     def __init__(self, partition: Partition, loss: Loss, clip: float, batch: int = 1) -> None:
         self.partition, self.loss, self.clip = partition, loss, clip
+        self.skipped = Skipped()
+        """Examples that counted as zero; it stays at the node."""
         usual, u = (
             min(2 * batch, batch + math.ceil(12 * math.sqrt(batch))),
             torch.finfo(torch.float32).eps / 2,
@@ -66,7 +73,7 @@ class PerExample(Frozen, ABC):
         }
         needed = {piece: 2 * largest * count * u for piece, count in roundings.items()}
         fits = [piece for piece, margin in needed.items() if margin <= _WIDEST_MARGIN]
-        self.margin = max(_MARGIN, needed[fits[0]]) if fits else _MARGIN
+        self.margin = _MARGIN + (needed[fits[0]] if fits else 0.0)
         self.piece = fits[0] if fits else 0
         """How many examples are added up in float32 (0: none)."""
         self.narrow = usual if fits else 0

@@ -44,6 +44,9 @@ class BookKeeping(PerExample):
         super().__init__(partition, loss, clip, batch)
         self._plans: dict[Any, Plan | None] = {}
         self._single = OneByOne(partition, loss, clip, batch)
+        self._single.skipped, self._single.tried = self.skipped, True
+        self._objective = Objective.of(loss)  # once: it remembers what torch.vmap could not do
+        self._reasons: set[str] = set()
         self._several = keeps_nothing(partition.model) and getattr(loss, "__module__", "") == F.__name__
         self._workers: Workers | None = None
 
@@ -72,12 +75,14 @@ class BookKeeping(PerExample):
             else:
                 for k in range(len(y)):
                     one(self.partition.model, k)
-        except UsageError:
-            raise
         except (IrregularModel, *FAILURES) as reason:
             self._single.hides_failures = self.hides_failures
-            _log.warning("gradients one example after the other: %s", reason)
+            self.skipped.forget()  # they are counted again, one by one
+            if type(reason).__name__ not in self._reasons:  # what it says may differ from batch to batch
+                self._reasons.add(type(reason).__name__)
+                _log.warning("gradients one example after the other where the model does this: %s", reason)
             return self._single.sums(y, l, x, target, mask)
+        self.skipped.report(int(mask.sum()))
         return Sums.of(losses, sum_s, sum_l, clipped)
 
     def _threads(self, plan: Plan, y: Tensor) -> Workers | None:
@@ -97,7 +102,7 @@ class BookKeeping(PerExample):
         return self._plans[kind]
 
     def _make(self, x: Any, target: Any, parameters: dict[str, Tensor]) -> Plan | None:
-        model, objective = self.partition.model, Objective.of(self.loss)
+        model, objective = self.partition.model, self._objective
         somewhere = {name: moved(tensor) for name, tensor in parameters.items()}
         reason: Exception | None = None
         for whole in (False, True):
@@ -155,10 +160,11 @@ class BookKeeping(PerExample):
         examples = max(count, 2)
         recorder = Recorder(leaves, plan.sites, examples, plan.fast_formats)
         x, target = batch
-        found = run(model, Objective.of(self.loss), leaves, recorder, x, target, examples)
+        found = run(model, self._objective, leaves, recorder, x, target, examples)
         losses, squares = found.losses[:count], found.squares
         bad = ~torch.isfinite(squares[:count])
         if bool(bad.any()):
+            self.skipped.not_finite(int(bad.sum()))
             # neither a NaN nor stopping because of one may tell of an example: without it, once more
             good = pick(batch, (~bad).nonzero().flatten())
             loss, clipped = self._part(model, plan, leaves, good, rows, piece)

@@ -24,6 +24,7 @@ class Chains(PerExample):
         super().__init__(partition, loss, clip, batch)
         self._chain = Chain(partition)
         self._single = OneByOne(partition, loss, clip, batch)
+        self._single.skipped, self._single.tried = self.skipped, True
         self._widest = max(max(link.inputs, link.outputs) for link in self._chain.links)
 
     def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
@@ -44,8 +45,10 @@ class Chains(PerExample):
             own = mask[rows]
             present = own.sum(1).clamp(min=1)
             self._clipped(squares, own, sum_s[rows], sum_l[rows], piece)
+            self.skipped.not_finite(int((~torch.isfinite(squares) & own).sum()))
             clipped[rows] = ((squares > self.clip**2) & own).sum(1) / present
             losses[rows] = each.masked_fill(~own, 0.0).sum(1) / present
+        self.skipped.report(int(mask.sum()))
         return Sums.of(losses, sum_s, sum_l, clipped)
 
     def _passes(self, y: Tensor, l: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,11 @@
 """What the examples of a batch contribute to the gradient of one weight: its norms and its weighted sum, without
-writing one gradient per example where that can be avoided."""
+writing one gradient per example where that can be avoided.
+
+The clip is as good as the agreement of the two: what is added up must be what the norm was taken of. Either both start from the
+same numbers (`Explicit`, `Rows`, one outer product per example), or both are computed in float64 (`Outer` by Gram matrices,
+`Tied`): an example whose positions cancel is far longer in parts than as a whole, and in float32 its parts would wipe out the
+others' digits.
+"""
 
 from abc import ABC, abstractmethod
 from math import prod
@@ -11,6 +17,9 @@ from dpps.learning.engines.per_example.adding import norms_of, squared_norms, su
 
 _GRAM = 3
 """How much dearer a number of a Gram matrix (in float64) is than one of an explicit gradient; measured on a CPU."""
+
+_CANCELLED = 2.0**-16
+"""The smallest norm of an example's gradient that is believed, as a part of the summed norms of its positions."""
 
 _NARROW = 16
 """Products of which one side has fewer columns are faster with that side first; measured on a CPU."""
@@ -25,7 +34,7 @@ class Contribution(ABC):
     def norms(self) -> Tensor:
         """Norms, (examples, parts), of the parts of every example's gradient: none below the true one by more than its rounding.
 
-        Whatever only they are computed from is let go.
+        Whatever only they are computed from is let go. To be called before `total`.
         """
 
     @abstractmethod
@@ -95,13 +104,16 @@ class Outer(Contribution):
             return norms
         left, right = (gram_matrix(part) for part in (self.left, self.right))
         lengths = (left.diagonal(dim1=2, dim2=3) * right.diagonal(dim1=2, dim2=3)).clamp_(min=0).sqrt_()
-        return cautious(left.mul_(right).sum((2, 3)), lengths.sum(2), self.positions, self.left.dtype)
+        terms = self._m + self._n + self.positions**2
+        return cautious(left.mul_(right).sum((2, 3)), lengths.sum(2), terms)
 
     def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
         if self._gradients is not None:
             total = weighted_sum(factors, flat(self._gradients), piece)
             return self._shaped(total[None])[0] if self._turned else total.view(self.shape)
         left, right = self.left, self.right
+        if self.positions > 1 or piece == 0:  # positions may cancel, see above
+            left, right, factors, piece = left.double(), right.double(), factors.double(), 0
         if self._m <= self._n:
             left = left * factors[:, None, None, None]
         else:
@@ -146,12 +158,20 @@ class Rows(Contribution):
 
     def __init__(self, rows: Tensor, back: Tensor, shape: torch.Size) -> None:
         self.rows, self.back, self.shape = rows, back, shape
+        self._merged = rows.shape[1] == 1
 
     def norms(self) -> Tensor:
-        return norms_of(flat(self.back if self.rows.shape[1] == 1 else self._added()))
+        self.merge()
+        return norms_of(flat(self.back))
 
-    def _added(self) -> Tensor:
-        """What came back, added up over the positions that read the same row: (examples, rows or positions, width)."""
+    def merge(self) -> None:
+        """Add up what came back to the positions of an example that read the same row: each row once from here on.
+
+        They may cancel, so norm and sum must both start from what is left of them.
+        """
+        if self._merged:
+            return
+        self._merged = True
         examples, positions = self.rows.shape
         slots, count = self.rows, self.shape[0]
         if count > positions:  # rows are numbered anew, in the order of the table
@@ -161,10 +181,15 @@ class Rows(Contribution):
             slots, count = torch.empty_like(read).scatter_(1, order, numbered), positions
         own = slots + count * torch.arange(examples, device=slots.device)[:, None]
         added = self.back.new_zeros(examples * count, self.back.shape[2])
-        return added.index_add_(0, own.flatten(), self.back.flatten(0, 1)).view(examples, count, -1)
+        added.index_add_(0, own.flatten(), self.back.flatten(0, 1))
+        # nothing came back to numbers that are not in use, so it does not matter which row they stand for
+        self.rows = self.rows.new_zeros(examples, count).scatter_(1, slots, self.rows)
+        self.back = added.view(examples, count, -1)
 
     def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
-        weighted = (self.back * factors[:, None, None]).flatten(0, 1)
+        self.merge()
+        back = self.back.double() if piece == 0 else self.back
+        weighted = (back * factors.to(back)[:, None, None]).flatten(0, 1)
         weighted = weighted if piece is None else weighted.double()
         return weighted.new_zeros(self.shape).index_add_(0, self.rows.flatten(), weighted)
 
@@ -191,18 +216,23 @@ class Tied(Contribution):
     def norms(self) -> Tensor:
         total, lengths = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         positions = 0
+        for part in self.parts:
+            if isinstance(part, Rows):
+                part.merge()
         for k, one in enumerate(self.parts):
             own = _length(one)
             total, lengths = total.to(own.device) + _cross(one, one), lengths.to(own.device) + own
             positions += one.rows.shape[1] if isinstance(one, Rows) else one.positions
             for other in self.parts[:k]:
                 total = total + 2 * _cross(one, other)
-        part = self.parts[0]
-        dtype = part.back.dtype if isinstance(part, Rows) else part.left.dtype
-        return cautious(total, lengths, positions, dtype)[:, None]
+        return cautious(total, lengths, sum(self.shape) + positions**2)[:, None]
 
     def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
-        return torch.stack([part.total(factors, piece) for part in self.parts]).sum(0)
+        first, *others = self.parts
+        total = first.total(factors, 0)  # parts may cancel: in float64, whatever the batch
+        for part in others:
+            total += part.total(factors, 0)
+        return total
 
     def explicit(self) -> Tensor:
         return torch.stack([part.explicit() for part in self.parts]).sum(0)
@@ -235,16 +265,21 @@ def gram_matrix(rows: Tensor) -> Tensor:
     return exact @ exact.mT
 
 
-def cautious(squares: Tensor, lengths: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
-    """Norms of sums of so many parts, enlarged by what rounding of the sum itself may add.
+def cautious(squares: Tensor, lengths: Tensor, terms: int) -> Tensor:
+    """Norms of sums of parts, enlarged by what rounding may have taken from them.
+
+    Where parts cancel, the norm of their sum is far below the sum of their norms, and rounding is not: a square in float64 is off
+    by up to `terms` roundings of the square of `lengths`. No norm is stated below the smallest part of `lengths` for which sums in
+    float64 are still exact.
 
     Args:
-        squares: of the norms, exact to float64.
-        lengths: the sums of the parts' norms: where parts cancel, the norm of their sum is far below, and rounding is not.
+        squares: of the norms, in float64.
+        lengths: the sums of the parts' norms.
+        terms: of how many products the longest sums were that a square was computed by.
     """
-    error: Tensor = 4 * torch.finfo(dtype).eps * positions**0.5 * lengths
-    bounded: Tensor = squares.clamp(min=0).sqrt() + error
-    return bounded
+    error = (terms * torch.finfo(torch.float64).eps) ** 0.5
+    stated: Tensor = squares.clamp(min=0).sqrt() + error * lengths
+    return torch.maximum(stated, _CANCELLED * lengths)
 
 
 def _length(part: Outer | Rows) -> Tensor:

@@ -64,7 +64,11 @@ def refuse_mixing(model: nn.Module) -> None:
 def refusing_randomness() -> Iterator[None]:
     """Refuse random numbers inside the model or the loss by the same words as dropout layers."""
     state = torch.get_rng_state()
-    yield
+    try:
+        yield
+    except BaseException:
+        torch.set_rng_state(state)
+        raise
     if not torch.equal(state, torch.get_rng_state()):
         torch.set_rng_state(state)
         raise UsageError(f"the model or its loss draws random numbers: {_DROPOUT}")
@@ -72,10 +76,15 @@ def refusing_randomness() -> Iterator[None]:
 
 @contextmanager
 def refusing_state(model: nn.Module) -> Iterator[None]:
-    """Refuse a model that keeps something of its examples in buffers, by the same words as on made-up ones."""
+    """Refuse a model that keeps something of its examples in buffers, by the same words as on made-up ones; they are put back."""
     before = {n: b.clone() for n, b in model.named_buffers()}
-    yield
-    _refuse_changed(dict(model.named_buffers()), before)
+    try:
+        yield
+        _refuse_changed(dict(model.named_buffers()), before)
+    except BaseException:
+        for name, buffer in model.named_buffers():
+            buffer.copy_(before[name])
+        raise
 
 
 def _refuse_changed(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:

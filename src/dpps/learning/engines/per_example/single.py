@@ -18,12 +18,11 @@ from dpps.models.swapping import swapped
 class OneByOne(PerExample):
     """The reference that every other way is checked against, and the last resort."""
 
-    def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
-        # it may be here because it does not run on made-up examples
-        with refusing_state(self.partition.model):
-            return self._sums(y, l, x, target, mask)
+    tried = False
+    """Whether the model draws nothing and keeps nothing on made-up examples: if it does on others, the data make it do so, and
+    stopping because of them would tell of them."""
 
-    def _sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
+    def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
         self.partition.model.train()
         objective = Objective.of(self.loss)
         losses, clipped = y.new_zeros(len(y)), y.new_zeros(len(y))
@@ -32,26 +31,33 @@ class OneByOne(PerExample):
         for k in range(len(y)):
             chosen = mask[k].nonzero().flatten().tolist()
             leaves = leaves_of(self.partition.views(y[k], l[k]))
+            counted = 0
             for e in chosen:
                 own = pick(pick((x, target), k), e)
                 try:
-                    with refusing_randomness():
+                    with refusing_randomness(), refusing_state(self.partition.model):
                         loss, gradients = gradient_of_one(self.partition.model, objective, leaves, *own)
-                except UsageError:
-                    raise
-                except FAILURES:
-                    if self.hides_failures:
+                except FAILURES as error:
+                    if self.hides_failures and (self.tried or not isinstance(error, UsageError)):
+                        self.skipped.failed(error)
                         continue
+                    if isinstance(error, GradientError):
+                        raise cannot_be_differentiated(self.partition.model, error) from error
                     raise
+                counted += 1
                 squares = sum(g.double().square().sum() for g in gradients.values())
                 assert isinstance(squares, Tensor)
-                losses[k] += loss / len(chosen)
+                losses[k] += loss
                 if not bool(torch.isfinite(squares)):
+                    self.skipped.not_finite(1)
                     continue
                 clipped[k] += (squares > self.clip**2) / len(chosen)
                 factor = self._factors(squares[None], y.dtype)[0]
                 for slots, row in ((self.partition.shared, sum_s[k]), (self.partition.local, sum_l[k])):
                     add_to(slots, row, {n: g * factor for n, g in gradients.items()})
+            if chosen:
+                losses[k] = losses[k] / counted if counted else torch.nan
+        self.skipped.report(int(mask.sum()))
         return Sums.of(losses, sum_s, sum_l, clipped)
 
 
@@ -67,19 +73,22 @@ def gradient_of_one(
     alone = pick((x, target), None)
     try:
         return _gradient(model, objective, leaves, alone)
-    except FAILURES as error:
+    except FAILURES:
         twice = pick(alone, torch.zeros(2, dtype=torch.int64))
         try:  # models may drop an axis of length one; the mean over the same example twice is its own
             return _gradient(model, objective, leaves, twice)
         except FAILURES:
             pass
-        if isinstance(error, _GradientError):
-            raise UsageError(f"{type(model).__name__} cannot be differentiated: {in_short(error)}") from error
         raise
 
 
-class _GradientError(RuntimeError):
-    """The backward pass failed."""
+class GradientError(RuntimeError):
+    """The backward pass failed: for this example, or for every one."""
+
+
+def cannot_be_differentiated(model: nn.Module, error: GradientError) -> UsageError:
+    """What a user is told."""
+    return UsageError(f"{type(model).__name__} cannot be differentiated: {in_short(error)}")
 
 
 def _gradient(
@@ -95,8 +104,8 @@ def _gradient(
             torch.autograd.backward(
                 loss
             )  # to torch.autograd.grad what re-entrant checkpoints hold is invisible
-        except RuntimeError as error:
-            raise _GradientError(in_short(error)) from error
+        except FAILURES as error:
+            raise GradientError(in_short(error)) from error
     return loss.detach(), {n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in leaves.items()}
 
 
