@@ -47,6 +47,8 @@ class _Link:
 
     streams: list[Outgoing] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
+    made: int = 0
+    """How many connections there were."""
 
 
 class Channel(Post):
@@ -132,6 +134,10 @@ class Channel(Post):
         with self._lock:
             return frozenset(name for name, link in self._links.items() if link.streams)
 
+    def connection(self, name: str) -> int:
+        """How many connections with a neighbour there were."""
+        return self._links[name].made
+
     def close(self) -> None:
         """Let waiting frames get away, then let go of all connections."""
         if self.closed.is_set():
@@ -203,6 +209,8 @@ class Channel(Post):
                     raise PeerError(
                         f"expelled: {each} is no member any more in epoch {self.federation.epoch}"
                     )
+            self._incoming.forget(name)  # of what came before nobody knows how old it is
+            self._links[name].made += 1
             self._links[name].streams.append(stream)
         log.info("connected with %s", name)
         try:

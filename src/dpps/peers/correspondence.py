@@ -62,6 +62,8 @@ class Correspondence:
         self._greeted: set[int] = set()
         self._said_of_own = -1
         self._connected: frozenset[int] = frozenset()
+        self._connections: dict[int, int] = {}
+        self._unheard: set[int] = set()
         self._next_tending = self._next_beat = -math.inf
         self.begin(1)
 
@@ -234,14 +236,18 @@ class Correspondence:
         """Greet who is newly connected, send again what is due, show a sign of life."""
         partners = self.post.connected() & self.membership.partners
         connected = frozenset(self.membership.names.index(name) for name in partners)
-        fresh, self._connected = connected - self._connected, connected
+        made = {node: self.post.connection(self.membership.names[node]) for node in connected}
+        again = {node for node in connected & self._connected if made[node] != self._connections[node]}
+        fresh = connected - self._connected | again
+        self._connected, self._connections = connected, made
+        self._unheard = (self._unheard | fresh) & connected
         for node in sorted(fresh):
             for sent in self._outlets[node].waiting:
                 sent.next_time = sent.wait = 0.0
             self._send(node)
         if now >= self._next_tending or fresh:
             self._send_due(now)
-            for node in sorted(connected - fresh - self._greeted):
+            for node in sorted(connected - fresh - (self._greeted - self._unheard)):
                 self._send(node)  # it has not answered yet
             self._next_tending = now + min(self.membership.soft / 3, self.membership.hard / 6)
         if now >= self._next_beat:
@@ -253,7 +259,9 @@ class Correspondence:
             self._send(node)
 
     def _send_due(self, now: float) -> None:
-        for node in sorted(self._connected):
+        """Shares that are due, but for those to who was not heard yet on this connection: it may have a signature that shows that
+        this machine was put back to an earlier state, and what waits here is not what was sent then."""
+        for node in sorted(self._connected - self._unheard):
             if node not in self.refused:
                 for sent in self._outlets[node].due(now, self.membership.soft / 3):
                     self._send(node, sent)
@@ -273,7 +281,7 @@ class Correspondence:
         data = Frame(
             run=self.membership.run,
             start=self.start_number,
-            asks=node not in self._greeted,
+            asks=node not in self._greeted or node in self._unheard,
             answers=inlet.start,
             got=inlet.counted,
             kept=inlet.kept,
@@ -310,6 +318,9 @@ class Correspondence:
         if frame.answers == self.start_number:
             self._greeted.add(node)
         inlet.start = frame.start
+        if node in self._unheard:  # what waits for it is due at once
+            self._unheard.discard(node)
+            self._next_tending = -math.inf
         if frame.share is not None and inlet.expects(frame.share):
             self._count(node, inlet, frame.share)
         if frame.share is not None or frame.asks:
