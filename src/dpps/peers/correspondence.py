@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dpps.errors import RunError
-from dpps.peers.frames import AVERAGING, LEARNING, Claim, Frame, FrameError, Share, decode
+from dpps.peers.frames import AVERAGING, FINAL, LEARNING, Claim, Frame, FrameError, Share, decode
 from dpps.peers.links import Inlet, Letter, Outlet, Sent
 from dpps.peers.membership import Membership
 from dpps.peers.post import Post
@@ -81,7 +81,7 @@ class Correspondence:
     def _prepare(self, rows: Rows) -> None:
         """What rows look like; nothing is held yet."""
         self._rows = rows
-        self._home = {phase: (rows.zero(), 0.0) for phase in (LEARNING, AVERAGING)}
+        self._home = {phase: (rows.zero(), 0.0) for phase in (LEARNING, AVERAGING, FINAL)}
 
     # What is held here
 
@@ -179,11 +179,15 @@ class Correspondence:
         enough = len(self.view.here(self.clock())) >= wanted and bool(self._greeted) and bool(in_touch)
         return enough and (not answers or asked <= self._greeted)
 
+    def answered(self) -> bool:
+        """Whether all neighbours have said what they know of this member's earlier starts."""
+        asked = {self.membership.names.index(name) for name in self.membership.partners} - set(self.refused)
+        return asked <= self._greeted
+
     def doubtful(self) -> bool:
         """Whether somebody says that this member has sent more rounds than it knows of, and not all neighbours have answered yet:
         one that did receive them has this member's signature, which decides (`_check_seen`)."""
-        asked = {self.membership.names.index(name) for name in self.membership.partners} - set(self.refused)
-        return self._said_of_own > self.pushed and not asked <= self._greeted
+        return self._said_of_own > self.pushed and not self.answered()
 
     def status(self) -> list[dict[str, Any]]:
         """Every member: name, state in words, last round, seconds since it was heard of."""
@@ -336,9 +340,12 @@ class Correspondence:
         row = self._rows.checked(share)
         if self.membership.gossip_clip > 0:
             row = self._rows.clipped(row, share.a, self.membership.gossip_clip)
-        if claim.phase == AVERAGING:
+        if claim.phase != LEARNING:
             self._rows.saw(node, row, share)
-        self.hold(claim.phase, share.weight * row, share.weight * share.a)
+        if claim.phase != FINAL:
+            self.hold(claim.phase, share.weight * row, share.weight * share.a)
+        elif inlet.seen is None or inlet.seen.phase != FINAL:  # every neighbour has one voice
+            self.hold(FINAL, row / share.a if share.a else row, 1.0)
         inlet.counted = share.number
         if inlet.seen is None or claim.order > inlet.seen.order:
             inlet.seen, inlet.receipt = claim, b""
@@ -395,7 +402,9 @@ class Correspondence:
         self.begin(meta["start"] + 1)
         self.state, self.pushed = meta["state"], meta["pushed"]
         self._rows.load(meta["rows"])
-        self._home = {phase: (tensors[f"home/{phase}"], meta["mass"][str(phase)]) for phase in self._home}
+        # version 0.2 knew no final average
+        known = {phase: f"home/{phase}" for phase in self._home if f"home/{phase}" in tensors}
+        self._home |= {phase: (tensors[name], meta["mass"][str(phase)]) for phase, name in known.items()}
         self._letters = {}
         for saved in meta["letters"]:
             row = tensors[f"letter/{saved[0]}/{saved[1]}"]

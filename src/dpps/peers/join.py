@@ -270,6 +270,8 @@ class Participation:
         status.round = run.state.round
         if status.state == states.RUNNING and status.round >= status.rounds:
             status.state = states.ENDING
+        if self.member.staying:
+            status.state = states.STAYING
         traffic = self.channel.traffic
         status.members = []
         for told in self.member.fabric.status():

@@ -372,6 +372,8 @@ class Run(Results):
                     self.checkpoint()
                 if not self.stopped:
                     self._write_results(self.folder)
+                    if self.state.round >= self.plan.count:
+                        self.where.stay(self)
         finally:
             self.close()
 
