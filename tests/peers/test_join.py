@@ -12,7 +12,9 @@ import torch
 
 from dpps.cli import DONE, main
 from dpps.errors import RunError, UsageError
+from dpps.peers.channel import Channel
 from dpps.peers.convener import expel
+from dpps.peers.frames import largest
 from dpps.peers.join import Participation, join
 from dpps.peers.known import KNOWN
 from dpps.peers.plan import read_plan
@@ -285,3 +287,25 @@ def test_a_process_that_was_killed_and_comes_back_after_the_end_gets_the_model(t
     rows = [torch.cat([p.flatten() for p in found[k].parameters()]) for k, found in enumerate(runs)]
     assert torch.allclose(rows[2], rows[0], rtol=1e-3, atol=1e-4)
     assert torch.allclose(rows[2], rows[1], rtol=1e-3, atol=1e-4)
+
+
+def test_frames_and_queues_have_room_for_rows_as_they_are_sent(
+    three: Organisations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows have four bytes a number, and two of them are on their way at most."""
+    asked: list[int] = []
+    monkeypatch.setattr(Channel, "start", lambda channel, facts, most: asked.append(most))
+    with Participation(
+        three.folder / "federation.toml",
+        three.folder / C,
+        three.folder / "run",
+        node_data=three.folder / f"data-{C}",
+    ) as participation:
+        participation.start()
+        row = participation.run.state.shared.s[0]
+        assert row.element_size() == 4
+        assert asked == [largest(4 * row.numel())]
+        channel = participation.channel
+        channel._limit(10 << 20)
+        queue = channel.outgoing()
+        assert [queue.put(bytes(10 << 20)) for _ in range(3)] == [True, True, False]

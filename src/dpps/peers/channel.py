@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 DRAIN = 10.0
 """Seconds that frames have, when the post is closed, to get away."""
+_ROWS = 2
+"""Frames of the largest size that wait at most in each direction: of one link no more shares than that are on their way."""
 _REMEMBERED = 100
 """Different refusals that are told at most, so that nobody can fill a disk with lines."""
 
@@ -86,7 +88,7 @@ class Channel(Post):
 
     def _limit(self, largest: int) -> None:
         self.largest = max(largest, 2 * LARGEST_FILE + 4096)
-        self._incoming = Incoming(4 * self.largest)
+        self._incoming = Incoming(_ROWS * self.largest)
 
     def start(self, facts: Mapping[str, str] | None = None, largest: int = 64 << 20) -> Self:
         """Listen, and dial the neighbours that listen.
@@ -223,7 +225,7 @@ class Channel(Post):
 
     def outgoing(self) -> Outgoing:
         """An empty queue of frames."""
-        return Outgoing(4 * self.largest)
+        return Outgoing(_ROWS * self.largest)
 
     def arrived(self, name: str, frame: bytes) -> None:
         """A frame of a neighbour; nothing counts any more of one who was expelled."""

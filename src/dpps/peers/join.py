@@ -181,10 +181,10 @@ class Participation:
             return self
         self.prepare()
         self._connected = True
-        size = 8 * self.run.algorithm.partition.shared_size
+        row = self.run.state.shared.s[0]
         self._renew()
         note_run(self.identity, self.channel.federation, self.out)
-        self.channel.start(self.run.description.model, largest(size))
+        self.channel.start(self.run.description.model, largest(row.numel() * row.element_size()))
         self._watcher.start()
         return self
 
