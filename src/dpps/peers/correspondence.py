@@ -64,6 +64,7 @@ class Correspondence:
         self._connected: frozenset[int] = frozenset()
         self._connections: dict[int, int] = {}
         self._unheard: set[int] = set()
+        self._lost: dict[int, float] = {}  # since when a neighbour's connection is gone
         self._next_tending = self._next_beat = -math.inf
         self.begin(1)
 
@@ -196,6 +197,10 @@ class Correspondence:
         for node, (name, known) in enumerate(zip(self.membership.names, self.view.known, strict=True)):
             age = 0.0 if node == self.membership.own else self.view.age(node, now)
             word = WORDS[known.state] if self.view.is_here(node, now) or known.state == LEFT else "away"
+            if word == "here" and now - self._lost.get(node, now) > self.membership.soft:
+                word = (
+                    "away"  # rounds do not wait for it; whether it comes back is decided at the hard deadline
+                )
             if name not in self.membership.present:
                 word = "expelled"
             if node in self.refused:
@@ -243,6 +248,9 @@ class Correspondence:
         made = {node: self.post.connection(self.membership.names[node]) for node in connected}
         again = {node for node in connected & self._connected if made[node] != self._connections[node]}
         fresh = connected - self._connected | again
+        for node in self._connected - connected:
+            self._lost[node] = now
+        self._lost = {node: since for node, since in self._lost.items() if node not in connected}
         self._connected, self._connections = connected, made
         self._unheard = (self._unheard | fresh) & connected
         for node in sorted(fresh):

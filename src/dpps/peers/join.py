@@ -199,7 +199,7 @@ class Participation:
         self.start()
         try:
             self.run.fit(self.epochs)
-            self._tell_epsilon(at_once=True)
+            self.tell_epsilon()
             if self.run.stopped:
                 self._interrupted()
             self._end(states.LEFT if self.member.fabric.state == LEFT else states.FINISHED)
@@ -243,11 +243,16 @@ class Participation:
         self._tell_epsilon()
         self._renew()
 
-    def _tell_epsilon(self, *, at_once: bool = False) -> None:
+    def _tell_epsilon(self) -> None:
         """What was spent so far. Accountants take a while, so not in every round."""
-        begun = time.monotonic()
-        if self.run.unit is None or (begun < self._next_epsilon and not at_once):
+        if time.monotonic() >= self._next_epsilon:
+            self.tell_epsilon()
+
+    def tell_epsilon(self) -> None:
+        """Put what was spent up to now into the status."""
+        if self.run.unit is None or self.status.epsilon_round == self.run.state.round > 0:
             return
+        begun = time.monotonic()
         self.status.epsilon, self.status.epsilon_round = self.run.privacy.epsilon, self.run.state.round
         taken = time.monotonic() - begun
         self._next_epsilon = begun + taken / SHARE

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpps.disk import private, writing
+from dpps.disk import private, write_private, writing
 from dpps.errors import RunError, UsageError
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Seeded
@@ -26,6 +26,7 @@ from dpps.peers.view import ACTIVE, DONE, LEFT
 from dpps.privacy.accountant import label
 from dpps.privacy.statement import Privacy
 from dpps.privacy.trust import Pairs
+from dpps.runs.data_ledger import checksum
 from dpps.runs.deployment import Deployment
 from dpps.runs.folder import RunFolder
 from dpps.runs.log import RoundLog
@@ -156,8 +157,21 @@ class Member(Deployment):
         assert run.folder is not None
         self._outbox = Outbox(run.folder.path / OUTBOX)
         self._run = run
+        self._check_data(run, self._data_place(run))
         self.fabric.keep = self._keep
         return self.fabric
+
+    def _data_place(self, run: Run) -> Path:
+        assert run.folder is not None
+        return run.folder.path / OUTBOX / "data"
+
+    def _check_data(self, run: Run, place: Path) -> None:
+        """Refuse to go on with other files than the run began with: what was spent of those is in this ledger."""
+        if place.exists() and place.read_text() != _checksums(run):
+            raise UsageError(
+                f"--node-data {', '.join(run.description.sources)} holds other data than this member's run in {place.parent.parent} began "
+                "with: give the folder it began with (it may have been moved), its files unchanged"
+            )
 
     def header(self) -> dict[str, Any]:
         return {"federation": self.membership.run, "member": self.membership.name}
@@ -165,6 +179,7 @@ class Member(Deployment):
     def take_up(self, run: Run) -> None:
         """Go on from the outbox; at the first start, begin one."""
         assert self._outbox is not None
+        self._outbox.lock()  # a run without noise has no ledger, which would be locked
         found = self._outbox.read()
         if found is None:
             if run.resumed and run.ledger.messages:
@@ -179,6 +194,8 @@ class Member(Deployment):
             self.fabric.hold(LEARNING, state.s[0], float(state.a[0]))
         # how often it was started is on disk before anybody hears of it
         self._write(run, run.state.round, state.clock)
+        if not self._data_place(run).exists():
+            write_private(self._data_place(run), _checksums(run).encode())
         if takes_part:
             self._take(run)
             self.fabric.follow(run.state.shared.y[0])
@@ -392,9 +409,11 @@ class Member(Deployment):
             log.info("%sstays no longer", self.voice)
 
     def close(self) -> None:
-        """Stop showing signs of life."""
+        """Stop showing signs of life, and let other processes have the folder."""
         if self._heart is not None:
             self._heart.stop()
+        if self._outbox is not None:
+            self._outbox.unlock()
 
     def privacy(self, privacy: Privacy, run: Run) -> Privacy:
         if privacy.unit == "none":
@@ -407,6 +426,11 @@ class Member(Deployment):
     def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
         """Of this member's node; nobody collects those of all."""
         return None
+
+
+def _checksums(run: Run) -> str:
+    """Of the files of this member's own data; nothing of a public data set, or of data given in Python."""
+    return "".join(f"{checksum(Path(source))}\n" for source in run.description.sources)
 
 
 def _read_log(path: Path) -> list[RoundLog]:
