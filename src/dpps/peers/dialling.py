@@ -149,8 +149,11 @@ class Dialler(threading.Thread):
 
     def _take_over(self, file: str) -> None:
         try:
-            where = f"the federation file of {self._peer}"
-            self._channel.adopt(Federation.parse(file.encode(errors="replace"), where))
+            where, known = (
+                f"the federation file of {self._peer}",
+                self._channel.federation.convener_fingerprint,
+            )
+            self._channel.adopt(Federation.parse(file.encode(errors="replace"), where, known))
         except UsageError as error:
             raise PeerError(f"wrong epoch: {error}") from None
 
