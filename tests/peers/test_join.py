@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpps import report
 from dpps.cli import DONE, main
 from dpps.errors import RunError, UsageError
 from dpps.peers.channel import Channel
@@ -132,6 +133,13 @@ def test_all_finish_with_one_model_and_each_with_its_own_ledger(three: Organisat
         assert status.bytes_sent > 12 * 2 * 16
         assert status.here == list(NAMES)
         assert (each.out / "ledger.jsonl").read_bytes().count(b"\n") == 13
+        page, card = (
+            report.write([each.out], each.out / "report.html"),
+            report.write_card(each.out, each.out / "card.md"),
+        )
+        for path in (page, card):  # nothing that one member could type repeats it
+            assert "dpps federation create" in path.read_text()
+            assert "dpps train" not in path.read_text()
     rows = [
         torch.cat([p.flatten() for p in each.participation.run.models()[0].parameters()]) for each in found
     ]

@@ -351,9 +351,10 @@ class Member(Deployment):
     def _spent(self) -> str:
         """What its messages have cost, in words."""
         run = self._run
-        if run is None or run.unit is None:
-            return "nothing, as its messages had no noise and no promise,"
-        return f"{label(run.privacy.epsilon)} at delta {run.unit.delta:g}"
+        spent = None if run is None or run.unit is None else run.privacy
+        if spent is None or spent.epsilon is None:
+            return "no epsilon, as nothing was promised for its messages,"
+        return f"{label(spent.epsilon)} at delta {spent.delta:g}"
 
     def after_round(self, run: Run) -> None:
         """All that counts is on disk before a round is sent."""
