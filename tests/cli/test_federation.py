@@ -88,4 +88,18 @@ def test_a_missing_extra_is_named(
     assert main([*CREATE, "--member", "c/member.csr", "--out", "f"]) == DONE
     monkeypatch.setitem(sys.modules, "grpc", None)
     assert main(["join", "f/federation.toml", "--member", "a", "--out", "run"]) == WRONG
-    assert "'dpps[peers]'" in capsys.readouterr().err
+    assert "pip install 'dpps[peers]'" in capsys.readouterr().err
+
+
+def test_a_second_contract_with_the_key_of_the_first(folder: Path) -> None:
+    create = [*CREATE, "--member", "c/member.csr"]
+    assert main([*create, "--out", "f"]) == DONE
+    assert main([*create, "--key", "f/convener.key", "--out", "g"]) == DONE
+    first, second = (Federation.read(Path(name) / "federation.toml") for name in "fg")
+    assert first.convener_fingerprint == second.convener_fingerprint
+    assert first.id != second.id
+    assert main(["federation", "expel", "g/federation.toml", "c"]) == DONE
+    assert stat.S_IMODE(Path("g/convener.key").stat().st_mode) == 0o600
+    assert main([*create, "--key", "nothing.key", "--out", "h"]) == WRONG
+    assert not Path("h").exists()
+    assert main([*create, "--key", "a/member.key", "--out", "g"]) == WRONG, "it holds a federation"

@@ -12,6 +12,7 @@ from rich.console import Console
 from dpps.cli import Shown
 from dpps.cli.join import _JsonLines, _say_done
 from dpps.peers.status import LEFT
+from dpps.privacy import label
 from peers.test_live import status
 
 
@@ -23,7 +24,11 @@ def participation(**facts: Any) -> Any:
         plan=SimpleNamespace(count=20), unit=object(), told={"test_accuracy": 91.234, "own_accuracy": None}
     )
     return SimpleNamespace(
-        status=told, run=run, out="run", channel=SimpleNamespace(traffic={"hospital-b": 1, "hospital-c": 2})
+        status=told,
+        run=run,
+        out="run",
+        tell_epsilon=lambda: None,
+        channel=SimpleNamespace(traffic={"hospital-b": 1, "hospital-c": 2}),
     )
 
 
@@ -87,3 +92,22 @@ def test_operators_get_one_json_object_a_line_with_what_the_event_is_about() -> 
         "event": "round",
         "round": 3,
     }
+
+
+def test_a_line_says_what_is_spent_by_then() -> None:
+    """However long the accountant takes, and so however seldom it is asked otherwise."""
+    console, taking_part = plain(), participation(epsilon=0.1, epsilon_round=0)
+
+    def now() -> None:
+        taking_part.status.epsilon, taking_part.status.epsilon_round = asked * 0.125, taking_part.status.round
+
+    taking_part.tell_epsilon = now
+    with Shown(console, quiet=False) as shown:
+        shown.begin(taking_part)
+        for asked in range(20):
+            taking_part.status.round = asked + 1
+            shown.after_round(taking_part.run, SimpleNamespace(round=asked))  # type: ignore[arg-type]
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 10
+    for k, line in zip(range(1, 20, 2), lines, strict=True):
+        assert f"{label(0.125 * k)} spent" in line

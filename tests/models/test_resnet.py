@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpps.models import (
-    Conv,
     ResNet18,
 )
 from tests.models.samples import Shapes, count, randomise, shapes

@@ -199,6 +199,18 @@ def test_renewed_certificates_are_used_without_a_new_start(
     assert dials.refusals == []
 
 
+def test_a_renewed_certificate_is_told_without_any_words_of_grpcs(
+    three: Organisations, join: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They differ between its versions, and are not part of what it promises."""
+    monkeypatch.setattr("grpc._channel._MultiThreadedRendezvous.details", lambda error: "")
+    listens = join(A)
+    listens.adopt(renew(three.federation, three.convener, days=500))
+    dials = join(C)
+    until(lambda: dials.connected() == {A}, str(dials.refusals))
+    assert dials.federation.epoch == 2
+
+
 def test_an_epoch_that_is_not_the_conveners_is_refused(
     three: Organisations, join: Callable[..., Channel], tmp_path: Path
 ) -> None:

@@ -1,5 +1,8 @@
 """The side that dials: whose turn it is, and what it understands of an answer."""
 
+import socket
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,8 +10,9 @@ import pytest
 
 from dpps.errors import PeerError
 from dpps.peers import TURN, Dialler
-from dpps.peers.dialling import _another_certificate, _next, _printable, _read_verdict
+from dpps.peers.dialling import _next, _printable, _read_verdict, _shown
 from peers.samples import NAMES, Organisations
+from processes import free_port
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +51,17 @@ def test_a_file_that_is_no_text_does_not_end_the_dialling(three: Organisations) 
         Dialler(channel, NAMES[1])._take_over("\ud800")
 
 
-@pytest.mark.parametrize(
-    ("details", "tls"),
-    [
-        ("CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate", True),
-        ("Hostname Verification Check failed.", True),
-        ("Connection refused", False),
-        (None, False),
-    ],
-)
-def test_tls_that_fails_is_told_from_a_connection_that_fails(details: str | None, tls: bool) -> None:
-    assert _another_certificate(SimpleNamespace(details=lambda: details)) == tls
+def test_where_nobody_speaks_tls_no_certificate_is_shown(three: Organisations) -> None:
+    contact = three.federation.members[0]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def hang_up() -> None:
+            server.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        assert _shown(replace(contact, address=address)) is None
+    assert _shown(replace(contact, address=f"127.0.0.1:{free_port()}")) is None
 
 
 def test_words_of_another_are_short_and_do_not_reach_the_terminal() -> None:

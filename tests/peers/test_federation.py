@@ -1,4 +1,5 @@
 import re
+import tomllib
 from dataclasses import replace
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -30,9 +31,38 @@ def test_the_file_says_what_was_agreed(three: Organisations) -> None:
         assert f'fingerprint = "{identity.fingerprint}"' in text
 
 
-def test_spaces_and_comments_are_not_signed(three: Organisations) -> None:
-    text = "# a remark\n" + three.federation.to_toml().replace(" = ", "  =  ")
-    assert Federation.parse(text.encode()).digest == three.federation.digest
+def test_nothing_is_parsed_before_the_signature_is_verified(
+    three: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither TOML nor a certificate; of an epoch that others bring, not even where another key has signed it."""
+    parsed: list[str] = []
+    loads, certificate = tomllib.loads, federation_module.certificate_in
+    monkeypatch.setattr("tomllib.loads", lambda text: (parsed.append("toml"), loads(text))[1])
+    monkeypatch.setattr(
+        federation_module, "certificate_in", lambda text: (parsed.append("x509"), certificate(text))[1]
+    )
+    text = three.federation.to_toml()
+    other = Key.make(tmp_path / "other.key")
+    requests = [Request(m.name, m.address, m.key) for m in three.federation.members]
+    for content, convener in (
+        (text.replace(" = ", "  =  "), ""),
+        (text + "# a remark\n", ""),
+        ("# a remark\n" + text, ""),
+        (re.sub("signature ....", "signature AAAA", text), ""),
+        (convene(PLAN, requests, other).to_toml(), three.federation.convener_fingerprint),
+    ):
+        with pytest.raises(UsageError, match=r"^f\.toml[^\n]*$"):
+            Federation.parse(content.encode(), "f.toml", convener)
+    assert parsed == []
+    assert (
+        Federation.parse(text.encode(), "f.toml", three.federation.convener_fingerprint) == three.federation
+    )
+    assert parsed == ["toml"] + ["x509"] * 4
+
+
+def test_a_contract_of_version_0_2_is_told_from_a_damaged_file() -> None:
+    with pytest.raises(UsageError, match=r"0\.2"):
+        Federation.parse(b'# The contract\nformat = 1\nid = "x"\n', "f.toml")
 
 
 CHANGES = [
@@ -44,7 +74,7 @@ CHANGES = [
     (r'name = "hospital-a"', 'name = "hospital-x"'),
     (r'fingerprint = "\w{4}', 'fingerprint = "0000'),
     (r"hard-deadline = 3.0", "hard-deadline = 3"),
-    (r"format = 1", 'format = 1\nfurther = "word"'),
+    (r"format = 2", 'format = 2\nfurther = "word"'),
     (r'id = "\w{4}', 'id = "0000'),
 ]
 

@@ -61,7 +61,7 @@ def _with(**changes: object) -> bytes:
         _with(share=[1, -0.5, 1.0, 0, 3, ""]),
         _with(share=[1, math.nan, 1.0, 0, 3, ""]),
         _with(share=[1, 0.5, math.inf, 0, 3, ""]),
-        _with(share=[1, 0.5, 1.0, 2, 3, ""]),
+        _with(share=[1, 0.5, 1.0, 3, 3, ""]),
         _with(share=[1, 0.5, 1.0, 0, 3, "not hex"]),
         _with(share=None),
         _with(seen=[0, 1]),

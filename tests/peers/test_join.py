@@ -4,18 +4,23 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from dpps import report
+from dpps.cli import DONE, main
 from dpps.errors import RunError, UsageError
-from dpps.peers import KNOWN, LEAVE, Participation, expel, read_plan, read_status
+from dpps.peers import KNOWN, LEAVE, Channel, Participation, expel, largest, read_plan, read_status
 from dpps.peers.join import join
-from dpps.runs import RoundLog, Run, TrainConfig
+from dpps.peers.status import STAYING
+from dpps.runs import RoundLog, Run, TrainConfig, load
+from holding.sitecustomize import hold
 from peers.samples import NAMES, Organisations
 from peers.test_channel import until
-from processes import free_port
+from processes import context, free_port
 
 A, B, C = NAMES
 PATIENCE = 300.0
@@ -121,6 +126,13 @@ def test_all_finish_with_one_model_and_each_with_its_own_ledger(three: Organisat
         assert status.bytes_sent > 12 * 2 * 16
         assert status.here == list(NAMES)
         assert (each.out / "ledger.jsonl").read_bytes().count(b"\n") == 13
+        page, card = (
+            report.write([each.out], each.out / "report.html"),
+            report.write_card(each.out, each.out / "card.md"),
+        )
+        for path in (page, card):  # nothing that one member could type repeats it
+            assert "dpps federation create" in path.read_text()
+            assert "dpps train" not in path.read_text()
     rows = [
         torch.cat([p.flatten() for p in each.participation.run.models()[0].parameters()]) for each in found
     ]
@@ -131,13 +143,13 @@ def test_all_finish_with_one_model_and_each_with_its_own_ledger(three: Organisat
             three.folder / "federation.toml", three.folder / A, three.folder / "again", node_data=three.folder
         )
     assert not (three.folder / "again").exists()
-    with pytest.raises(UsageError, match="finished"):
-        Participation(
-            three.folder / "federation.toml",
-            three.folder / A,
-            found[0].out,
-            node_data=three.folder / f"data-{A}",
-        ).start()
+    before = (found[0].out / "ledger.jsonl").read_bytes()
+    again = Terminal(three, A)  # it is there for those who come late
+    until(lambda: read_status(again.out).state == STAYING)
+    again.participation.run.stop()
+    assert again.ended().error is None
+    assert again.state == "finished"
+    assert (again.out / "ledger.jsonl").read_bytes() == before
 
 
 def test_stopped_and_gone_on_with_the_same_command(three: Organisations) -> None:
@@ -234,3 +246,64 @@ def test_data_that_does_not_fit_is_told_at_home(three: Organisations) -> None:
         Terminal(three, A)
     with pytest.raises(UsageError, match="give --node-data"):
         join(three.folder / "federation.toml", three.folder / A, three.folder / "run")
+
+
+def _joined(folder: Path, name: str, round_: int | None) -> None:
+    """`dpps join` in a process of its own; with a number it waits before that round."""
+    torch.set_num_threads(1)
+    if round_ is not None:
+        hold(round_, folder / "no-such-gate")
+    places = {"member": name, "node-data": f"data-{name}", "out": f"run-{name}"}
+    options = [word for option, place in places.items() for word in (f"--{option}", str(folder / place))]
+    raise SystemExit(main(["join", str(folder / "federation.toml"), "--quiet", *options]))
+
+
+@pytest.mark.parametrize("three", [(1.0, 300.0)], indirect=True)
+def test_a_process_that_was_killed_and_comes_back_after_the_end_gets_the_model(three: Organisations) -> None:
+    def started(name: str, round_: int | None = None) -> Any:
+        process = context.Process(target=_joined, args=(three.folder, name, round_))
+        process.start()
+        return process
+
+    def state(name: str) -> str:
+        file = three.folder / f"run-{name}" / "status.json"
+        return read_status(file.parent).state if file.exists() else ""
+
+    ledger = three.folder / f"run-{C}" / "ledger.jsonl"
+    others, killed = [started(name) for name in (A, B)], started(C, 4)
+    until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") == 5)
+    killed.kill()
+    killed.join()
+    until(lambda: [state(name) for name in (A, B)] == [STAYING] * 2)
+    assert all(process.is_alive() for process in others)
+    processes = [*others, started(C)]
+    for process in processes:
+        process.join(PATIENCE)
+    assert [process.exitcode for process in processes] == [DONE] * 3
+    assert ledger.read_bytes().count(b"\n") == 5, "what it missed is not paid for"
+    runs = [load(three.folder / f"run-{name}") for name in NAMES]
+    rows = [torch.cat([p.flatten() for p in found[k].parameters()]) for k, found in enumerate(runs)]
+    assert torch.allclose(rows[2], rows[0], rtol=1e-3, atol=1e-4)
+    assert torch.allclose(rows[2], rows[1], rtol=1e-3, atol=1e-4)
+
+
+def test_frames_and_queues_have_room_for_rows_as_they_are_sent(
+    three: Organisations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows have four bytes a number, and two of them are on their way at most."""
+    asked: list[int] = []
+    monkeypatch.setattr(Channel, "start", lambda channel, facts, most: asked.append(most))
+    with Participation(
+        three.folder / "federation.toml",
+        three.folder / C,
+        three.folder / "run",
+        node_data=three.folder / f"data-{C}",
+    ) as participation:
+        participation.start()
+        row = participation.run.state.shared.s[0]
+        assert row.element_size() == 4
+        assert asked == [largest(4 * row.numel())]
+        channel = participation.channel
+        channel._limit(10 << 20)
+        queue = channel.outgoing()
+        assert [queue.put(bytes(10 << 20)) for _ in range(3)] == [True, True, False]

@@ -10,7 +10,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from dpps.cli import DONE
 from dpps.cli.arguments import parse_options
 from dpps.cli.console import wide_console
-from dpps.disk import private_folder, write_aside, writing
+from dpps.disk import private_folder, write_aside, write_private, writing
 from dpps.errors import UsageError, unknown
 from dpps.peers.convener import convene, expel, renew
 from dpps.peers.federation import Federation, Rules
@@ -57,6 +57,8 @@ class CreateConfig:
     """How far (L2) a neighbour's row may pull at most, against members that send nonsense; 0 = no limit."""
     days: int = 365
     """How long the certificates hold."""
+    key: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """convener.key of an earlier federation, which the members know already; by default a new one is made."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,18 @@ def _create(arguments: list[str]) -> None:
         config.gossip_clip,
     )
     rules.check(len(requests))
+    key, existing = None if config.key is None else Key.read(config.key), config.out / KEY
     with writing(config.out):
         private_folder(config.out)
-    existing = config.out / KEY
-    key = Key.read(existing) if existing.exists() else Key.make(existing)
+    if existing.exists():
+        found = Key.read(existing)
+        if key is not None and key.fingerprint != found.fingerprint:
+            raise UsageError(f"--key {config.key}: {existing} is another key; choose another --out")
+        key = found
+    elif key is not None:
+        write_private(existing, key.pem())
+    else:
+        key = Key.make(existing)
     made = convene(plan, requests, key, rules=rules, schema=schema, days=config.days)
     _write(made, config.out / FILE)
     _tell(made, config.out / FILE)

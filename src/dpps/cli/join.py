@@ -198,11 +198,14 @@ class Shown:
             return
         status = self._participation.status
         done, every = round_.round + 1, max(1, run.plan.count // 10)
+        line = not self._quiet and not self._console.is_terminal and done % every == 0
+        if line:
+            self._participation.tell_epsilon()
         log.info("round %d of %d", done, status.rounds, extra={"event": "round", **_facts(status, done)})
         words = _words(status)
         if self._task is not None:
             self._bar.update(self._task, completed=done, facts=words)
-        if not self._quiet and not self._console.is_terminal and done % every == 0:
+        if line:
             self._console.print(f"round {done} of {status.rounds}: {words}", markup=False)
 
 

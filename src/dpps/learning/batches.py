@@ -199,6 +199,7 @@ class Poisson(Sampler):
 
     def _joins(self, row: int, round_: int, n: int, q: float) -> np.ndarray:
         if isinstance(self._source, Keystream):
+            self._source.refresh()
             return self._source.bernoulli(q, n)
         return self._source.at(row, round_).random(n) < q
 

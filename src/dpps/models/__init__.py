@@ -11,7 +11,7 @@ from dpps.models.own import build_own, is_own
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.models.mlp import MLP, MLPResidual
-    from dpps.models.resnet import Conv, ResNet18
+    from dpps.models.resnet import ResNet18
     from dpps.models.small import cnn, linear
     from dpps.models.stages import ELEMENTWISE, Staged, call_stages, run_stages, stage_parameters
     from dpps.models.swapping import swapped
@@ -22,7 +22,6 @@ __all__ = [
     "ELEMENTWISE",
     "MLP",
     "MODELS",
-    "Conv",
     "Fitting",
     "MLPResidual",
     "NamedModel",

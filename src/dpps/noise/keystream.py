@@ -12,6 +12,7 @@ never decides, it only saves work; all that is asked of it is that numpy's log a
 the last place (they are within 4).
 """
 
+import hashlib
 import math
 import os
 import weakref
@@ -45,7 +46,8 @@ class Keystream:
     """AES-256 in counter mode over zeros: uniform bits nobody can foretell without the key.
 
     A forked process takes a fresh key, so that parent and child never share noise. A virtual machine that is copied, or put
-    back to a snapshot while it runs, goes on with the same key: that cannot be seen from inside.
+    back to a snapshot while it runs, goes on with the same key, which cannot be seen from inside: so `refresh` is called
+    before every message and every batch.
 
     Args:
         key: 32 bytes, for tests only; None takes them from the operating system.
@@ -56,6 +58,7 @@ class Keystream:
             raise UsageError(f"a key of {len(key)} bytes: AES-256 needs 32")
         self._zeros = bytes(8 * _BLOCK)
         _ALIVE.add(self)
+        self._given = key is not None
         self._start(os.urandom(32) if key is None else key)
 
     def _start(self, key: bytes) -> None:
@@ -65,6 +68,13 @@ class Keystream:
 
     def _renew(self) -> None:
         self._start(os.urandom(32))
+
+    def refresh(self) -> None:
+        """Mix fresh bits of the operating system into the key: a machine that is put back to a snapshot goes on with other noise, as
+        far as its operating system has other bits. A key that was given stays."""
+        self._renew_after_fork()
+        if not self._given:
+            self._start(hashlib.sha256(self._main.update(bytes(32)) + os.urandom(32)).digest())
 
     def _renew_after_fork(self) -> None:
         if os.getpid() != self._process:  # forked by something other than Python

@@ -102,6 +102,7 @@ class SecurePairs(SecureNoise):
         _check(mechanism)
         split, step = self.partners.shares(out.present), out.step or self.grid(scale)
         shared, coarse = self.shared(scale, out)
+        self.keystream.refresh()
         for k in range(len(out.nodes)):
             hidden = (out.perturbation if out.base_is_public else out.half)[k].double().cpu().numpy()
             noise = mechanism.draw_whole(self.keystream, scale * split.independent / step, hidden.size)

@@ -80,6 +80,7 @@ class SecureNoise(NoiseSource):
         if scale == 0:
             return norms
         step = out.step or self.grid(scale)
+        self.keystream.refresh()
         for k in range(len(out.nodes)):  # row by row: integers need eight bytes each
             hidden = (out.perturbation if out.base_is_public else out.half)[k].double().cpu().numpy()
             noise = mechanism.draw_whole(self.keystream, scale / step, hidden.size)

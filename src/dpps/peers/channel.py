@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 DRAIN = 10.0
 """Seconds that frames have, when the post is closed, to get away."""
+_ROWS = 2
+"""Frames of the largest size that wait at most in each direction: of one link no more shares than that are on their way."""
 _REMEMBERED = 100
 """Different refusals that are told at most, so that nobody can fill a disk with lines."""
 
@@ -47,6 +49,8 @@ class _Link:
 
     streams: list[Outgoing] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
+    made: int = 0
+    """How many connections there were."""
 
 
 class Channel(Post):
@@ -84,7 +88,7 @@ class Channel(Post):
 
     def _limit(self, largest: int) -> None:
         self.largest = max(largest, 2 * LARGEST_FILE + 4096)
-        self._incoming = Incoming(4 * self.largest)
+        self._incoming = Incoming(_ROWS * self.largest)
 
     def start(self, facts: Mapping[str, str] | None = None, largest: int = 64 << 20) -> Self:
         """Listen, and dial the neighbours that listen.
@@ -131,6 +135,10 @@ class Channel(Post):
         """Neighbours to whom a stream is open."""
         with self._lock:
             return frozenset(name for name, link in self._links.items() if link.streams)
+
+    def connection(self, name: str) -> int:
+        """How many connections with a neighbour there were."""
+        return self._links[name].made
 
     def close(self) -> None:
         """Let waiting frames get away, then let go of all connections."""
@@ -203,6 +211,8 @@ class Channel(Post):
                     raise PeerError(
                         f"expelled: {each} is no member any more in epoch {self.federation.epoch}"
                     )
+            self._incoming.forget(name)  # of what came before nobody knows how old it is
+            self._links[name].made += 1
             self._links[name].streams.append(stream)
         log.info("connected with %s", name)
         try:
@@ -215,7 +225,7 @@ class Channel(Post):
 
     def outgoing(self) -> Outgoing:
         """An empty queue of frames."""
-        return Outgoing(4 * self.largest)
+        return Outgoing(_ROWS * self.largest)
 
     def arrived(self, name: str, frame: bytes) -> None:
         """A frame of a neighbour; nothing counts any more of one who was expelled."""

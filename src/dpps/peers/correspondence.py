@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dpps.errors import RunError
-from dpps.peers.frames import AVERAGING, LEARNING, Claim, Frame, FrameError, Share, decode
+from dpps.peers.frames import AVERAGING, FINAL, LEARNING, Claim, Frame, FrameError, Share, decode
 from dpps.peers.links import Inlet, Letter, Outlet, Sent
 from dpps.peers.membership import Membership
 from dpps.peers.post import Post
@@ -62,6 +62,9 @@ class Correspondence:
         self._greeted: set[int] = set()
         self._said_of_own = -1
         self._connected: frozenset[int] = frozenset()
+        self._connections: dict[int, int] = {}
+        self._unheard: set[int] = set()
+        self._lost: dict[int, float] = {}  # since when a neighbour's connection is gone
         self._next_tending = self._next_beat = -math.inf
         self.begin(1)
 
@@ -79,7 +82,7 @@ class Correspondence:
     def _prepare(self, rows: Rows) -> None:
         """What rows look like; nothing is held yet."""
         self._rows = rows
-        self._home = {phase: (rows.zero(), 0.0) for phase in (LEARNING, AVERAGING)}
+        self._home = {phase: (rows.zero(), 0.0) for phase in (LEARNING, AVERAGING, FINAL)}
 
     # What is held here
 
@@ -177,11 +180,15 @@ class Correspondence:
         enough = len(self.view.here(self.clock())) >= wanted and bool(self._greeted) and bool(in_touch)
         return enough and (not answers or asked <= self._greeted)
 
+    def answered(self) -> bool:
+        """Whether all neighbours have said what they know of this member's earlier starts."""
+        asked = {self.membership.names.index(name) for name in self.membership.partners} - set(self.refused)
+        return asked <= self._greeted
+
     def doubtful(self) -> bool:
         """Whether somebody says that this member has sent more rounds than it knows of, and not all neighbours have answered yet:
         one that did receive them has this member's signature, which decides (`_check_seen`)."""
-        asked = {self.membership.names.index(name) for name in self.membership.partners} - set(self.refused)
-        return self._said_of_own > self.pushed and not asked <= self._greeted
+        return self._said_of_own > self.pushed and not self.answered()
 
     def status(self) -> list[dict[str, Any]]:
         """Every member: name, state in words, last round, seconds since it was heard of."""
@@ -190,6 +197,10 @@ class Correspondence:
         for node, (name, known) in enumerate(zip(self.membership.names, self.view.known, strict=True)):
             age = 0.0 if node == self.membership.own else self.view.age(node, now)
             word = WORDS[known.state] if self.view.is_here(node, now) or known.state == LEFT else "away"
+            if word == "here" and now - self._lost.get(node, now) > self.membership.soft:
+                word = (
+                    "away"  # rounds do not wait for it; whether it comes back is decided at the hard deadline
+                )
             if name not in self.membership.present:
                 word = "expelled"
             if node in self.refused:
@@ -234,14 +245,21 @@ class Correspondence:
         """Greet who is newly connected, send again what is due, show a sign of life."""
         partners = self.post.connected() & self.membership.partners
         connected = frozenset(self.membership.names.index(name) for name in partners)
-        fresh, self._connected = connected - self._connected, connected
+        made = {node: self.post.connection(self.membership.names[node]) for node in connected}
+        again = {node for node in connected & self._connected if made[node] != self._connections[node]}
+        fresh = connected - self._connected | again
+        for node in self._connected - connected:
+            self._lost[node] = now
+        self._lost = {node: since for node, since in self._lost.items() if node not in connected}
+        self._connected, self._connections = connected, made
+        self._unheard = (self._unheard | fresh) & connected
         for node in sorted(fresh):
             for sent in self._outlets[node].waiting:
                 sent.next_time = sent.wait = 0.0
             self._send(node)
         if now >= self._next_tending or fresh:
             self._send_due(now)
-            for node in sorted(connected - fresh - self._greeted):
+            for node in sorted(connected - fresh - (self._greeted - self._unheard)):
                 self._send(node)  # it has not answered yet
             self._next_tending = now + min(self.membership.soft / 3, self.membership.hard / 6)
         if now >= self._next_beat:
@@ -253,7 +271,9 @@ class Correspondence:
             self._send(node)
 
     def _send_due(self, now: float) -> None:
-        for node in sorted(self._connected):
+        """Shares that are due, but for those to who was not heard yet on this connection: it may have a signature that shows that
+        this machine was put back to an earlier state, and what waits here is not what was sent then."""
+        for node in sorted(self._connected - self._unheard):
             if node not in self.refused:
                 for sent in self._outlets[node].due(now, self.membership.soft / 3):
                     self._send(node, sent)
@@ -273,7 +293,7 @@ class Correspondence:
         data = Frame(
             run=self.membership.run,
             start=self.start_number,
-            asks=node not in self._greeted,
+            asks=node not in self._greeted or node in self._unheard,
             answers=inlet.start,
             got=inlet.counted,
             kept=inlet.kept,
@@ -310,6 +330,9 @@ class Correspondence:
         if frame.answers == self.start_number:
             self._greeted.add(node)
         inlet.start = frame.start
+        if node in self._unheard:  # what waits for it is due at once
+            self._unheard.discard(node)
+            self._next_tending = -math.inf
         if frame.share is not None and inlet.expects(frame.share):
             self._count(node, inlet, frame.share)
         if frame.share is not None or frame.asks:
@@ -325,9 +348,12 @@ class Correspondence:
         row = self._rows.checked(share)
         if self.membership.gossip_clip > 0:
             row = self._rows.clipped(row, share.a, self.membership.gossip_clip)
-        if claim.phase == AVERAGING:
+        if claim.phase != LEARNING:
             self._rows.saw(node, row, share)
-        self.hold(claim.phase, share.weight * row, share.weight * share.a)
+        if claim.phase != FINAL:
+            self.hold(claim.phase, share.weight * row, share.weight * share.a)
+        elif inlet.seen is None or inlet.seen.phase != FINAL:  # every neighbour has one voice
+            self.hold(FINAL, row / share.a if share.a else row, 1.0)
         inlet.counted = share.number
         if inlet.seen is None or claim.order > inlet.seen.order:
             inlet.seen, inlet.receipt = claim, b""
@@ -384,7 +410,9 @@ class Correspondence:
         self.begin(meta["start"] + 1)
         self.state, self.pushed = meta["state"], meta["pushed"]
         self._rows.load(meta["rows"])
-        self._home = {phase: (tensors[f"home/{phase}"], meta["mass"][str(phase)]) for phase in self._home}
+        # version 0.2 knew no final average
+        known = {phase: f"home/{phase}" for phase in self._home if f"home/{phase}" in tensors}
+        self._home |= {phase: (tensors[name], meta["mass"][str(phase)]) for phase, name in known.items()}
         self._letters = {}
         for saved in meta["letters"]:
             row = tensors[f"letter/{saved[0]}/{saved[1]}"]

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import random
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from dpps.errors import PeerError, UsageError
 from dpps.peers.federation import Contact, Federation
 from dpps.peers.grpc_options import METHOD, SERVICE, load_grpc, options
 from dpps.peers.hello import Hello, refuse_other
-from dpps.peers.identity import server_name
+from dpps.peers.identity import fingerprint, server_name
 from dpps.peers.queues import Outgoing
 
 if TYPE_CHECKING:
@@ -79,27 +87,48 @@ class Dialler(threading.Thread):
                 if welcome:
                     self._exchange(call, outgoing)
         except PeerError as error:
-            self._channel.tell(f"refused {self._peer} ({contact.address}): {error}")
+            self._refuse(contact, str(error))
         except self._grpc.RpcError as error:
-            if not stood and _another_certificate(error):
-                return self._ask_for_newer(contact)
+            if not stood and error.code() is self._grpc.StatusCode.UNAVAILABLE:
+                return self._look_at_certificate(contact)
             self._failed(contact, error, stood)
         return stood
 
-    def _ask_for_newer(self, contact: Contact) -> bool:
-        """The other's certificate is not the one in the file here. Perhaps it was renewed:
-        then there is a later epoch, and its file is all that is taken on a connection that trusts whomever
-        the convener has certified."""
+    def _look_at_certificate(self, contact: Contact) -> bool:
+        """Why there is no connection: gRPC says it in words that nobody promises, so what the other shows is looked at."""
         try:
-            with self._dialled(contact, self._channel.federation.convener_pem) as (call, outgoing):
+            shown = _shown(contact)
+        except PeerError as error:
+            self._refuse(contact, str(error))
+            return False
+        if shown is None:
+            self._say_once("no connection yet", contact)
+        elif not _same_key(shown, contact, self._channel.federation.convener):
+            self._refuse(contact, f"{_OTHER_KEY}; nothing was sent")
+        elif datetime.now(UTC) > shown.not_valid_after_utc:
+            self._refuse(contact, "its certificate has expired; nothing was sent")
+        elif shown == contact.certificate:
+            self._say_once("no connection yet", contact)
+        else:
+            return self._ask_for_newer(contact, shown)
+        return False
+
+    def _ask_for_newer(self, contact: Contact, shown: x509.Certificate) -> bool:
+        """The other's certificate is of the same key, and not the one in the file here: then one of the two has a later epoch,
+        and its file is all that is taken or given on this connection."""
+        try:
+            with self._dialled(contact, shown.public_bytes(Encoding.PEM)) as (call, outgoing):
                 if not self._meet(call, outgoing):
                     return True
-            self._channel.tell(f"refused {self._peer} ({contact.address}): {_OTHER_KEY}")
+            self._refuse(contact, "its certificate is another than that in the file of the same epoch")
         except PeerError as error:
-            self._channel.tell(f"refused {self._peer} ({contact.address}): {error}")
+            self._refuse(contact, str(error))
         except self._grpc.RpcError as error:
             self._failed(contact, error, False)
         return False
+
+    def _refuse(self, contact: Contact, why: str) -> None:
+        self._channel.tell(f"refused {self._peer} ({contact.address}): {why}")
 
     @contextmanager
     def _dialled(self, contact: Contact, trusted: bytes) -> Iterator[tuple[Any, Outgoing]]:
@@ -149,8 +178,11 @@ class Dialler(threading.Thread):
 
     def _take_over(self, file: str) -> None:
         try:
-            where = f"the federation file of {self._peer}"
-            self._channel.adopt(Federation.parse(file.encode(errors="replace"), where))
+            where, known = (
+                f"the federation file of {self._peer}",
+                self._channel.federation.convener_fingerprint,
+            )
+            self._channel.adopt(Federation.parse(file.encode(errors="replace"), where, known))
         except UsageError as error:
             raise PeerError(f"wrong epoch: {error}") from None
 
@@ -164,9 +196,6 @@ class Dialler(threading.Thread):
         words, code = str(error.details() or ""), error.code()
         if code is self._grpc.StatusCode.PERMISSION_DENIED:
             self._channel.tell(f"{self._peer} ({contact.address}) refuses this member: {_printable(words)}")
-        elif _another_certificate(error):
-            why = "its certificate has expired" if "expired" in words else _OTHER_KEY
-            self._channel.tell(f"refused {self._peer} ({contact.address}): {why}; nothing was sent")
         else:
             self._say_once("connection lost" if stood else "no connection yet", contact)
 
@@ -176,10 +205,35 @@ class Dialler(threading.Thread):
             log.info("%s (%s): %s", self._peer, contact.address, words)
 
 
-def _another_certificate(error: Any) -> bool:
-    """Whether TLS failed, and not the connection below it."""
-    words = str(error.details() or "").lower()
-    return any(sign in words for sign in ("certificate", "hostname verification", "ssl_error_ssl"))
+def _shown(contact: Contact) -> x509.Certificate | None:
+    """The certificate that is shown where a member is dialled; None: nobody speaks TLS 1.3 there. Nothing is sent."""
+    host, _, port = contact.address.rpartition(":")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # it is only looked at
+    tls.minimum_version = ssl.TLSVersion.TLSv1_3
+    tls.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as plain,
+            tls.wrap_socket(plain, server_hostname=server_name(contact.fingerprint)) as connection,
+        ):
+            found = connection.getpeercert(binary_form=True)
+    except OSError:
+        return None
+    try:
+        return None if found is None else x509.load_der_x509_certificate(found)
+    except ValueError:
+        raise PeerError("the certificate that it shows cannot be read") from None
+
+
+def _same_key(shown: x509.Certificate, contact: Contact, convener: x509.Certificate) -> bool:
+    """Whether a certificate is the convener's, of the key that the contract has for a member."""
+    try:
+        shown.verify_directly_issued_by(convener)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    key = shown.public_key()
+    return isinstance(key, ec.EllipticCurvePublicKey) and fingerprint(key) == contact.fingerprint
 
 
 def _next(call: Any) -> bytes:

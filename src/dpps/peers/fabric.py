@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpps.errors import RunError, UsageError
 from dpps.peers.correspondence import Correspondence
-from dpps.peers.frames import AVERAGING, LEARNING
+from dpps.peers.frames import AVERAGING, FINAL, LEARNING
 from dpps.peers.membership import Membership
 from dpps.peers.post import Post
 from dpps.peers.rows import Rows
@@ -52,6 +52,8 @@ class Peers(Correspondence, Fabric):
         super().__init__(membership, post, clock)
         self.nodes, self.rows = len(membership.names), [membership.own]
         self.control = Alone()  # nobody stops the others: a member that stops is away
+        self.late = False
+        """Whether the average was taken over from neighbours that had finished."""
         self._waiting_for: tuple[int, int, Sequence[int]] | None = None
         self._columns = lru_cache(maxsize=64)(self._column)
         self._sources = lru_cache(maxsize=64)(self._row)
@@ -168,7 +170,8 @@ class Peers(Correspondence, Fabric):
         whatever the topology's direction: a member that is gone is simply not one of them.
 
         Args:
-            row: this member's own. If it was away when the others began, it gets their average and adds nothing to it.
+            row: this member's own. If it was away when the others began, it gets their average and adds nothing to it; if all that
+                it can reach have finished, it gets what they have agreed on (`stay`).
             first: number of the first round, after all rounds of learning.
             fewest: how many rounds it takes if nothing fails.
             before: called before every round.
@@ -201,9 +204,19 @@ class Peers(Correspondence, Fabric):
                 if self._collect() == {self.membership.own}:
                     self._wait_for_mass(self._home[AVERAGING][1])
             position = max(position + 1, min(self.behind(position + 1), last))
-        z, b = self._home[AVERAGING]
+        if self.state != NEAR and self.over():
+            self._tell_everybody()
+            self._wait_until(lambda: self._home[FINAL][1] > 0 or not self.over(), self.membership.hard)
+            self.late = self._home[FINAL][1] > 0
+        phase = FINAL if self.late else AVERAGING
+        z, b = self._home[phase]
         mean = self._rows.narrow(z / b) if b > 0 else row
-        return mean, self._rows.apart(mean, position - fewest)
+        return mean, self._rows.apart(mean, 0 if phase == FINAL else position - fewest)
+
+    def over(self) -> bool:
+        """Whether neighbours that can be reached have finished, and none of them takes part any more."""
+        done = (self.view.known[n].state == DONE and n not in self.refused for n in self._connected)
+        return any(done) and not self.partners()
 
     def _wait_for_mass(self, held: float) -> None:
         """Until there is more than that, or nobody who could give it, at most as long as the soft deadline."""
@@ -279,20 +292,44 @@ class Peers(Correspondence, Fabric):
         return [self.membership.names[node] for node in unsure]
 
     def finish(self) -> None:
-        """All is done: tell the others, and stay until they are done, too, or nothing is heard of them."""
+        """All is done: put that on disk, and tell the others."""
         with self.lock:
             self._check_silence()
             self.state = DONE
             self._keep(AVERAGING)
             self._tell_everybody()
-            self._wait_until(self._all_done, self.membership.hard)
+
+    def stay(self, mean: Tensor, *, ended: Callable[[], bool] = lambda: False) -> None:
+        """Be there until all neighbours are done, too, at most as long as the hard deadline, and hand the average over to those
+        who come back when it cannot be taken any more.
+
+        Args:
+            mean: the average.
+            ended: whether somebody wants this to end.
+        """
+        with self.lock:
+            deadline, given = self.clock() + self.membership.hard, set[int]()
+            while self.unfinished() and self.clock() < deadline and not ended():
+                self._hand_on_average(mean, given)
+                self.wait(deadline - self.clock())
+            arriving = [self._outlets[node] for node in given]
+            self._wait_until(lambda: not any(each.waiting for each in arriving), self.membership.soft)
             self._tell_everybody()
 
-    def _all_done(self) -> bool:
-        return all(
-            self.view.known[node].state not in ACTIVE or not self.view.is_here(node, self.clock())
-            for node in self._connected
-        )
+    def unfinished(self) -> list[str]:
+        """Neighbours that have neither finished nor left, whether they are here or not."""
+        nodes = {name: self.membership.names.index(name) for name in self.membership.partners}
+        known = self.view.known
+        return sorted(name for name, n in nodes.items() if known[n].state in ACTIVE and n not in self.refused)
+
+    def _hand_on_average(self, mean: Tensor, given: set[int]) -> None:
+        """Who is still averaging, and sees no difference to its neighbours, needs nothing."""
+        round_, now, known = max(self.pushed, 0), self.clock(), self.view.known
+        late = [n for n in self.partners() if known[n].state == HERE and n not in given | self._unheard]
+        able = [n for n in late if self._can_take(n, FINAL, round_, now)]
+        if able:
+            given.update(able)
+            self._give(FINAL, round_, mean, 1.0, dict.fromkeys(able, 1.0), 0.0)
 
 
 def averaging_rounds(topology: Topology) -> int:

@@ -1,13 +1,14 @@
 """The contract of a run between organisations: one file, signed by the convener, numbered by epoch.
 
-Everything that a run rests on is in it, so nothing is negotiated at the start or after a crash.
-What is signed is not the text but
-its content: the tables as JSON with sorted names. A later epoch may expel members or renew certificates; the rest stays.
+Everything that a run rests on is in it, so nothing is negotiated at the start or after a crash. The second line of the file has the
+signature of all bytes below it, and the key: nothing below is looked at before the signature was verified.
+A later epoch may expel members or renew certificates; the rest stays.
 """
 
 import base64
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,13 +23,26 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpps.errors import UsageError, unknown
-from dpps.peers.identity import Identity, Key, check_address, check_name, fingerprint, verify
+from dpps.peers.identity import (
+    Identity,
+    Key,
+    check_address,
+    check_name,
+    encoded_point,
+    fingerprint,
+    key_of_point,
+    verify,
+)
 from dpps.peers.values import base64_of, certificate_in, number_in, plain_table, text_in, toml_lines, whole_in
 from dpps.topology import Topology, parse
 from dpps.version import __version__
 
-FORMAT = 1
-_SIGNED = b"dpps federation 1\n"
+FORMAT = 2
+_SIGNED = b"dpps federation 2\n"
+_TITLE = (
+    "# The contract of a run between organisations (dpps federation create). Any change breaks the signature."
+)
+_HEAD = re.compile(rb"# [^\n]{1,200}\n# signature ([A-Za-z0-9+/=]{1,200}) by ([A-Za-z0-9+/=]{88})\n")
 LARGEST_FILE = 1 << 20
 """Bytes of a federation file that are read at most."""
 
@@ -130,16 +144,20 @@ class Federation:
     # Files
 
     @classmethod
-    def parse(cls, content: bytes, where: str = "the federation file") -> "Federation":
-        """What a file says, its signature checked.
+    def parse(cls, content: bytes, where: str = "the federation file", convener: str = "") -> "Federation":
+        """What a file says, its signature checked first.
+
+        Args:
+            content: the file.
+            where: what messages call it.
+            convener: fingerprint of the only key that may have signed it; without it any may.
 
         Raises:
             UsageError: it is too large, not such a file, or not as the convener signed it.
         """
-        if len(content) > LARGEST_FILE:
-            raise UsageError(f"{where} has more than {LARGEST_FILE} bytes: it is no federation file")
+        signature, body = _verified(content, where, convener)
         try:
-            table = tomllib.loads(content.decode())
+            table = tomllib.loads(body.decode())
         except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise UsageError(f"{where} is not TOML: {error}") from error
         if table.get("format") != FORMAT:
@@ -156,18 +174,16 @@ class Federation:
                 members=tuple(_contact(each) for each in table["members"]),
                 rules=Rules(**{k.replace("-", "_"): number_in(v) for k, v in table["rules"].items()}),
                 convener=certificate_in(table["convener"]),
-                signature=base64.b64decode(table["signature"], validate=True),
+                signature=signature,
             )
-            said = {each["name"]: each["fingerprint"] for each in table["members"]}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{where} is damaged ({error}): ask the convener for it again") from error
-        if found.to_table() != {k: v for k, v in table.items() if k != "signature"} or said != {
-            m.name: m.fingerprint for m in found.members
-        }:
+        if found._body() != body:
+            other = "" if found.version == __version__ else f" (it is of dpps {found.version})"
             raise UsageError(
-                f"{where} says what a federation file does not say: ask the convener for it again"
+                f"{where} says what a federation file does not say{other}: ask the convener for it again"
             )
-        found._check_signatures(where)
+        found._check_certificates(where)
         found.rules.check(len(found.members))
         return found
 
@@ -182,7 +198,7 @@ class Federation:
         return cls.parse(content, str(path))
 
     def to_table(self) -> dict[str, Any]:
-        """What is signed."""
+        """What it says."""
         return {
             "format": FORMAT,
             "id": self.id,
@@ -197,27 +213,25 @@ class Federation:
 
     def to_toml(self) -> str:
         """The file."""
+        signature, key = (
+            base64.b64encode(each).decode() for each in (self.signature, encoded_point(self._key))
+        )
+        return f"{_TITLE}\n# signature {signature} by {key}\n{self._body().decode()}"
+
+    def _body(self) -> bytes:
+        """What is signed."""
         table = self.to_table()
-        lines = [
-            "# The contract of a run between organisations (dpps federation create). Any change breaks the signature."
-        ]
-        lines += toml_lines({k: v for k, v in table.items() if not isinstance(v, dict | list)})
-        lines += [f'signature = "{base64.b64encode(self.signature).decode()}"']
+        lines = toml_lines({k: v for k, v in table.items() if not isinstance(v, dict | list)})
         for name in ("plan", "rules"):
             lines += ["", f"[{name}]", *toml_lines(table[name])]
         for member in table["members"]:
             lines += ["", "[[members]]", *toml_lines(member)]
-        return "\n".join(lines) + "\n"
-
-    def canonical(self) -> bytes:
-        """The bytes that the signature is of."""
-        text = json.dumps(self.to_table(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return _SIGNED + text.encode()
+        return ("\n".join(lines) + "\n").encode()
 
     @cached_property
     def digest(self) -> str:
         """Stands for the content of this epoch."""
-        return hashlib.sha256(self.canonical()).hexdigest()
+        return hashlib.sha256(self._body()).hexdigest()
 
     @cached_property
     def fixed_digest(self) -> str:
@@ -233,16 +247,11 @@ class Federation:
             raise UsageError(
                 "this key is not the convener's of the federation: use the key beside its first file"
             )
-        return replace(self, signature=key.sign(self.canonical()))
+        return replace(self, signature=key.sign(_SIGNED + self._body()))
 
-    def _check_signatures(self, where: str) -> None:
-        key = self.convener.public_key()
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not verify(
-            key, self.signature, self.canonical()
-        ):
-            raise UsageError(
-                f"{where} was changed after the convener signed it: ask the convener for it again"
-            )
+    def _check_certificates(self, where: str) -> None:
+        if not verify(self._key, self.signature, _SIGNED + self._body()):
+            raise UsageError(f"{where} is signed by another key than its convener's: ask for the file again")
         for member in self.members:
             try:
                 member.certificate.verify_directly_issued_by(self.convener)
@@ -256,9 +265,13 @@ class Federation:
     @property
     def convener_fingerprint(self) -> str:
         """Of the convener's public key."""
+        return fingerprint(self._key)
+
+    @property
+    def _key(self) -> ec.EllipticCurvePublicKey:
         key = self.convener.public_key()
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        return fingerprint(key)
+        assert isinstance(key, ec.EllipticCurvePublicKey)  # refused otherwise when the file was read
+        return key
 
     @property
     def convener_pem(self) -> bytes:
@@ -377,6 +390,37 @@ class Federation:
             raise UsageError(
                 f"{where} takes {', '.join(sorted(returned))} back, who was expelled: make a new federation"
             )
+
+
+def _verified(content: bytes, where: str, convener: str) -> tuple[bytes, bytes]:
+    """The signature of a file and the bytes that it is of.
+
+    Raises:
+        UsageError: they were not signed by the key that the file names, or that is another one than `convener`.
+    """
+    if len(content) > LARGEST_FILE:
+        raise UsageError(f"{where} has more than {LARGEST_FILE} bytes: it is no federation file")
+    head = _HEAD.match(content)
+    if head is None and b"\nformat = 1\n" in content:
+        raise UsageError(
+            f"{where} is a contract of dpps 0.2: run it with that version, or ask the convener for a new one"
+        )
+    if head is None:
+        raise UsageError(f"{where} is no federation file: dpps federation create writes one")
+    try:
+        signature, point = (base64.b64decode(each, validate=True) for each in head.groups())
+        key = key_of_point(point)
+    except ValueError as error:
+        raise UsageError(f"{where} is damaged ({error}): ask the convener for it again") from error
+    if convener and fingerprint(key) != convener:
+        raise UsageError(
+            f"{where} is signed by another convener ({fingerprint(key)[:16]}, known is {convener[:16]}): ask "
+            "the convener on the telephone"
+        )
+    body = content[head.end() :]
+    if not verify(key, signature, _SIGNED + body):
+        raise UsageError(f"{where} was changed after the convener signed it: ask the convener for it again")
+    return signature, body
 
 
 def _contact(table: Any) -> Contact:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MAGIC = b"DPP1"
-LEARNING, AVERAGING = 0, 1
-"""The two phases of a run: rows that learn, and the average at the end."""
+LEARNING, AVERAGING, FINAL = 0, 1, 2
+"""The phases of a run: rows that learn; the average at the end; and the finished average, for members that come back too late to
+take part in it."""
 _HEAD = struct.Struct("<4sI")
 _LARGEST_HEADER = 1 << 16
 _LARGEST_NUMBER = 1 << 62
@@ -194,7 +195,7 @@ def _frame(header: Any, row: bytes, nodes: int) -> Frame:
 
 
 def _claim(phase: Any, round_: Any, digest: Any, signature: Any) -> Claim:
-    return Claim(_whole(phase, 0, 1), _whole(round_), _text(digest), bytes.fromhex(_text(signature)))
+    return Claim(_whole(phase, 0, FINAL), _whole(round_), _text(digest), bytes.fromhex(_text(signature)))
 
 
 def _listed(claim: Claim, with_digest: bool = True) -> list[Any]:

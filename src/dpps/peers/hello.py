@@ -103,7 +103,8 @@ def newer_file(known: Federation, theirs: Hello) -> Federation | None:
     if theirs.epoch <= known.epoch:
         return None
     try:
-        found = Federation.parse(theirs.file.encode(errors="replace"), "its federation file")
+        file = theirs.file.encode(errors="replace")
+        found = Federation.parse(file, "its federation file", known.convener_fingerprint)
         known.check_next(found, "its federation file")
     except UsageError as error:
         raise PeerError(f"wrong epoch: it says {theirs.epoch}, and {error}") from None

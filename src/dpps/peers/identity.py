@@ -54,6 +54,22 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     return hashlib.sha256(encoded).hexdigest()
 
 
+def encoded_point(key: ec.EllipticCurvePublicKey) -> bytes:
+    """A public key in 65 bytes, which are read without a parser."""
+    return key.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)
+
+
+def key_of_point(point: bytes) -> ec.EllipticCurvePublicKey:
+    """What `encoded_point` gave.
+
+    Raises:
+        ValueError: it is no point of the curve.
+    """
+    if len(point) != 65:
+        raise ValueError(f"a key of {len(point)} bytes")
+    return ec.EllipticCurvePublicKey.from_encoded_point(_CURVE(), point)
+
+
 def read_out(digits: str) -> str:
     """A fingerprint in groups of four, for the telephone."""
     return " ".join(digits[k : k + 4] for k in range(0, len(digits), 4))

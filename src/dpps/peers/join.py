@@ -181,10 +181,10 @@ class Participation:
             return self
         self.prepare()
         self._connected = True
-        size = 8 * self.run.algorithm.partition.shared_size
+        row = self.run.state.shared.s[0]
         self._renew()
         note_run(self.identity, self.channel.federation, self.out)
-        self.channel.start(self.run.description.model, largest(size))
+        self.channel.start(self.run.description.model, largest(row.numel() * row.element_size()))
         self._watcher.start()
         return self
 
@@ -199,7 +199,7 @@ class Participation:
         self.start()
         try:
             self.run.fit(self.epochs)
-            self._tell_epsilon(at_once=True)
+            self.tell_epsilon()
             if self.run.stopped:
                 self._interrupted()
             self._end(states.LEFT if self.member.fabric.state == LEFT else states.FINISHED)
@@ -243,11 +243,16 @@ class Participation:
         self._tell_epsilon()
         self._renew()
 
-    def _tell_epsilon(self, *, at_once: bool = False) -> None:
+    def _tell_epsilon(self) -> None:
         """What was spent so far. Accountants take a while, so not in every round."""
-        begun = time.monotonic()
-        if self.run.unit is None or (begun < self._next_epsilon and not at_once):
+        if time.monotonic() >= self._next_epsilon:
+            self.tell_epsilon()
+
+    def tell_epsilon(self) -> None:
+        """Put what was spent up to now into the status."""
+        if self.run.unit is None or self.status.epsilon_round == self.run.state.round > 0:
             return
+        begun = time.monotonic()
         self.status.epsilon, self.status.epsilon_round = self.run.privacy.epsilon, self.run.state.round
         taken = time.monotonic() - begun
         self._next_epsilon = begun + taken / SHARE
@@ -270,6 +275,8 @@ class Participation:
         status.round = run.state.round
         if status.state == states.RUNNING and status.round >= status.rounds:
             status.state = states.ENDING
+        if self.member.staying:
+            status.state = states.STAYING
         traffic = self.channel.traffic
         status.members = []
         for told in self.member.fabric.status():

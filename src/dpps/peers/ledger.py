@@ -10,9 +10,9 @@ from typing import Any, Self
 from dpps.errors import RunError
 from dpps.peers.outbox import Outbox
 from dpps.privacy.ledger import Budget
-from dpps.privacy.ledger_file import LedgerFile, believed
+from dpps.privacy.ledger_file import LedgerFile, believed, unsealed
 from dpps.privacy.release import Release
-from dpps.privacy.witness import Witness, witness_of
+from dpps.privacy.witness import Mark, Witness, witness_of
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,12 @@ class OutboxLedger(LedgerFile):
     ) -> None:
         super().__init__(path, header, durable, budget)
         self._tail: list[bytes] = []
-        self._unwritten = 0
+        self._appended = 0
+        """So many lines of the tail are in the file, though perhaps not on the disk."""
 
     def _write(self, release: Release) -> None:
-        if self._broken:
-            raise RunError(f"ledger {self.path} failed before: no further message may be sent")
-        self._tail.append(self._sealed(release.to_json()))
-        self._unwritten += 1
+        with self._whole():
+            self._tail.append(self._sealed(release.to_json()))
 
     def tail(self) -> tuple[int, list[str]]:
         """The number of the first line that only the outbox is sure to have, and the lines from there: for the outbox."""
@@ -49,45 +48,58 @@ class OutboxLedger(LedgerFile):
 
     def kept(self) -> None:
         """The outbox with all lines is on disk: append them to the file."""
-        data = b"".join(self._tail[len(self._tail) - self._unwritten :])
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-            self._unwritten = 0
-            if len(self._tail) >= _LINES:
-                self._settle()
-        except OSError as error:
-            self._broken = True
-            raise RunError(
-                f"ledger {self.path} cannot be written: {error.strerror}; the message was not sent"
-            ) from error
+        with self._whole():
+            data = b"".join(self._tail[self._appended :])
+            try:
+                while data:
+                    data = data[os.write(self._file, data) :]
+                self._appended = len(self._tail)
+                if len(self._tail) >= _LINES:
+                    self._settle()
+            except OSError as error:
+                raise RunError(
+                    f"ledger {self.path} cannot be written: {error.strerror}; the message was not sent"
+                ) from error
 
     def _settle(self) -> None:
         """Wait until the file itself has all lines that are kept."""
-        os.fsync(self._file)
-        self._tail = []
-        if self._witness is not None:
-            self._remember(self._witness)
+        self._put([])
+        self._tail, self._appended = [], 0
 
     def flush(self) -> None:
         """What is not in the outbox never left and is not written down."""
-        if self._tail and not self._unwritten:
-            self._settle()
+        if self._tail and self._appended == len(self._tail):
+            with self._whole():
+                self._settle()
 
     def _close_witness(self, witness: Witness) -> None:
         """It was told of all that the file is sure to have, and must not hear of more."""
         witness.close()
 
-    def _cut(self, tail: bytes, size: int) -> None:
-        """A half-written last line goes: if its message left, the outbox has it whole."""
-        if tail:
+    def _whole_lines(self, data: bytes, mark: Mark | None) -> bytes:
+        """Up to where a power cut has left holes in lines that were not waited for: if their messages left, the outbox has them."""
+        seal, end = "", 0
+        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+            try:
+                _, seal = unsealed(self.path, line, number, seal)
+            except RunError:
+                if mark is None or number <= mark.lines:
+                    raise
+                break
+            end += len(line) + 1
+        return data[:end]
+
+    def _cut(self, whole: int, size: int) -> None:
+        if whole < size:
             log.info(
-                "ledger %s: half-written last line cut off; the outbox decides whether it counts", self.path
+                "ledger %s: last lines that are not whole cut off; the outbox decides whether they count",
+                self.path,
             )
-            os.truncate(self.path, size - len(tail))
+            os.truncate(self.path, whole)
 
     def recover(self, first: int, lines: list[str]) -> None:
-        """Put lines into the file that the outbox has and the file lacks.
+        """Put lines into the file that the outbox has and the file lacks, and wait until it is sure to have them all: the
+        outbox that is written next has only later ones.
 
         Raises:
             RunError: file and outbox are not of the same run or time.
@@ -99,11 +111,13 @@ class OutboxLedger(LedgerFile):
                 "them was replaced by an older "
                 "copy or damaged, so what was spent is not known; restore both, or leave this run"
             )
-        missing = self._add_missing(first, lines)
-        if missing:
+        with self._whole():
+            missing = self._add_missing(first, lines)
+            if lines and f'"crc":"{self.mark.seal}"' not in lines[-1]:
+                raise RunError(
+                    f"ledger {self.path} and the outbox beside it are of different runs: restore both"
+                )
             self._put(missing)
-        elif lines and f'"crc":"{self.mark.seal}"' not in lines[-1]:
-            raise RunError(f"ledger {self.path} and the outbox beside it are of different runs: restore both")
 
     def _add_missing(self, first: int, lines: list[str]) -> list[bytes]:
         """Count the lines that the outbox has and the file lacks, and name them."""

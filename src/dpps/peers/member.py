@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpps.disk import private, writing
+from dpps.disk import private, write_private, writing
 from dpps.errors import RunError, UsageError
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Seeded
@@ -23,8 +23,10 @@ from dpps.peers.membership import Membership
 from dpps.peers.outbox import Outbox
 from dpps.peers.post import Post
 from dpps.peers.view import ACTIVE, DONE, LEFT
+from dpps.privacy.accountant import label
 from dpps.privacy.statement import Privacy
 from dpps.privacy.trust import Pairs
+from dpps.runs.data_ledger import checksum
 from dpps.runs.deployment import Deployment
 from dpps.runs.folder import RunFolder
 from dpps.runs.log import RoundLog
@@ -106,6 +108,8 @@ class Member(Deployment):
         self._leave_asked = threading.Event()
         self._heart = Heart(self.fabric) if heart else None
         self._met = False
+        self.staying = False
+        """Whether all is done and written, and this member is only there for those who come back late."""
         self._logged = 0
         self._outbox: Outbox | None = None
         self._run: Run | None = None
@@ -153,8 +157,21 @@ class Member(Deployment):
         assert run.folder is not None
         self._outbox = Outbox(run.folder.path / OUTBOX)
         self._run = run
+        self._check_data(run, self._data_place(run))
         self.fabric.keep = self._keep
         return self.fabric
+
+    def _data_place(self, run: Run) -> Path:
+        assert run.folder is not None
+        return run.folder.path / OUTBOX / "data"
+
+    def _check_data(self, run: Run, place: Path) -> None:
+        """Refuse to go on with other files than the run began with: what was spent of those is in this ledger."""
+        if place.exists() and place.read_text() != _checksums(run):
+            raise UsageError(
+                f"--node-data {', '.join(run.description.sources)} holds other data than this member's run in {place.parent.parent} began "
+                "with: give the folder it began with (it may have been moved), its files unchanged"
+            )
 
     def header(self) -> dict[str, Any]:
         return {"federation": self.membership.run, "member": self.membership.name}
@@ -162,6 +179,7 @@ class Member(Deployment):
     def take_up(self, run: Run) -> None:
         """Go on from the outbox; at the first start, begin one."""
         assert self._outbox is not None
+        self._outbox.lock()  # a run without noise has no ledger, which would be locked
         found = self._outbox.read()
         if found is None:
             if run.resumed and run.ledger.messages:
@@ -171,14 +189,14 @@ class Member(Deployment):
             self.fabric.begin(1)
         else:
             self._resume(run, *found)
-        if self.fabric.state == DONE:
-            return  # only its results are missing: nothing is sent
-        state = run.state.shared
-        if self.fabric.state != LEFT:
+        state, takes_part = run.state.shared, self.fabric.state in ACTIVE
+        if takes_part:
             self.fabric.hold(LEARNING, state.s[0], float(state.a[0]))
         # how often it was started is on disk before anybody hears of it
         self._write(run, run.state.round, state.clock)
-        if self.fabric.state != LEFT:
+        if not self._data_place(run).exists():
+            write_private(self._data_place(run), _checksums(run).encode())
+        if takes_part:
             self._take(run)
             self.fabric.follow(run.state.shared.y[0])
         if self._heart is not None:
@@ -190,9 +208,10 @@ class Member(Deployment):
         fabric, state = meta["fabric"], meta["fabric"]["state"]
         waiting = [tuple(sent[2:]) for outlet in fabric["outlets"].values() for sent in outlet["waiting"]]
         handed_over = state == LEFT and (LEARNING, fabric["pushed"]) not in waiting
-        if handed_over or (state == DONE and run.folder is not None and run.folder.summary.exists()):
-            word = "has left the federation" if state == LEFT else "is finished"
-            raise UsageError(f"this member {word}: there is nothing to go on with, and nothing was sent")
+        if handed_over:
+            raise UsageError(
+                "this member has left the federation: there is nothing to go on with, and nothing was sent"
+            )
         try:
             run.nodes.load(run.state, tensors, meta, meta["round"])
         except (KeyError, RuntimeError) as error:
@@ -256,7 +275,7 @@ class Member(Deployment):
         if self._leave_asked.is_set():
             state = run.state.shared
             return self._gone(run, self.fabric.hand_over(state.s[0], float(state.a[0]), run.state.round))
-        others = self.fabric.behind(run.state.round)
+        others = run.plan.count if self.fabric.over() else self.fabric.behind(run.state.round)
         if others > run.state.round:
             target = min(others, run.plan.count)
             log.warning(
@@ -292,7 +311,8 @@ class Member(Deployment):
             answers = not self._met and now - begun < self.membership.soft
             doubt = not self._met and now - begun < self.membership.hard and fabric.doubtful()
             asked = self._leave_asked.is_set() or (self._run is not None and self._run.stop_asked)
-            if asked or (not doubt and (fabric.assembled(wanted, answers) or self._too_late())):
+            too_late = fabric.over() and (not answers or fabric.answered())
+            if asked or (not doubt and (fabric.assembled(wanted, answers) or too_late)):
                 self._met = True
                 return
             if now >= tell_at:
@@ -316,6 +336,11 @@ class Member(Deployment):
             return f"waits: none of its neighbours answers ({', '.join(sorted(self.membership.partners))})"
         present, known = self.membership.present, self.fabric.view.known
         told = f"{len(here)} of {len(present)} are here ({', '.join(here)}), {wanted} are needed"
+        if len(here) == 1 and self.fabric.start_number > 1 and self.fabric.pushed >= 0:
+            told += (
+                f"; this member has spent {self._spent()} so far. If the others have finished, ask one of them to give its dpps "
+                "join once more: it then hands the final model over to this one"
+            )
         left = [
             n for n, k in zip(self.membership.names, known, strict=True) if k.state == LEFT and n in present
         ]
@@ -323,12 +348,13 @@ class Member(Deployment):
             told += f"; {', '.join(left)} left for good, so too few can come: Ctrl-C ends this member's run"
         return f"waits for other members: {told}"
 
-    def _too_late(self) -> bool:
-        """Whether another member has finished: then it is no use to wait for more of them."""
-        names, known = self.membership.names, self.fabric.view.known
-        return any(
-            k.state == DONE for n, k in zip(names, known, strict=True) if n in self.membership.partners
-        )
+    def _spent(self) -> str:
+        """What its messages have cost, in words."""
+        run = self._run
+        spent = None if run is None or run.unit is None else run.privacy
+        if spent is None or spent.epsilon is None:
+            return "no epsilon, as nothing was promised for its messages,"
+        return f"{label(spent.epsilon)} at delta {spent.delta:g}"
 
     def after_round(self, run: Run) -> None:
         """All that counts is on disk before a round is sent."""
@@ -358,18 +384,37 @@ class Member(Deployment):
         fewest = averaging_rounds(run.topology)
         mean, self.agreement = self.fabric.average(row, run.plan.count, fewest, before=self._assemble)
         if self.agreement is None:
-            log.warning(
-                "%sfound nobody to average with at the end: the model is its own estimate", self.voice
+            raise RunError(
+                f"the others have finished, and none of them has handed the final model over to this member, which has spent "
+                f"{self._spent()}: ask one of them to give its dpps join once more, and meanwhile give this command again"
             )
+        if self.fabric.late:
+            log.warning("%scame back when the others had finished, and has their final model", self.voice)
         run.nodes.settle(run.state, mean)
         run.forget_evaluation()
         self.fabric.finish()
-        self.close()
+
+    def stay(self, run: Run) -> None:
+        """Be there for neighbours that are not done; Ctrl-C ends that, as all is done here."""
+        self.staying = True
+        if missing := self.fabric.unfinished():
+            log.warning(
+                "%sis finished, its results are written; it stays up to %g s to hand the final model to %s, if it comes back; Ctrl-C ends that",
+                self.voice,
+                self.membership.hard,
+                ", ".join(missing),
+            )
+        try:
+            self.fabric.stay(run.shared, ended=lambda: run.stop_asked)
+        except KeyboardInterrupt:
+            log.info("%sstays no longer", self.voice)
 
     def close(self) -> None:
-        """Stop showing signs of life."""
+        """Stop showing signs of life, and let other processes have the folder."""
         if self._heart is not None:
             self._heart.stop()
+        if self._outbox is not None:
+            self._outbox.unlock()
 
     def privacy(self, privacy: Privacy, run: Run) -> Privacy:
         if privacy.unit == "none":
@@ -382,6 +427,11 @@ class Member(Deployment):
     def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
         """Of this member's node; nobody collects those of all."""
         return None
+
+
+def _checksums(run: Run) -> str:
+    """Of the files of this member's own data; nothing of a public data set, or of data given in Python."""
+    return "".join(f"{checksum(Path(source))}\n" for source in run.description.sources)
 
 
 def _read_log(path: Path) -> list[RoundLog]:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from dpps.disk import private, private_folder, sync_folder
+from dpps.disk import close_alone, open_alone, private, private_folder, sync_folder, writing
 from dpps.errors import RunError
 
 _HEAD = struct.Struct("<8sQ32s")
@@ -33,6 +33,23 @@ class Outbox:
         self._paths = folder / "a", folder / "b"
         self._folder = folder
         self._turn = 0
+        self._locked: int | None = None
+
+    def lock(self) -> None:
+        """Be the only process that has this outbox, until `unlock` or its end.
+
+        Raises:
+            RunError: another process has it.
+        """
+        with writing(self._folder):
+            private_folder(self._folder)
+            self._locked = open_alone(self._folder / "lock", os.O_CREAT)
+
+    def unlock(self) -> None:
+        """Let others have it."""
+        if self._locked is not None:
+            close_alone(self._locked)
+            self._locked = None
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest state that is whole; None when there is none.

@@ -21,6 +21,11 @@ class Post(ABC):
     def connected(self) -> frozenset[str]:
         """Who can be reached right now, as far as is known here."""
 
+    def connection(self, name: str) -> int:
+        """Which connection with `name` is the newest: another number after every new one, where that cannot be seen from
+        `connected` because the one before is not yet known to be dead."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Let go of all connections."""

@@ -74,6 +74,12 @@ class Incoming:
                 self._waiting[name] -= len(frames.popleft())
             self._changed.notify()
 
+    def forget(self, name: str) -> None:
+        """Drop the frames of a member that wait."""
+        with self._changed:
+            self._frames.pop(name, None)
+            self._waiting.pop(name, None)
+
     def get(self, seconds: float) -> tuple[str, bytes] | None:
         """The next frame; None when none comes within so many seconds."""
         until = time.monotonic() + seconds

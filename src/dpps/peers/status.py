@@ -13,6 +13,7 @@ from dpps.errors import UsageError
 
 FILE, LEAVE = "status.json", "leave.request"
 WAITING, RUNNING, ENDING = "waiting for others", "running", "averaging"
+STAYING = "finished, and there for members that come back late"
 FINISHED, STOPPED, LEFT, FAILED = "finished", "stopped", "left", "failed"
 OVER = (FINISHED, STOPPED, LEFT, FAILED)
 LATE = 30.0

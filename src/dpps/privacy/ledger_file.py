@@ -14,7 +14,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -109,9 +110,9 @@ class LedgerFile(Ledger):
             raise _unreadable(path, error) from error
         try:
             ledger._witness = Witness.open(witness_of(ledger.path))
-            whole, _, tail = data.rpartition(b"\n")
+            whole = ledger._whole_lines(data, ledger._witness.mark)
             ledger._replay(whole, ledger._witness.mark)
-            ledger._cut(tail, len(data))
+            ledger._cut(len(whole), len(data))
         except BaseException:
             ledger._abandon()
             raise
@@ -131,8 +132,8 @@ class LedgerFile(Ledger):
         ledger = cls(path, cls.read_header(path), durable=False)
         ledger._broken = True
         mark = newest_mark(path)  # first: whoever writes tells the witness last
-        lines = path.read_bytes().rpartition(b"\n")[0].split(b"\n")
-        for number, line in enumerate(lines, start=1):
+        data = ledger._whole_lines(path.read_bytes(), mark)
+        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             record = ledger._unsealed(line, number)
             if number > 1:
                 ledger._count(believed(path, number, record, ledger.rows))
@@ -182,19 +183,29 @@ class LedgerFile(Ledger):
             )
 
     def _write(self, release: Release) -> None:
-        if self._broken:
-            raise RunError(f"ledger {self.path} failed before: no further message may be sent")
-        line = self._sealed(release.to_json())
-        if self._durable:
-            self._put([line])
-        else:
-            self._pending.append(line)
+        with self._whole():
+            line = self._sealed(release.to_json())
+            if self._durable:
+                self._put([line])
+            else:
+                self._pending.append(line)
 
     def flush(self) -> None:
         """Put everything on disk; call it before a checkpoint is written."""
         if self._pending:
-            self._put(self._pending)
-            self._pending = []
+            with self._whole():
+                self._put(self._pending)
+                self._pending = []
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is within happens completely. After a failure or Ctrl-C in between, the checksum in memory may be that of a line
+        that is not in the file: nothing more is written, the witness is told nothing, and the next start reads the file."""
+        if self._broken:
+            raise RunError(f"ledger {self.path} failed before: no further message may be sent")
+        self._broken = True
+        yield
+        self._broken = False
 
     def close(self) -> None:
         """Flush and let go of the file."""
@@ -224,14 +235,13 @@ class LedgerFile(Ledger):
         return f'{body[:-1]},"crc":"{self._seal}"}}\n'.encode()
 
     def _put(self, lines: list[bytes]) -> None:
-        """Append and wait for the disk, then tell the witness. After a failure the tail is unknown: nothing more is written."""
+        """Append and wait for the disk, then tell the witness."""
         data = b"".join(lines)
         try:
             while data:
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)
         except OSError as error:
-            self._broken = True
             raise RunError(
                 f"ledger {self.path} cannot be written: {error.strerror}; the message was not sent"
             ) from error
@@ -242,17 +252,19 @@ class LedgerFile(Ledger):
         try:
             witness.record(self.mark)
         except OSError as error:
-            self._broken = True
             raise RunError(
                 f"{witness.path} cannot be written: {error.strerror}; the message was not sent"
             ) from error
+
+    def _whole_lines(self, data: bytes, mark: Mark | None) -> bytes:
+        """The lines of a file that are to be read, each with its end; `mark`: how far the witness knows it to have gone."""
+        return data[: data.rfind(b"\n") + 1]
 
     def _replay(self, whole: bytes, mark: Mark) -> None:
         """Check every line and count it."""
         if not whole and mark.lines == 1:
             raise _unbegun(self.path)
-        lines = whole.split(b"\n") if whole else []
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
             record = self._unsealed(line, number)
             if number == 1:
                 _same_run(self.path, record, self.header)
@@ -260,15 +272,15 @@ class LedgerFile(Ledger):
                 self._count(believed(self.path, number, record, self.rows))
         self.check_holds(mark, "its witness")
 
-    def _cut(self, tail: bytes, size: int) -> None:
+    def _cut(self, whole: int, size: int) -> None:
         """A half-written last line goes: its fsync never returned, so its message never left."""
-        if tail:
+        if whole < size:
             log.warning("ledger %s: half-written last line cut off; its message was never sent", self.path)
-            os.truncate(self.path, size - len(tail))
+            os.truncate(self.path, whole)
             os.fsync(self._file)
 
     def _unsealed(self, line: bytes, number: int) -> dict[str, Any]:
-        record, self._seal = _unsealed(self.path, line, number, self._seal)
+        record, self._seal = unsealed(self.path, line, number, self._seal)
         self._next_line()
         return record
 
@@ -287,10 +299,10 @@ def _first_line(path: Path) -> tuple[dict[str, Any], str]:
         raise _unreadable(path, error) from error
     if not line.endswith(b"\n"):
         raise _unbegun(path)
-    return _unsealed(path, line[:-1], 1, "")
+    return unsealed(path, line[:-1], 1, "")
 
 
-def _unsealed(path: Path, line: bytes, number: int, previous: str) -> tuple[dict[str, Any], str]:
+def unsealed(path: Path, line: bytes, number: int, previous: str) -> tuple[dict[str, Any], str]:
     """What a line says, and its checksum, which must follow from that of the line before."""
     body, mark, seal = line.rpartition(b',"crc":"')
     text = body.decode(errors="replace") + "}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpps.errors import RunError, UsageError
 from dpps.learning.algorithm import ALGORITHMS
+from dpps.peers.ledger import OUTBOX
 from dpps.privacy.accountant import Charge
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
@@ -101,11 +102,13 @@ class RunRecord:
     topology: Topology
     sync_every: int
     command: str | None
-    """The command line that repeats the run; None for a run started from Python."""
+    """The command line that repeats the run; None for a run started from Python, and for one member's part in a federation's."""
     private_noise: bool
     """Whether nobody can know the noise; otherwise the run was a simulation."""
     own_statistics: bool = False
     """Whether the nodes' models keep statistics of their data, as BatchNorm does."""
+    federation: bool = False
+    """Whether this is one member's part of a run between organisations."""
     part: str | None = None
     """Of a distributed run: the process whose records are shown."""
     baselines: Mapping[str, Accuracy] = field(default_factory=dict)
@@ -166,7 +169,7 @@ def read_folder(folder: Path, name: str) -> RunRecord:
     unit, rounds = config.privacy(), _rounds(records, kept)
     ledgers = [LedgerFile.read(part.ledger) for part in parts or [whole]] if unit else []
     ledger, row = _dearest(unit, ledgers)
-    process = records.path.resolve().name
+    process, member = records.path.resolve().name, (folder / OUTBOX).is_dir()
     distributed = process.startswith("rank-")
     private_noise = not config.seeded_noise if distributed else config.secure_noise
     return RunRecord(
@@ -191,7 +194,8 @@ def read_folder(folder: Path, name: str) -> RunRecord:
         own_statistics=facts.get("own_statistics", False),
         topology=config.network(),
         sync_every=config.sync_every if ALGORITHMS[config.algorithm].synchronises else 0,
-        command=command(config, len(facts.get("bytes_sent_by_rank", []))),
+        command=None if member else command(config, len(facts.get("bytes_sent_by_rank", []))),
+        federation=member,
         private_noise=private_noise,
         part=process if distributed else None,
         baselines={k: Accuracy.from_json(v) for k, v in (facts.get("baselines") or {}).items()},

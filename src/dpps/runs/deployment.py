@@ -79,6 +79,9 @@ class Deployment(ABC):
     def conclude(self, run: Run) -> None:  # noqa: B027 - most have nothing to do
         """The last round is complete, and nothing of the results is written yet."""
 
+    def stay(self, run: Run) -> None:  # noqa: B027 - most have nothing to do
+        """The results of all rounds are written: be there for others who still need something."""
+
     def close(self) -> None:  # noqa: B027 - most have nothing to do
         """The run is over, finished or failed: end what goes on beside it."""
 

@@ -410,6 +410,8 @@ class Run(Results):
                     self.checkpoint()
                 if results:
                     self._write_results(self.folder)
+                    if self.state.round >= self.plan.count:
+                        self.where.stay(self)
         finally:
             self.close()
 

@@ -7,10 +7,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dpps.errors import UsageError
-from dpps.learning.engines.per_example import BookKeeping, Chains
-from dpps.learning.engines.per_example.objective import Objective
-from dpps.learning.engines.per_example.single import OneByOne, add_to, gradient_of_one, leaves_of
-from dpps.learning.partition import Partition
+from dpps.learning import (
+    BookKeeping,
+    Chains,
+    Objective,
+    OneByOne,
+    Partition,
+    add_to,
+    gradient_of_one,
+    leaves_of,
+)
 from tests.learning.samples import tiny
 
 

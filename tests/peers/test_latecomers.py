@@ -1,0 +1,163 @@
+"""A member that comes back when the others have finished gets their model, or is told what happened and what it has paid."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dpps.errors import RunError
+from dpps.peers import LEARNING, Network, Peers, SimulatedPost, decode
+from dpps.peers.frames import AVERAGING, FINAL
+from dpps.privacy import LedgerFile, label
+from tests.peers.bare import HARD, WIDTH, membership_of
+from tests.peers.test_member import FEATURES, NAMES, Federation
+
+LATE, OTHERS = "m1", ("m0", "m2", "m3")
+ROW_BYTES = 4 * 2 * (FEATURES + 1)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+class Late(Federation):
+    """m1 is killed in the middle; `when_finished` is called once all others are done."""
+
+    def __init__(self, folder: Path, when_finished: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder, epochs=5)
+        self.sent: list[tuple[str, int]] = []
+        self.network = Network({name: self._main(k) for k, name in enumerate(NAMES)}, tap=self._tap)
+        self.network.at(0.4, lambda: self.network.kill(LATE))
+        done: list[str] = []
+        finish = Peers.finish
+
+        def finished(fabric: Peers) -> None:
+            finish(fabric)
+            done.append(fabric.membership.name)
+            if sorted(done) == sorted(OTHERS):
+                when_finished()
+
+        patch.setattr(Peers, "finish", finished)
+
+    def _tap(self, sender: str, to: str, data: bytes) -> None:
+        share = decode(data, "run", len(NAMES), ROW_BYTES).share
+        if share is not None:
+            self.sent.append((sender, share.claim.phase))
+
+    def restart(self, *names: str, after: float) -> None:
+        for name in names:
+            self.network.at(self.network.now + after, lambda name=name: self.network.restart(name))
+
+    def charged(self) -> list[int]:
+        return [r for r, _ in LedgerFile.read(self.folder / LATE / "ledger.jsonl").history]
+
+    def check(self) -> None:
+        """m1 has what the others have agreed on."""
+        models = self.models()
+        assert all(torch.allclose(model, models[0], rtol=1e-4, atol=1e-5) for model in models)
+        assert (self.folder / LATE / "models" / "node-1.safetensors").exists()
+        assert (self.folder / LATE / "summary.json").exists()
+
+
+def test_the_others_stay_and_hand_the_model_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paid: list[int] = []
+
+    def come_back() -> None:
+        paid.extend(federation.charged())
+        federation.sent.clear()
+        federation.restart(LATE, after=0.3)
+
+    federation = Late(tmp_path, come_back, monkeypatch)
+    federation.network.run()
+    federation.check()
+    assert paid == federation.charged(), "it pays nothing more"
+    assert (LATE, LEARNING) not in federation.sent
+
+
+def test_who_is_told_that_nobody_is_there_gets_the_model_when_one_joins_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before: list[bytes] = []
+
+    def come_back() -> None:
+        federation.restart(LATE, after=3 * HARD)
+        federation.network.at(federation.network.now + 6 * HARD, once_more)
+
+    def once_more() -> None:
+        assert federation.network.running == {LATE}
+        spent = label(federation.runs[LATE].privacy.epsilon)
+        assert any(LATE in line and spent in line for line in caplog.messages)
+        before.append((tmp_path / "m0" / "models" / "node-0.safetensors").read_bytes())
+        federation.network.restart("m0")
+
+    federation = Late(tmp_path, come_back, monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        federation.network.run(until=40 * HARD)
+    federation.check()
+    assert (tmp_path / "m0" / "models" / "node-0.safetensors").read_bytes() == before[0]
+
+
+def test_without_the_model_a_latecomer_ends_in_one_line_and_can_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are there and finished, and none hands the model over."""
+
+    def come_back() -> None:
+        federation.restart(LATE, after=0.3)
+
+    federation = Late(tmp_path, come_back, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Peers, "_hand_on_average", lambda fabric, mean, given: None)
+        with pytest.raises(RunError) as told:
+            federation.network.run()
+    assert label(federation.runs[LATE].privacy.epsilon) in str(told.value)
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / LATE / "summary.json").exists()
+    paid = federation.charged()
+    again = {name: federation._main(k) for k, name in enumerate(NAMES) if name in (LATE, "m0")}
+    Network(again | dict.fromkeys(("m2", "m3"), _nothing)).run()
+    federation.check()
+    assert federation.charged() == paid
+
+
+def _nothing(post: Any) -> None:
+    """A member that is not started."""
+
+
+def test_where_all_are_there_to_the_end_nothing_is_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: set[int] = set()
+
+    def tap(sender: str, to: str, data: bytes) -> None:
+        share = decode(data, "run", len(NAMES), ROW_BYTES).share
+        phases.update([] if share is None else [share.claim.phase])
+
+    federation = Federation(tmp_path)
+    Network({name: federation._main(k) for k, name in enumerate(NAMES)}, tap=tap).run()
+    assert phases == {LEARNING, AVERAGING}
+    assert FINAL not in phases
+
+
+def test_an_outbox_of_version_0_2_has_no_final_average_and_is_taken_up() -> None:
+    def main(post: SimulatedPost) -> None:
+        fabric = Peers(membership_of(NAMES, 0), post, post.clock)
+        fabric.start(torch.zeros(1, WIDTH, dtype=torch.float64), common=True)
+        fabric.hold(LEARNING, torch.ones(WIDTH), 1.0)
+        tensors, meta = fabric.tensors(), fabric.meta()
+        del tensors[f"home/{FINAL}"], meta["mass"][str(FINAL)]
+        again = Peers(membership_of(NAMES, 0), post, post.clock)
+        again.start(torch.zeros(1, WIDTH, dtype=torch.float64), common=True)
+        again.load(tensors, meta)
+        assert again.take(LEARNING)[1] == 1.0
+        assert again.take(FINAL)[1] == 0.0
+        loaded.append(again)
+
+    loaded: list[Peers] = []
+    Network({NAMES[0]: main}).run()
+    assert loaded
