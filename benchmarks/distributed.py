@@ -21,6 +21,7 @@ from measure import in_turn
 
 import dpps
 from dpps.noise.source import Outgoing
+from dpps.sensitivity import Unclipped
 from dpps.topology import Weights, parse
 from dpps.transport import Exchange, Link
 from dpps.transport.cluster import Cluster
@@ -31,8 +32,8 @@ from dpps.transport.wire import ROWS, SMALL
 Work = Callable[[], object]
 UNITS: dict[str, tuple[dpps.Mechanism, dpps.Sensitivity]] = {
     "node-swap": (dpps.Laplace(5, 1e-9), dpps.Paper(0.78, 0.55)),  # a rate at which the estimate stays finite
-    "contribution": (dpps.Laplace(5, 1e-3), dpps.Bounded(1.0, clip=1.0)),
-    "record": (dpps.Gaussian(1.0), dpps.Bounded(1e-6)),
+    "contribution": (dpps.Laplace(5, 1e-3), dpps.Bounded(clip=0.5)),
+    "record": (dpps.Gaussian(1.0), Unclipped(1e-6)),
 }
 PROCESSES, DIMENSION, TURNS = 4, 1_000_000, 41
 

@@ -42,7 +42,7 @@ def main() -> None:
     protocol = dpps.DPPS(
         dpps.Exponential(NODES),
         dpps.Gaussian(noise_multiplier=NOISE),
-        dpps.Bounded(distance=2 * STEP, clip=STEP),
+        dpps.Bounded(clip=STEP),
         noise=dpps.Seeded(0),
         mixes=7,  # gossip steps per message: everybody hears of everybody, so the noise averages out
     )

@@ -13,6 +13,7 @@ from dpps.noise.keystream import Keystream
 from dpps.noise.secure import STEPS, SecureNoise
 from dpps.noise.source import Outgoing
 from dpps.noise.streams import NOISE, Streams
+from dpps.sensitivity import Unclipped
 from tests.samples import Scripted
 
 DISTRIBUTIONS = {
@@ -106,7 +107,7 @@ def test_rounding_is_charged_where_it_costs():
     """Node-swap: every coordinate; record: every coordinate of a sum; contribution: rounding toward zero is free."""
     d, step = 100, 0.5
     assert dpps.Paper(1, 0.5).rounding(d, step, 1) == d * step
-    assert dpps.Bounded(1.0).rounding(d, step, 2) == math.sqrt(d) * step
+    assert Unclipped(1.0).rounding(d, step, 2) == math.sqrt(d) * step
     assert dpps.Bounded(1.0, clip=0.5).rounding(d, step, 1) == 0
 
 

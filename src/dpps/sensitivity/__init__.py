@@ -9,7 +9,7 @@ from dpps.sensitivity.base import (
     Sensitivity,
     real_sensitivity,
 )
-from dpps.sensitivity.bounded import Bounded
+from dpps.sensitivity.bounded import Bounded, Known, Unclipped
 from dpps.sensitivity.certified import Certified, WorstCase
 from dpps.sensitivity.paper import Oracle, Paper
 
@@ -17,6 +17,7 @@ __all__ = [
     "SENSITIVITIES",
     "Bounded",
     "Certified",
+    "Known",
     "Memory",
     "Oracle",
     "Paper",
@@ -24,6 +25,7 @@ __all__ = [
     "Released",
     "RoundView",
     "Sensitivity",
+    "Unclipped",
     "WorstCase",
     "real_sensitivity",
 ]

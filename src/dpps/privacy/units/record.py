@@ -21,7 +21,7 @@ from dpps.privacy.units.base import (
     positive,
 )
 from dpps.privacy.units.contribution import Contribution
-from dpps.sensitivity import Bounded
+from dpps.sensitivity import Unclipped
 
 
 @UNITS.register("record")
@@ -94,7 +94,7 @@ class Record(Unit):
         share = plan.lr_shared * self.clip / plan.batch_size
         return Calibration(
             Gaussian(multiplier),
-            Bounded(
+            Unclipped(
                 distance=share, coordinates=plan.coordinates, largest=share * _most_drawn(plan.largest_batch)
             ),
             example_clip=self.clip,
