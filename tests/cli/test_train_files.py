@@ -56,6 +56,7 @@ def test_a_run_writes_the_files_of_the_contract(tmp_path, capsys):
             "delta",
             "accountant",
             "statement",
+            "simulated",
         ),
     }
     assert set(summary["seconds"]) == {"total", "gradients", "protocol", "evaluation"}

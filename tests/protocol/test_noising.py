@@ -84,7 +84,7 @@ def test_when_only_the_start_is_private_later_rounds_are_free():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_non_finite_perturbation_is_refused_and_costs_nothing(value):
-    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(clip=0.5))
+    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(clip=0.5), noise=dpps.Seeded(0))
     state = protocol.start(torch.zeros(4, 3))
     protocol.step(state)
     before = state.s.clone()

@@ -59,7 +59,7 @@ def say_outcome(
         if not private_noise:
             say(
                 "",
-                "(seeded noise: what a run with --secure-noise would cost; these messages are not private)",
+                "(simulated, with seeded noise: what a run with --secure-noise would cost; these messages are not private)",
             )
     if "baselines" in told:
         for what, words in gained(told):

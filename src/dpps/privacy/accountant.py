@@ -83,6 +83,7 @@ class Total:
         accountant: the bound that won; ``none`` when there is none.
         epsilon_sum: plain sum of the rounds' pure epsilons; None where a Gaussian round has no pure epsilon.
         by_method: every finite bound by its name.
+        simulated: the noise came from a seed: whoever knows that can subtract it, so these very messages are not protected.
     """
 
     epsilon: float
@@ -90,6 +91,12 @@ class Total:
     accountant: str
     epsilon_sum: float | None
     by_method: dict[str, float]
+    simulated: bool = False
+
+    def __str__(self) -> str:
+        """For people: rounded up, and what must be said with it."""
+        remark = ", simulated: seeded noise protects nobody" if self.simulated else ""
+        return f"{label(self.epsilon)}, delta {self.delta:g} (by {self.accountant}){remark}"
 
 
 def total(

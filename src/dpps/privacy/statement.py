@@ -36,6 +36,8 @@ class Privacy:
     statement: str
     epsilon_by_node: Sequence[float] = ()
     """What each node held here has spent; `epsilon` is the largest. Empty where some have no finite number."""
+    simulated: bool = False
+    """Whether the noise came from a seed: whoever knows that can subtract it, so these very messages are not protected."""
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json."""
@@ -74,6 +76,7 @@ def account(
         accountant=total.accountant,
         statement=_words(unit, total, charges, private_noise, by_node),
         epsilon_by_node=by_node if all(map(math.isfinite, by_node)) else (),
+        simulated=not private_noise,
     )
 
 
