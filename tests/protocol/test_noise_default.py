@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import dpps
-from dpps.errors import UsageError
 from dpps.noise.secure import SecureNoise
 
 
@@ -27,11 +26,11 @@ def spent(delta: float, **options: object) -> tuple[dpps.DPPS, dpps.privacy.acco
 
 @pytest.mark.parametrize("fabric", [dpps.Stacked(4), Elsewhere(4)])
 def test_by_default_nobody_knows_the_noise(fabric: dpps.transport.Fabric) -> None:
-    protocol, total = spent(1e-9, fabric=fabric)
+    protocol, total = spent(0.0, fabric=fabric)
     assert isinstance(protocol.noise, SecureNoise)
     assert not total.simulated
     assert "simulated" not in str(total)
-    assert total.epsilon == pytest.approx(1.0, rel=1e-4)
+    assert total.epsilon == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("fabric", [dpps.Stacked(4), Elsewhere(4)])
@@ -48,12 +47,6 @@ def test_the_paper_s_unit_says_so_too() -> None:
         protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1.0), dpps.Certified(), noise=noise)
         protocol.step(protocol.start(torch.zeros(4, 3)))
         assert protocol.privacy(0.0).simulated is simulated
-
-
-def test_delta_0_is_refused_where_the_sampler_needs_some() -> None:
-    """Exact samplers are truncated, which costs a delta; an infinite epsilon would tell nobody why."""
-    with pytest.raises(UsageError, match="delta is 0"):
-        spent(0.0)
 
 
 def test_secure_noise_is_drawn_afresh_for_every_protocol() -> None:

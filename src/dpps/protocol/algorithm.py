@@ -251,11 +251,6 @@ class DPPS(Frozen):
             delta = getattr(self.sensitivity, "delta", 0.0)
             return replace(self.ledger.total(0.0, group), delta=delta, simulated=simulated)
         distance = self.noise.distance(self.mechanism, self._dimension, rounds) if rounds else 0.0
-        if delta == 0 < distance:
-            raise UsageError(
-                f"delta is 0: the sampler of {type(self.noise).__name__} is within {distance:.1g} of its distribution, which takes a "
-                "delta: use 1e-9, say"
-            )
         return replace(self.ledger.total(delta, group, distance=distance), simulated=simulated)
 
     def _charge(self, round_: int, used: float | None, scale: float) -> None:
