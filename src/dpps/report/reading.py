@@ -327,9 +327,9 @@ def _rounds(folder: RunFolder, kept: Mapping[str, Any]) -> list[RoundLog]:
 
 
 def _log(row: Mapping[str, str], watched: Mapping[int, dict[str, float]]) -> RoundLog:
-    real, estimated, used = (
-        float(row[name]) if row[name] else None for name in ("real", "estimated", "used")
+    real, estimated, used, epsilon = (
+        float(row[name]) if row[name] else None for name in ("real", "estimated", "used", "epsilon")
     )
-    scale, epsilon, loss = (float(row[name]) for name in ("scale", "epsilon", "loss"))
+    scale, loss = (float(row[name]) for name in ("scale", "loss"))
     at = int(row["round"])
     return RoundLog(at, real, estimated, used, scale, epsilon, loss, watched=watched.get(at, {}))
