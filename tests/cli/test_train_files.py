@@ -57,6 +57,8 @@ def test_a_run_writes_the_files_of_the_contract(tmp_path, capsys):
             "accountant",
             "statement",
             "simulated",
+            "epsilon_spent",
+            "epsilon_replacement",
         ),
     }
     assert set(summary["seconds"]) == {"total", "gradients", "protocol", "evaluation"}

@@ -248,7 +248,8 @@ class Participation:
         begun = time.monotonic()
         if self.run.unit is None or (begun < self._next_epsilon and not at_once):
             return
-        self.status.epsilon, self.status.epsilon_round = self.run.privacy.epsilon, self.run.state.round
+        self.status.epsilon = self.run.privacy.epsilon_spent
+        self.status.epsilon_round = self.run.state.round
         taken = time.monotonic() - begun
         self._next_epsilon = begun + taken / SHARE
 

@@ -296,7 +296,7 @@ class TorchDistributed(Deployment):
         if privacy["unit"] == "none":
             return privacy
         result = dict(privacy)
-        for name in ("epsilon", "epsilon_sum"):
+        for name in ("epsilon", "epsilon_sum", "epsilon_spent", "epsilon_replacement"):
             totals = self._of_ranks(-1.0 if privacy[name] is None else privacy[name])
             result[name] = None if min(totals) < 0 else max(totals)
             if name == "epsilon" and result[name] != privacy[name]:
