@@ -55,9 +55,7 @@ class Progress:
             useless = " (no protection)" if epsilon is None or epsilon > NO_PROTECTION else ""
             simulated = " (simulated)" if run.privacy.simulated else ""
             what = "epsilon" if run.unit.has_total else "sum of rounds"
-            self._epsilon = (
-                f"  {what} so far {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}{simulated}"
-            )
+            self._epsilon = f"  {what} {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}{simulated}"
         used = "" if log.used is None else f"  S {log.used:.3g}"
         self._bar.update(
             self._task, completed=log.round + 1, facts=f"loss {log.loss:.3f}{used}{self._epsilon}"
