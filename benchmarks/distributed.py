@@ -21,14 +21,15 @@ from measure import in_turn
 
 import dpps
 from dpps.noise import Outgoing
+from dpps.sensitivity import Unclipped
 from dpps.topology import Weights, parse
 from dpps.transport import ROWS, SMALL, Cluster, Distributed, Exchange, Link, Rendezvous
 
 Work = Callable[[], object]
 UNITS: dict[str, tuple[dpps.Mechanism, dpps.Sensitivity]] = {
     "node-swap": (dpps.Laplace(5, 1e-9), dpps.Paper(0.78, 0.55)),  # a rate at which the estimate stays finite
-    "contribution": (dpps.Laplace(5, 1e-3), dpps.Bounded(1.0, clip=1.0)),
-    "record": (dpps.Gaussian(1.0), dpps.Bounded(1e-6)),
+    "contribution": (dpps.Laplace(5, 1e-3), dpps.Bounded(clip=0.5)),
+    "record": (dpps.Gaussian(1.0), Unclipped(1e-6)),
 }
 PROCESSES, DIMENSION, TURNS = 4, 1_000_000, 41
 

@@ -30,7 +30,7 @@ for trust in (dpps.Nobody(), dpps.Pairs(colluders=2)):
         test=test,
         seed=1,
     ).fit(epochs=5)
-    print(f"trust {trust.name}: {run.accuracy:.1f} %, epsilon {run.privacy.epsilon:.2f}")
+    print(f"trust {trust.name}: {run.accuracy:.1f} %, epsilon {run.privacy.epsilon:.2f} (simulated)")
 
 partners = dpps.Pairs(colluders=2).partners(nodes)
 print(f"noise in the mean: {partners.shares().independent:.2f} times that without partners (deviation)")

@@ -27,7 +27,7 @@ def gossip(readings: torch.Tensor, epsilon: float | None, seed: int) -> torch.Te
         protocol = dpps.DPPS(dpps.Exponential(SENSORS))
     else:
         # two readings differ by at most 10 degrees; afterwards sensors add nothing of their own
-        bound = dpps.Bounded(distance=0, clip=0, start_distance=10.0)
+        bound = dpps.Bounded(clip=0, start_distance=10.0)
         protocol = dpps.DPPS(
             dpps.Exponential(SENSORS), dpps.Laplace(budget=epsilon), bound, noise=dpps.Seeded(seed)
         )

@@ -37,9 +37,9 @@ def main() -> None:
         algorithm = dpps.PartPSP(model, shared=["0"], lr_shared=0.5, lr_local=0.5, batch_size=24)
         network = dpps.Exponential(len(SIZES))
         run = dpps.Run(algorithm, nodes, topology=network, privacy=unit, test=test, seed=0).fit(epochs=10)
-        cost = "no privacy" if unit is None else f"epsilon {run.privacy.epsilon:.2f} per patient"
+        cost = "no privacy" if unit is None else f"epsilon {run.privacy.epsilon:.2f} per patient (simulated)"
         print(
-            f"{cost:>26}: {run.accuracy:.1f} % of 100 unseen patients, worst hospital {min(run.accuracy_by_node):.1f} %"
+            f"{cost:>38}: {run.accuracy:.1f} % of 100 unseen patients, worst hospital {min(run.accuracy_by_node):.1f} %"
         )
 
 

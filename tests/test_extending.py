@@ -108,17 +108,17 @@ def test_a_unit_promises_what_an_accountant_of_others_finds():
     accountant.compose(dp_event.GaussianDpEvent(multiplier), 8)
     assert run.privacy.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=0.01)
     assert 1.99 < run.privacy.epsilon <= 2.0
-    # the noise is half of what the unit contribution adds
-    assert run.log[0].scale == pytest.approx(multiplier * 0.1)
-    assert "epsilon 2, delta 1e-05" in run.privacy.statement
+    # the noise is sqrt(2) times what the unit contribution adds: two nodes change together
+    assert run.log[0].scale == pytest.approx(multiplier * 2 * math.sqrt(2) * 0.1)
+    assert found["Household"](2.0).who() in run.privacy.statement
     # its local part is trained without noise, so the report does not pass its accuracy on
     assert not read_run(run, "run").accuracy_is_covered
 
 
 def test_a_unit_is_found_by_its_name():
     found = example("A unit")
-    assert TrainConfig(unit="presence").resolved().privacy() == found["Presence"](3.0, 1e-5, 1.0)
-    assert answer(PlanConfig(unit="presence", epsilon=1.0))[0].epsilon <= 1.0
+    assert TrainConfig(unit="household").resolved().privacy() == found["Household"](3.0, 1e-5, 1.0)
+    assert answer(PlanConfig(unit="household", epsilon=1.0))[0].epsilon <= 1.0
 
 
 def test_an_algorithm_learns_and_keeps_its_momentum():

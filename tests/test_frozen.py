@@ -23,7 +23,7 @@ CHANGES = {
     "sampler's rates": lambda nodes: setattr(nodes.updates.sampler, "rates", (1.0, 1.0)),
     "mechanism": lambda nodes: setattr(nodes.protocol, "mechanism", dpps.NoNoise()),
     "noise": lambda nodes: setattr(nodes.protocol, "noise", dpps.Seeded(0)),
-    "sensitivity": lambda nodes: setattr(nodes.protocol, "sensitivity", dpps.Bounded(1e-9)),
+    "sensitivity": lambda nodes: setattr(nodes.protocol, "sensitivity", dpps.Bounded(clip=1e-9)),
     "removed": lambda nodes: delattr(nodes.protocol, "mechanism"),
     "ledger": lambda nodes: setattr(nodes.protocol, "ledger", Ledger(range(2))),
     "charged rates": lambda nodes: setattr(nodes.protocol, "_rows_by_rate", [(1e-9, "all")]),

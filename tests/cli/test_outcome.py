@@ -58,3 +58,18 @@ def test_the_processes_of_one_machine_are_put_together_once_all_have_finished(tm
     assert whole is not None
     assert whole["accuracy_by_node"] == [90.0, 92.5, 80.0, 81.5]
     assert whole["test_accuracy"] == pytest.approx(86.0)
+
+
+def test_other_epsilons_are_told_where_they_differ_from_the_guarantee() -> None:
+    told = {
+        **TOLD,
+        "privacy": {**TOLD["privacy"], "epsilon": 3.0, "epsilon_replacement": 7.25, "epsilon_spent": 1.125},
+    }
+    said = _said(told, private_noise=True)
+    assert "7.25" in said
+    assert "1.13" in said, "rounded up"
+    same = {
+        **TOLD,
+        "privacy": {**TOLD["privacy"], "epsilon": 3.0, "epsilon_replacement": 3.0, "epsilon_spent": 3.0},
+    }
+    assert len(_said(same, private_noise=True).splitlines()) == len(said.splitlines()) - 2

@@ -14,12 +14,12 @@ from dpps.privacy import NodeSwap, Record
 from dpps.runs import TrainConfig
 
 
-def run(unit: Any, epsilon: float | None) -> Any:
+def run(unit: Any, epsilon: float | None, *, simulated: bool = False) -> Any:
     return SimpleNamespace(
         unit=unit,
         plan=SimpleNamespace(count=10),
         state=SimpleNamespace(round=0),
-        privacy=SimpleNamespace(epsilon=epsilon),
+        privacy=SimpleNamespace(epsilon=3.0, epsilon_spent=epsilon, simulated=simulated),
     )
 
 
@@ -48,6 +48,11 @@ def test_what_was_spent_is_called_what_it_is(unit: Any, epsilon: float | None, w
     assert words in said
     assert "loss 0.500" in said
     assert ("epsilon" in said) == isinstance(unit, Record)
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_what_was_spent_on_seeded_noise_is_called_simulated(simulated: bool) -> None:
+    assert ("simulated" in shown(run(Record(epsilon=3), 1.5, simulated=simulated))) == simulated
 
 
 @pytest.mark.parametrize("how", [{"terminal": False}, {"quiet": True}])

@@ -55,6 +55,9 @@ def test_a_run_writes_the_files_of_the_contract(tmp_path, capsys):
             "delta",
             "accountant",
             "statement",
+            "simulated",
+            "epsilon_spent",
+            "epsilon_replacement",
         ),
     }
     assert set(summary["seconds"]) == {"total", "gradients", "protocol", "evaluation"}

@@ -104,7 +104,7 @@ def test_in_node_swap_the_sensitivity_counts_the_velocity():
 
 
 def test_private_start_values_are_not_post_processed():
-    unit = dpps.Bounded(distance=1.0, start_distance=2.0)
+    unit = dpps.Bounded(clip=0.5, start_distance=2.0)
     protocol = dpps.DPPS(dpps.Ring(3), dpps.Gaussian(1.0), unit, noise=Seeded(1))
     state = protocol.start(torch.arange(3.0)[:, None], common_start=False)
     with pytest.raises(UsageError, match=r"optimizer.*record or contribution"):

@@ -10,6 +10,7 @@ from scipy import stats
 import dpps
 from dpps.errors import RunError, UsageError
 from dpps.noise import NOISE, STEPS, Keystream, Outgoing, SecureNoise, Streams
+from dpps.sensitivity import Unclipped
 from tests.samples import Scripted
 
 DISTRIBUTIONS = {
@@ -103,7 +104,7 @@ def test_rounding_is_charged_where_it_costs():
     """Node-swap: every coordinate; record: every coordinate of a sum; contribution: rounding toward zero is free."""
     d, step = 100, 0.5
     assert dpps.Paper(1, 0.5).rounding(d, step, 1) == d * step
-    assert dpps.Bounded(1.0).rounding(d, step, 2) == math.sqrt(d) * step
+    assert Unclipped(1.0).rounding(d, step, 2) == math.sqrt(d) * step
     assert dpps.Bounded(1.0, clip=0.5).rounding(d, step, 1) == 0
 
 

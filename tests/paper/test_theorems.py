@@ -14,7 +14,7 @@ import dpps
 from dpps.errors import UsageError
 from dpps.learning import clip_rows
 from dpps.paper import theorem2
-from dpps.sensitivity import real_sensitivity
+from dpps.sensitivity import Unclipped, real_sensitivity
 from tests.paper.samples import (
     CONNECTED,
     SLACK,
@@ -215,9 +215,7 @@ def test_theorem_2_asks_for_a_noise_rate_that_makes_epsilon_of_a_round_grow_with
 def test_lemma_3_the_mean_moves_by_mean_noise_and_mean_perturbation(topology):
     """Columns that sum to 1 are enough; Definition 1 asks for rows too."""
     noise = Recorder(2)
-    protocol = dpps.DPPS(
-        topology, dpps.Laplace(1.0, 0.2), dpps.Bounded(1.0, start_distance=1000.0), noise=noise
-    )
+    protocol = dpps.DPPS(topology, dpps.Laplace(1.0, 0.2), Unclipped(1.0, start_distance=1000.0), noise=noise)
     state = protocol.start(rows(5, 4, 0))
     for t in range(10):
         before, eps = state.s.mean(0), rows(5, 4, t)

@@ -116,7 +116,7 @@ def test_sum_with_noise_changes_by_the_noise():
     n, d = 6, 50
     noise = np.random.default_rng(2).laplace(size=(1, n, d))
     protocol = dpps.DPPS(
-        dpps.Exponential(n), dpps.Laplace(1.0), dpps.Bounded(distance=1.0), noise=Scripted(noise)
+        dpps.Exponential(n), dpps.Laplace(1.0), dpps.Bounded(clip=0.5), noise=Scripted(noise)
     )
     state = protocol.start(torch.zeros(n, d, dtype=torch.float64))
     protocol.step(state)
@@ -179,7 +179,7 @@ def test_rows_may_come_in_any_memory_order():
     results = []
     for v, e in ((values, eps), (values.contiguous(), eps.contiguous())):
         protocol = dpps.DPPS(
-            dpps.Ring(5), dpps.Laplace(1), dpps.Bounded(1.0, start_distance=100.0), noise=dpps.Seeded(0)
+            dpps.Ring(5), dpps.Laplace(1), dpps.Bounded(clip=0.5, start_distance=100.0), noise=dpps.Seeded(0)
         )
         state = protocol.start(v)
         protocol.step(state, e)
@@ -200,7 +200,9 @@ def test_permuting_the_nodes_of_a_complete_graph_permutes_nothing_but_rounding()
 
 def test_seeded_noise_is_keyed_by_node_and_round_and_repeats():
     def run(seed):
-        protocol = dpps.DPPS(dpps.Complete(4), dpps.Laplace(1), dpps.Bounded(1.0), noise=dpps.Seeded(seed))
+        protocol = dpps.DPPS(
+            dpps.Complete(4), dpps.Laplace(1), dpps.Bounded(clip=0.5), noise=dpps.Seeded(seed)
+        )
         state = protocol.start(torch.zeros(4, 40))
         protocol.step(state)
         return state.s
@@ -233,7 +235,9 @@ def test_a_failing_round_leaves_the_state_as_it_was():
 
 def test_the_ledger_is_charged_before_anything_leaves():
     ledger = Ledger(range(4))
-    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(1.0), fabric=Fails(4), ledger=ledger)
+    protocol = dpps.DPPS(
+        dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(clip=0.5), fabric=Fails(4), ledger=ledger
+    )
     state = protocol.start(torch.zeros(4, 3))
     with pytest.raises(RuntimeError, match="network is down"):
         protocol.step(state)
@@ -253,7 +257,7 @@ def test_a_refusing_ledger_keeps_the_message_from_leaving():
             return super().mix(weights, *xs)
 
     protocol = dpps.DPPS(
-        dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(1.0), fabric=Watched(4), ledger=Refuses(range(4))
+        dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(clip=0.5), fabric=Watched(4), ledger=Refuses(range(4))
     )
     state = protocol.start(torch.zeros(4, 3))
     with pytest.raises(RunError, match="over budget"):

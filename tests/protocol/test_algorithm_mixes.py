@@ -22,7 +22,7 @@ def test_each_step_is_a_step_of_the_topology():
 
 def test_noise_is_added_and_charged_once():
     noisy = [
-        dpps.DPPS(dpps.Ring(4), dpps.Gaussian(1.0), dpps.Bounded(distance=1.0), noise=Seeded(3), mixes=m)
+        dpps.DPPS(dpps.Ring(4), dpps.Gaussian(1.0), dpps.Bounded(clip=0.5), noise=Seeded(3), mixes=m)
         for m in (1, 5)
     ]
     states = [p.start(torch.zeros(4, 2)) for p in noisy]

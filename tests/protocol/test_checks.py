@@ -24,7 +24,7 @@ def test_bad_arguments_name_the_value_and_the_remedy():
         (lambda: dpps.Paper(1, 1.0), "decay is 1.0"),
         (lambda: dpps.Paper(1, 0.0), "decay is 0.0"),
         (lambda: dpps.Paper(1, 0.5, "net"), "recursion is 'net'"),
-        (lambda: dpps.Bounded(-1), "distance is -1"),
+        (lambda: dpps.Bounded(-1, clip=1), "distance is -1"),
         (lambda: dpps.Ring(1), "1"),
         (lambda: dpps.DOut(4, 5), "5"),
         (lambda: dpps.DOut(4, 0), "0"),
@@ -36,7 +36,10 @@ def test_bad_arguments_name_the_value_and_the_remedy():
         (lambda: dpps.DPPS(ring).start(torch.zeros(3, 2)), r"\(3, 2\)"),
         (lambda: dpps.DPPS(ring).start(torch.zeros(4, 2, dtype=torch.int64)), "int64"),
         (lambda: dpps.DPPS(ring).start(torch.full((4, 2), math.nan)), "node 0, 1, 2, 3"),
-        (lambda: dpps.DPPS(ring, dpps.Laplace(1), dpps.Bounded(1.0)).start(torch.eye(4)), "start_distance"),
+        (
+            lambda: dpps.DPPS(ring, dpps.Laplace(1), dpps.Bounded(clip=0.5)).start(torch.eye(4)),
+            "start_distance",
+        ),
     ]
     for call, message in cases:
         with pytest.raises(UsageError, match=message) as caught:
@@ -109,7 +112,7 @@ def test_watched_sensitivities_do_not_change_the_run():
 
 
 def test_bytes_are_rows_to_peers_plus_scalars():
-    protocol = dpps.DPPS(dpps.DOut(10, 4), dpps.Laplace(1), dpps.Bounded(1.0), sync_every=2)
+    protocol = dpps.DPPS(dpps.DOut(10, 4), dpps.Laplace(1), dpps.Bounded(clip=0.5), sync_every=2)
     state = protocol.start(torch.zeros(10, 100))
     assert protocol.step(state).bytes == 3 * (400 + 8)
     assert protocol.step(state).bytes == 2 * 9 * (400 + 8) // 10  # an all-reduce mean

@@ -14,7 +14,11 @@ from dpps.protocol import Scratch
 def test_an_absent_node_keeps_its_row_and_applies_no_perturbation():
     topology = dpps.Exponential(6).with_dropouts({1: [2], 2: [2]})
     protocol = dpps.DPPS(
-        topology, dpps.Laplace(1), dpps.Bounded(1.0, start_distance=100.0), sync_every=3, noise=dpps.Seeded(0)
+        topology,
+        dpps.Laplace(1),
+        dpps.Bounded(clip=0.5, start_distance=100.0),
+        sync_every=3,
+        noise=dpps.Seeded(0),
     )
     state = protocol.start(torch.randn(6, 9))
     protocol.step(state, torch.ones(6, 9))
@@ -80,7 +84,7 @@ def test_when_only_the_start_is_private_later_rounds_are_free():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_non_finite_perturbation_is_refused_and_costs_nothing(value):
-    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(1.0))
+    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(clip=0.5), noise=dpps.Seeded(0))
     state = protocol.start(torch.zeros(4, 3))
     protocol.step(state)
     before = state.s.clone()

@@ -1,11 +1,12 @@
 """A run's folder: what it refuses, what it deletes, and what it never does."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from dpps.errors import RunError, UsageError
+from dpps.noise import gaussian
+from dpps.privacy import LedgerFile, Release
 from dpps.runs import RunFolder, model_name
 
 
@@ -58,7 +59,7 @@ def test_another_run_is_refused_by_the_option_that_differs(tmp_path: Path) -> No
 def test_a_ledger_of_messages_that_left_is_moved_and_one_of_a_simulation_deleted(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for durable, kept in ((True, 1), (False, 1)):
-        folder.ledger.write_text(json.dumps({"durable": durable}, separators=(",", ":")) + "\n{}\n")
+        _ledger(folder.ledger, durable)
         folder.claim(overwrite=True)
         assert not folder.ledger.exists()
         assert len(list(tmp_path.glob("ledger-until-*.jsonl"))) == kept
@@ -75,3 +76,28 @@ def test_models_are_found_by_node_and_a_broken_file_is_named(tmp_path: Path) -> 
         RunFolder(tmp_path).read_summary()
     with pytest.raises(UsageError, match=r"--out .*summary\.json"):
         RunFolder(tmp_path / "summary.json").check_new()
+
+
+def _ledger(path: Path, durable: bool, **more: object) -> None:
+    with LedgerFile.create(path, {"rows": [0], "durable": durable, **more}, durable) as ledger:
+        ledger.charge(Release(0, gaussian(1.0), "gaussian", 1.0, 1.0))
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_whether_messages_left_is_read_from_the_ledgers_own_field(tmp_path: Path, durable: bool) -> None:
+    """Another field of its first line that happens to be called the same decides nothing."""
+    folder = RunFolder(tmp_path)
+    _ledger(folder.ledger, durable, contract={"durable": not durable})
+    folder.claim(overwrite=True)
+    assert not folder.ledger.exists()
+    assert len(list(tmp_path.glob("ledger-until-*.jsonl"))) == durable
+
+
+def test_a_ledger_that_cannot_be_read_is_kept(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    _ledger(folder.ledger, True)
+    damaged = folder.ledger.read_bytes().replace(b'"durable":true', b'"durable":trve')
+    folder.ledger.write_bytes(damaged)
+    folder.claim(overwrite=True)
+    (kept,) = tmp_path.glob("ledger-until-*.jsonl")
+    assert kept.read_bytes() == damaged

@@ -1,11 +1,18 @@
 """A line of rounds.csv, and the same in a checkpoint."""
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
 
+import dpps
 from dpps.protocol import RoundRecord
 from dpps.runs import COLUMNS, RoundLog
+from tests.learning.samples import tiny, toy_data
+
+NOT_KEPT = {"accuracy": None, "clipped": None, "update_to_noise": None}
+"""What a checkpoint leaves out."""
 
 
 def test_a_log_survives_a_checkpoint() -> None:
@@ -26,3 +33,20 @@ def test_what_there_is_none_of_is_empty_and_a_round_without_messages_cost_nothin
         "epsilon": 0.0,
         "loss": 4.0,
     }
+
+
+def test_a_round_without_a_pure_epsilon_has_none() -> None:
+    """The default unit's Gaussian rounds have no epsilon of their own: nothing is written, and no infinity."""
+    unit = dpps.Record(noise_multiplier=1.0)
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0).fit(epochs=1)
+    assert [log.epsilon for log in run.log] == [None] * len(run.log)
+    assert {dict(zip(COLUMNS, log.row(), strict=True))["epsilon"] for log in run.log} == {""}
+    assert all(RoundLog.from_json(log.to_json()) == replace(log, **NOT_KEPT) for log in run.log)
+
+
+def test_a_laplace_round_has_its_own() -> None:
+    unit = dpps.Contribution(clip=1.0, round_epsilon=0.5, delta=0)
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0).fit(epochs=1)
+    assert [log.epsilon for log in run.log] == pytest.approx([0.5] * len(run.log))

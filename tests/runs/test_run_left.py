@@ -23,14 +23,15 @@ def test_whoever_leaves_the_loop_chose_the_end() -> None:
     for log in run.rounds(epochs=2):
         if log.loss < 99:
             break
-    assert run.ended_by_callback
     whole = dpps.Run(
         dpps.PartPSP(tiny(), ["layer1"], batch_size=10), toy_data(3), topology="ring", privacy=UNIT, seed=0
     )
     for log in whole.rounds(epochs=2):
         if log.round == 7:
             break
-    assert not whole.ended_by_callback, "that was the last one anyway"
+    assert whole.privacy.epsilon == whole.privacy.epsilon_spent, "that was the last one anyway"
+    assert run.privacy.epsilon == pytest.approx(whole.privacy.epsilon)
+    assert run.privacy.epsilon_spent < whole.privacy.epsilon_spent
 
 
 def _one_leaves(cluster: Cluster, out: Path, at: int) -> tuple[int, bool, list[float], float]:

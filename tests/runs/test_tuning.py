@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpps.errors import UsageError
+from dpps.errors import RunError, UsageError
 from dpps.privacy import LedgerFile
-from dpps.runs import RunFolder, TrainConfig, candidates, tune
+from dpps.runs import RunFolder, TrainConfig, candidates, data_ledger, together, tune, tuning
 from dpps.runs.tuning import _held_out, _noised, _right
 
 LINEAR = {
@@ -120,3 +120,52 @@ def test_counts_are_exact_or_noised():
     # discrete Laplace noise of scale 2 has deviation 2.8; the test must fail without noise and with twice as much
     assert 2.0 < noised.std() < 3.8
     assert abs(noised.mean() - 55) < 1
+
+
+def charged_search(tmp_path, monkeypatch, trials=2, epsilon=1.0):
+    monkeypatch.setenv(data_ledger.STATE, str(tmp_path / "state"))
+    options = {"model": "linear", "shared": "all", "lr_shared": 1.0, "epsilon": epsilon}
+    config = TrainConfig(node_data=own_data(tmp_path / "data"), classes=2, nodes=3, **options)
+    return tune(config, trials, tmp_path / "out", charge=True)
+
+
+def noted(tmp_path, node, delta):
+    """What `dpps ledger` says of a node's data."""
+    runs = data_ledger.spent(data_ledger.notes_of(tmp_path / "data" / f"node-{node}"), LedgerFile.read)
+    return together(runs, "record", delta).epsilon
+
+
+@pytest.mark.parametrize(("trials", "epsilon"), [(1, 0.5), (3, 1.0)])
+def test_the_ledger_of_the_data_is_never_below_what_a_search_says_it_cost(
+    tmp_path, monkeypatch, trials, epsilon
+):
+    found = charged_search(tmp_path, monkeypatch, trials, epsilon)
+    assert found.epsilon == epsilon
+    for node in range(3):
+        for delta in (found.delta, 1e-3, 1e-9):
+            assert noted(tmp_path, node, delta) >= found.epsilon
+
+
+def test_scores_are_on_disk_as_charged_before_they_are_drawn(tmp_path, monkeypatch):
+    seen = []
+
+    def drawn(count, epsilon):
+        seen.append([noted(tmp_path, node, 1e-5) for node in range(3)])
+        return count
+
+    monkeypatch.setattr(tuning, "_noised", drawn)
+    charged_search(tmp_path, monkeypatch)
+    assert len(seen) == 3  # how many were held out, and two scores
+    assert min(min(each) for each in seen) >= 1.0
+
+
+def test_a_search_whose_charge_cannot_be_written_draws_nothing(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise RunError("the disk is full")
+
+    drawn = []
+    monkeypatch.setattr(tuning, "note_ledger", full)
+    monkeypatch.setattr(tuning, "_noised", lambda count, epsilon: drawn.append(count) or count)
+    with pytest.raises(RunError):
+        charged_search(tmp_path, monkeypatch)
+    assert not drawn

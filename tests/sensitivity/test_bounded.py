@@ -50,6 +50,6 @@ def test_a_norm_that_was_rounded_down_to_the_clip_is_not_above_it(dtype):
     rows = torch.randn(40, 30, dtype=dtype, generator=torch.Generator().manual_seed(0))
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     for row, norm in zip(rows, norms, strict=True):
-        admitted, _ = dpps.Bounded(2.0, clip=float(norm)).admit(row[None], norm[None], 1.0)
+        admitted, _ = dpps.Bounded(clip=float(norm)).admit(row[None], norm[None], 1.0)
         exact = sum(Fraction(value) ** 2 for value in admitted[0].double().tolist())
         assert exact <= Fraction(float(norm)) ** 2

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 import dpps
 import processes
 from dpps.noise import Seeded
+from dpps.sensitivity import Unclipped
 from dpps.topology import parse
 from dpps.transport import Cluster, Distributed, Exchange, Rendezvous, Stacked, blocks
 
@@ -32,7 +33,7 @@ def _protocol(fabric: dpps.transport.Fabric, topology: str, sensitivity: str, dr
     graph = graph.with_dropouts(dropouts, seed=3) if dropouts else graph
     options: dict[str, Any] = {"sync_every": 3, "noise": Seeded(7), "fabric": fabric}
     if sensitivity == "bounded":  # rows are public: several gossip steps per message
-        return dpps.DPPS(graph, dpps.Gaussian(2.0), dpps.Bounded(distance=0.5), mixes=3, **options)
+        return dpps.DPPS(graph, dpps.Gaussian(2.0), Unclipped(0.5), mixes=3, **options)
     bound = dpps.Certified() if sensitivity == "certified" else dpps.Paper(0.78, 0.55)
     return dpps.DPPS(graph, dpps.Laplace(5, 1e-3), bound, **options)
 

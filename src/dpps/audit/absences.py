@@ -1,6 +1,5 @@
 """An attack on noise that cancels in rounds from which nodes are away: fewer nodes hide each other less."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from dpps.noise.source import NoiseSource
 from dpps.privacy.trust import Pairs, Partners, Shares
 from dpps.privacy.units import Contribution
 from dpps.protocol import DPPS
-from dpps.sensitivity import Bounded
+from dpps.sensitivity import Unclipped
 from dpps.topology import Exponential
 
 _NODES, _COLLUDER = 5, 4
@@ -36,8 +35,8 @@ class AsIfAllWereThere(Partners):
 class AwayCase(Case):
     """Unit contribution, five nodes, everybody everybody's partner, one colluder; two are away in round 0 and three in round 1.
 
-    One network, whose rows have a coordinate for every trial: noise is independent per coordinate. The protocol clips rows as a
-    whole, so the clip is that of so many coordinates, each of which moves as far as the noise is calibrated to.
+    One network, whose rows have a coordinate for every trial: noise is independent per coordinate. The protocol would
+    clip rows as a whole; here each coordinate moves as far as the noise is calibrated to.
     """
 
     unit: Contribution
@@ -55,7 +54,7 @@ class AwayCase(Case):
         calibration, clip = calibrated(self.unit, _NODES), self.unit.clip
         noise = _with(source, self.partners(_NODES, None, 1))
         wire, topology = Wiretap(_NODES), Exponential(_NODES).with_dropouts(_AWAY)
-        bound = Bounded(distance=2 * clip, clip=clip * math.sqrt(copies) * (1 + 1e-5))
+        bound = Unclipped(2 * clip)
         protocol = DPPS(topology, calibration.mechanism, bound, noise=noise, fabric=wire)
         state = protocol.start(torch.zeros(_NODES, copies))
         before, total = state.s.clone(), np.zeros(copies)

@@ -262,7 +262,7 @@ class _Noise:
         if self.kind == "none":
             return DPPS(topology, NoNoise(), fabric=listener)
         source = Seeded(seed) if self.partners is None else SecurePairs(self.partners)
-        bound = Bounded(distance=0.0, clip=0.0, start_distance=secrets.distance)
+        bound = Bounded(clip=0.0, start_distance=secrets.distance)
         return DPPS(topology, Gaussian(self.multiplier), bound, noise=source, fabric=listener)
 
     def told(self, protocol: DPPS, scale: float, width: int) -> Matrix:

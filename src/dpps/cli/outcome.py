@@ -1,7 +1,7 @@
 """What is said when a run is over: the same lines for one process and for many on one machine."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -56,10 +56,12 @@ def say_outcome(
         colluders = told["config"].get("colluders")  # None: nothing rests on the other nodes
         against = "" if colluders is None else f", against {colluders or 'no'} colluders"
         say("privacy", f"[bold]{epsilon}[/]{note}, {unit}{against}")
+        for remark in _beside(privacy):
+            say("", remark)
         if not private_noise:
             say(
                 "",
-                "(seeded noise: what a run with --secure-noise would cost; these messages are not private)",
+                "(simulated, with seeded noise: what a run with --secure-noise would cost; these messages are not private)",
             )
     if "baselines" in told:
         for what, words in gained(told):
@@ -67,6 +69,15 @@ def say_outcome(
         if gained(told):
             say("", f"({OWN_EYES})")
     say("files", str(out))
+
+
+def _beside(privacy: Mapping[str, Any]) -> Iterator[str]:
+    """Other epsilons than that of the guarantee, where they differ from it."""
+    other, spent = (privacy.get(f"epsilon_{name}") for name in ("replacement", "spent"))
+    if other not in (None, privacy["epsilon"]):
+        yield f"{label(other)} for replacing an example by another, instead of by one that teaches nothing"
+    if spent not in (None, privacy["epsilon"]):
+        yield f"{label(spent)} spent so far, which is no guarantee: the run ended early"
 
 
 def put_together(out: Path, processes: int) -> dict[str, Any] | None:

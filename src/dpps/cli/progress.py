@@ -51,10 +51,11 @@ class Progress:
         if not self._shown or self._task is None:
             return
         if run.unit and (log.round + 1) % max(10, run.plan.count // 10) == 0:
-            epsilon = run.privacy.epsilon
+            epsilon = run.privacy.epsilon_spent
             useless = " (no protection)" if epsilon is None or epsilon > NO_PROTECTION else ""
+            simulated = " (simulated)" if run.privacy.simulated else ""
             what = "epsilon" if run.unit.has_total else "sum of rounds"
-            self._epsilon = f"  {what} {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}"
+            self._epsilon = f"  {what} {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}{simulated}"
         used = "" if log.used is None else f"  S {log.used:.3g}"
         self._bar.update(
             self._task, completed=log.round + 1, facts=f"loss {log.loss:.3f}{used}{self._epsilon}"

@@ -118,6 +118,9 @@ class BatchUpdates(Updates):
 class RecordUpdates(Updates):
     """Unit record: one joint, per-example clipped gradient at (y, l) for both parts; the local part is noised here.
 
+    Both gradients are taken at l(t), where the paper's line 5 (and `BatchUpdates`, for the other units) takes the shared one
+    at l(t+1): a joint clip needs both parts of an example's gradient at once.
+
     Args:
         per_example: clipped sums.
         sampler: Poisson batches.

@@ -78,7 +78,7 @@ class SecurePairs(SecureNoise):
 
     def for_local_part(self) -> SecureNoise:
         """Local parameters never meet in a sum, so nothing would cancel; but what rounding adds is shared between the two parts
-        (`Bounded.rounding`), so both need grids that are equally fine beside their shares."""
+        (`Unclipped.rounding`), so both need grids that are equally fine beside their shares."""
         return SecureNoise(self.keystream, finer=self.partners.shares().independent)
 
     def grid(self, scale: float) -> float:

@@ -1,7 +1,7 @@
 r"""Theorem 2 taken at its word: a smooth non-convex problem whose constants are known,
 the theorem's step sizes and explicit bound, and a simulation that averages the squared gradients.
 
-Assumption 4 says that the sensitivity is a constant S: `dpps.Bounded(S)`, not the distance of the rows.
+Assumption 4 says that the sensitivity is a constant S: `Unclipped(S)`, not the distance of the rows.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 from dpps.noise.mechanisms import Laplace
 from dpps.noise.source import Seeded
 from dpps.protocol import DPPS
-from dpps.sensitivity import Bounded
+from dpps.sensitivity import Unclipped
 from dpps.topology import Topology
 
 STEEPEST = 3 * math.sqrt(3) / 8
@@ -218,7 +218,7 @@ def simulate(
     protocol = (
         DPPS(topology)
         if budget is None
-        else DPPS(topology, Laplace(budget, rates.gamma_n), Bounded(sensitivity), noise=Seeded(seed))
+        else DPPS(topology, Laplace(budget, rates.gamma_n), Unclipped(sensitivity), noise=Seeded(seed))
     )
     zero = torch.zeros_like(problem.local_centre)
     s0, l = start or (torch.zeros(seeds, d, dtype=torch.float64), zero)

@@ -253,7 +253,8 @@ class Participation:
         if self.run.unit is None or self.status.epsilon_round == self.run.state.round > 0:
             return
         begun = time.monotonic()
-        self.status.epsilon, self.status.epsilon_round = self.run.privacy.epsilon, self.run.state.round
+        self.status.epsilon = self.run.privacy.epsilon_spent
+        self.status.epsilon_round = self.run.state.round
         taken = time.monotonic() - begun
         self._next_epsilon = begun + taken / SHARE
 

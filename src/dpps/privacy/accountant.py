@@ -83,6 +83,7 @@ class Total:
         accountant: the bound that won; ``none`` when there is none.
         epsilon_sum: plain sum of the rounds' pure epsilons; None where a Gaussian round has no pure epsilon.
         by_method: every finite bound by its name.
+        simulated: the noise came from a seed: whoever knows that can subtract it, so these very messages are not protected.
     """
 
     epsilon: float
@@ -90,6 +91,12 @@ class Total:
     accountant: str
     epsilon_sum: float | None
     by_method: dict[str, float]
+    simulated: bool = False
+
+    def __str__(self) -> str:
+        """For people: rounded up, and what must be said with it."""
+        remark = ", simulated: seeded noise protects nobody" if self.simulated else ""
+        return f"{label(self.epsilon)}, delta {self.delta:g} (by {self.accountant}){remark}"
 
 
 def total(
@@ -110,12 +117,26 @@ def total(
             (epsilon, delta')-private and M is within ``distance`` of it on every input, then M is (epsilon,
             delta' + (1 + e^epsilon) distance)-private.
     """
+    return _total(charges, delta, group, distance, steps=1)
+
+
+def replacement(charges: Iterable[Charge], delta: float, group: int = 1, *, distance: float = 0.0) -> Total:
+    """The same where a person's records are replaced by other ones, instead of by records that teach nothing.
+
+    That is two steps, from the old records to none and from none to the new ones. If each step is (e, d)-private, both together
+    are (2 e, (1 + exp(e)) d)-private, whatever the mechanism. Where nothing is sampled, the two are at most twice as far apart,
+    which is known exactly.
+    """
+    return _total(charges, delta, group, distance, steps=2)
+
+
+def _total(charges: Iterable[Charge], delta: float, group: int, distance: float, steps: int) -> Total:
     kinds = _merge(charges)
     _check_request(kinds, delta, group, distance)
+    epsilon_sum = _sum(kinds, group * steps)
     if any(kind.unprotected for kind in kinds):
-        return Total(math.inf, delta, "none", _sum(kinds, group), {})
-    finite = dict(_bounds(tuple(kinds), group, delta, distance))
-    epsilon_sum = _sum(kinds, group)
+        return Total(math.inf, delta, "none", epsilon_sum, {})
+    finite = dict(_bounds(tuple(kinds), group, delta, distance, steps))
     if not finite:
         return Total(math.inf, delta, "none", epsilon_sum, {})
     winner = min(finite, key=lambda name: finite[name])
@@ -124,11 +145,11 @@ def total(
 
 @lru_cache(maxsize=512)
 def _bounds(
-    kinds: tuple[Charge, ...], group: int, allowance: float, distance: float
+    kinds: tuple[Charge, ...], group: int, allowance: float, distance: float, steps: int
 ) -> tuple[tuple[str, float], ...]:
     """Every finite bound by its name. Kept: one takes half a second, and a run asks for the same ones several times."""
     bounds: dict[str, float] = {}
-    epsilon_sum = _sum(kinds, group)
+    epsilon_sum = _sum(kinds, group * steps)
     if epsilon_sum is not None:
         bounds["sum"] = _afford(lambda _: epsilon_sum, allowance, distance)
     if allowance > 0 and kinds:
@@ -136,11 +157,11 @@ def _bounds(
 
         charges = list(kinds)
         composition.attempt(
-            bounds, "rdp", lambda: _afford(composition.rdp(charges, group), allowance, distance)
+            bounds, "rdp", lambda: _afford(composition.rdp(charges, group * steps), allowance, distance)
         )
         upper = min(bounds.values(), default=math.inf)
         composition.attempt(
-            bounds, "pld", lambda: _afford(composition.pld(charges, group, upper), allowance, distance)
+            bounds, "pld", lambda: _afford(composition.pld(charges, group, upper, steps), allowance, distance)
         )
     return tuple((name, value) for name, value in bounds.items() if math.isfinite(value))
 

@@ -64,11 +64,20 @@ def rdp(kinds: list[Charge], group: int) -> DeltaToEpsilon:
     return lambda delta: float(accountant.get_epsilon(delta))
 
 
-def pld(kinds: list[Charge], group: int, upper: float) -> DeltaToEpsilon:
-    """Accounting by the distribution of the privacy loss; `upper` is a bound known already."""
+def pld(kinds: list[Charge], group: int, upper: float, steps: int = 1) -> DeltaToEpsilon:
+    """Accounting by the distribution of the privacy loss.
+
+    Args:
+        kinds: what happened.
+        group: records that are added, or removed, together.
+        upper: a bound known already.
+        steps: 2 where such a group is replaced by another one: it is removed, and the other one added.
+    """
+    others = [kind for kind in kinds if kind.event.type not in (LAPLACE, GAUSSIAN)]
+    if not others:  # how far apart two messages are is known, so nothing is converted
+        group, steps = group * steps, 1
     laplace = _fewer_scales(_scale([kind for kind in kinds if kind.event.type == LAPLACE], group))
     multiplier = _joint_multiplier(_scale([kind for kind in kinds if kind.event.type == GAUSSIAN], group))
-    others = [kind for kind in kinds if kind.event.type not in (LAPLACE, GAUSSIAN)]
     if not laplace and not others:  # one Gaussian: dp-accounting has its privacy loss in closed form
         return lambda delta: float(get_epsilon_gaussian(multiplier, delta))
     pure = [kind.event.inner.pure_epsilon for kind in laplace + others]
@@ -76,7 +85,7 @@ def pld(kinds: list[Charge], group: int, upper: float) -> DeltaToEpsilon:
         raise ValueError(f"an epsilon per round above {_PLD_LARGEST_EPSILON}")
     if len(others) > _PLD_LARGEST_KINDS:
         raise ValueError(f"{len(others)} kinds of rounds that are neither Laplace nor Gaussian")
-    interval = _pld_interval(upper, len(laplace) + len(others), group if others else 1)
+    interval = _pld_interval(upper / steps, len(laplace) + len(others), group if others else 1)
     accountant = PLDAccountant(value_discretization_interval=interval)
     for kind in laplace:
         accountant.compose(kind.event.dp_event(), kind.count)
@@ -85,6 +94,8 @@ def pld(kinds: list[Charge], group: int, upper: float) -> DeltaToEpsilon:
         accountant.compose(event, kind.count)
     if math.isfinite(multiplier):
         accountant.compose(GaussianDpEvent(multiplier))
+    if steps > 1:
+        return _converted(accountant.get_delta, steps)
     return lambda delta: float(accountant.get_epsilon(delta))
 
 
@@ -104,9 +115,11 @@ def _scale(kinds: list[Charge], group: int) -> list[Charge]:
 
 
 def _group_event(event: Event, group: int) -> DpEvent:
-    """A Poisson sampled Gaussian round as a group sees it: a binomial number i of its g members is drawn.
+    """A Poisson sampled Gaussian round as a group sees it that is added, or removed, as a whole: a binomial number i of its g
+    members is drawn.
 
-    The mixture of Gaussians with shifts i dominates (Ganesh 2024, arXiv 2401.10294).
+    The mixture of Gaussians with shifts i dominates (Ganesh 2024, arXiv 2401.10294). A group that is replaced by another one is
+    not such a group: it is two steps, converted by `_converted`.
     """
     if event.type != POISSON or event.inner.type != GAUSSIAN:
         raise ValueError(f"no group bound for rounds of {event.inner.type}")

@@ -9,7 +9,7 @@ from dpps.privacy.charges import planned_charges
 from dpps.privacy.limiting import Limits, limits
 from dpps.privacy.trust import OTHER_MEAN_VARIANCES, Partners
 from dpps.privacy.units import Calibration, NodeSwap, Plan, Unit
-from dpps.sensitivity import Bounded, Certified, Paper
+from dpps.sensitivity import Certified, Known, Paper
 from dpps.topology import Topology
 
 HOPELESS = 0.2
@@ -173,9 +173,9 @@ def outlook(
         certified = unit.sensitivity if isinstance(unit.sensitivity, Certified) else Certified()
         gain = certified.gain(calibration.mechanism, topology, dimension, rounds=plan.count)
     bound = calibration.sensitivity
-    scale = calibration.mechanism.scale(bound.distance if isinstance(bound, Bounded) else 1.0)
+    scale = calibration.mechanism.scale(bound.distance if isinstance(bound, Known) else 1.0)
     signal = None
-    if isinstance(bound, Bounded) and unit.clip is not None:
+    if isinstance(bound, Known) and unit.clip is not None:
         # the largest update a node can send, over the expected noise of its message
         signal = plan.lr_shared * unit.clip / _noise_norm(calibration, scale, dimension)
     averaged = None if signal is None else signal * math.sqrt(topology.nodes)

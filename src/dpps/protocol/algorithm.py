@@ -14,7 +14,8 @@ from dpps.errors import UsageError
 from dpps.frozen import Frozen
 from dpps.noise.events import sampled
 from dpps.noise.mechanisms import Mechanism, NoNoise
-from dpps.noise.source import NoiseSource, Seeded
+from dpps.noise.secure import SecureNoise
+from dpps.noise.source import NoiseSource
 from dpps.privacy.accountant import Total
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.release import Release
@@ -44,7 +45,7 @@ class DPPS(Frozen):
         mechanism: the noise; `NoNoise()` is plain push-sum.
         sensitivity: what the noise is calibrated to; needed unless there is no noise.
         sync_every: P: in every round t with (t+1) mod P = 0 all nodes average with everybody (0 = never).
-        noise: where noise comes from; by default a seed nobody knows. `Seeded(7)` repeats.
+        noise: where noise comes from; by default `SecureNoise()`, which nobody can know. `Seeded(7)` repeats, and is faster: for simulation.
         fabric: where the rows live; by default all of them here.
         ledger: charged with every message before it leaves; by default one in memory.
         sampling: the chance that one record's data takes part in a round (Poisson sampling): one number, or one per row here.
@@ -87,7 +88,7 @@ class DPPS(Frozen):
         self.mechanism = mechanism or NoNoise()
         self.sensitivity = sensitivity
         self.sync_every = sync_every
-        self.noise = noise or Seeded()
+        self.noise = noise or SecureNoise()
         self.fabric = fabric or Stacked(topology.nodes)
         if ledger is not None:
             self.ledger = ledger
@@ -236,21 +237,21 @@ class DPPS(Frozen):
         """What all messages so far cost the node that paid most, at this delta, from the ledger.
 
         Where the sensitivity depends on the data (node-swap) so does the noise, and only the plain sum of the rounds is known, which
-        is no guarantee for all of them together; delta is the chance that the sensitivity fails.
+        is no guarantee for all of them together; delta is the chance that the sensitivity fails. A total over seeded noise is marked
+        as `simulated`, and says so when it is printed: these very messages are not protected.
 
         Args:
             delta: the whole allowance.
             group: how many records one person may own.
         """
+        simulated, rounds = not self.noise.private, self.ledger.messages
         if self.sensitivity is not None and not self.sensitivity.base_is_public:
-            if not self.mechanism.pure and self.ledger.messages:
-                return Total(
-                    math.inf, delta, "none", None, {}
-                )  # rounds without a pure epsilon have no such sum
-            return replace(self.ledger.total(0.0, group), delta=getattr(self.sensitivity, "delta", 0.0))
-        rounds = self.ledger.messages
+            if not self.mechanism.pure and rounds:  # rounds without a pure epsilon have no such sum
+                return Total(math.inf, delta, "none", None, {}, simulated)
+            delta = getattr(self.sensitivity, "delta", 0.0)
+            return replace(self.ledger.total(0.0, group), delta=delta, simulated=simulated)
         distance = self.noise.distance(self.mechanism, self._dimension, rounds) if rounds else 0.0
-        return self.ledger.total(delta, group, distance=distance)
+        return replace(self.ledger.total(delta, group, distance=distance), simulated=simulated)
 
     def _charge(self, round_: int, used: float | None, scale: float) -> None:
         """Write the release down before it leaves. A sensitivity of 0 means: nothing new is revealed."""

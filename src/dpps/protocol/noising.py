@@ -50,10 +50,11 @@ def noise_level(protocol: "DPPS", state: State, view: RoundView) -> tuple[float 
     estimated = sensitivity.estimate(state.memory, view)
 
     def rounding(step: float) -> float:
-        if sensitivity.base_is_public and not base_is_public(protocol, state):
-            # a private start row is rounded as a whole, which costs what it costs in node-swap
-            return Sensitivity.rounding(sensitivity, d, step, norm)
-        return sensitivity.rounding(d, step, norm)
+        own = sensitivity.rounding(d, step, norm)
+        # a private start row is rounded beside its perturbation, which costs what it costs in node-swap
+        return own + (
+            Sensitivity.rounding(sensitivity, d, step, norm) if _start_is_hidden(protocol, state) else 0.0
+        )
 
     if not math.isfinite(protocol.mechanism.scale(estimated)):
         raise RunError(_diverged(protocol, state, estimated))
@@ -84,24 +85,44 @@ def base_is_public(protocol: "DPPS", state: State) -> bool:
     return protocol.sensitivity is not None and protocol.sensitivity.base_is_public and known
 
 
+def _start_is_hidden(protocol: "DPPS", state: State) -> bool:
+    """Whether this round's noise hides private start values."""
+    public = protocol.sensitivity is not None and protocol.sensitivity.base_is_public
+    return public and not base_is_public(protocol, state)
+
+
+def _private_rows(s: Tensor, eps: Tensor, step: float) -> Tensor:
+    """Start rows plus perturbations in float64, each a whole number of grid steps.
+
+    In float32 the sum would be rounded before it gets onto the grid, which can move two rows further apart than was charged
+    for. Steps are powers of two, so dividing by one is exact; rounding a perturbation toward zero lengthens nothing.
+    """
+    s, eps = s.double(), eps.double()
+    return s + eps if step == 0 else (torch.round(s / step) + torch.trunc(eps / step)) * step
+
+
 def add_noise(protocol: "DPPS", state: State, eps: Tensor, half: Tensor, level: NoiseLevel) -> Tensor:
     """Make messages of the rows in `half`; returns the norms of the noise, where somebody asks for them."""
     public = base_is_public(protocol, state)
     norms_wanted = any(w.needs_noise_norms for w in sensitivities_of(protocol))
-    out = Outgoing(state.s, eps, half, protocol.fabric.rows, state.round, public, norms_wanted, level.step)
+    rows = _private_rows(state.s, eps, level.step) if _start_is_hidden(protocol, state) else half
+    out = Outgoing(state.s, eps, rows, protocol.fabric.rows, state.round, public, norms_wanted, level.step)
     present = protocol.present(state)
     if present is None:
-        return protocol.noise.release(protocol.mechanism, level.scale, out)
+        norms = protocol.noise.release(protocol.mechanism, level.scale, out)
+        if rows is not half:
+            half.copy_(rows)
+        return norms
     # an absent node sends nothing: its row stays as it is
     here = torch.from_numpy(present[list(protocol.fabric.rows)])
-    rows = [r for r, p in zip(protocol.fabric.rows, here.tolist(), strict=True) if p]
+    nodes = [r for r, p in zip(protocol.fabric.rows, here.tolist(), strict=True) if p]
     chosen = here.to(half.device)
     part = replace(
-        out, s=state.s[chosen], perturbation=eps[chosen], half=half[chosen], nodes=rows, present=present
+        out, s=state.s[chosen], perturbation=eps[chosen], half=rows[chosen], nodes=nodes, present=present
     )
     norms = torch.zeros(len(here), dtype=torch.float64)
     norms[here] = protocol.noise.release(protocol.mechanism, level.scale, part)
-    half[chosen] = part.half
+    half[chosen] = part.half.to(half)
     return norms
 
 

@@ -168,7 +168,7 @@ def charts(runs: Sequence[RunRecord]) -> tuple[list[Chart], list[Steady]]:
 
 
 def _of_one(run: RunRecord) -> list[Chart]:
-    spent = dict(by_round(run.unit, run.charges, run.privacy.epsilon))
+    spent = dict(by_round(run.unit, run.charges, run.privacy.epsilon_spent))
     return [
         _accuracy(run),
         _nodes(run),

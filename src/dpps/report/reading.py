@@ -13,6 +13,7 @@ from dpps.errors import RunError, UsageError
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.peers.ledger import OUTBOX
 from dpps.privacy.accountant import Charge
+from dpps.privacy.charges import charges_ahead
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.statement import Privacy, account
@@ -182,9 +183,7 @@ def read_folder(folder: Path, name: str) -> RunRecord:
         versions=found["versions"],
         rounds=rounds,
         accuracy=Accuracy.from_json(facts),
-        privacy=Privacy(**summary["privacy"])
-        if summary
-        else account(unit, ledger, private_noise=private_noise),
+        privacy=_finished(summary) if summary else _so_far(unit, records, ledger, rounds, private_noise),
         unit=unit,
         charges=ledger.history_of(row),
         seconds=facts.get("seconds", {}),
@@ -243,6 +242,24 @@ def read_run(run: Run, name: str) -> RunRecord:
         metrics=run.metrics_by_node,
         by_class=run.by_class,
     )
+
+
+def _finished(summary: Mapping[str, Any]) -> Privacy:
+    """As its summary says; one of an older version says only what was spent."""
+    found = summary["privacy"]
+    return Privacy(**{"epsilon_spent": found["epsilon"], **found})
+
+
+def _so_far(
+    unit: Unit | None, folder: RunFolder, ledger: Ledger, rounds: Sequence[RoundLog], private_noise: bool
+) -> Privacy:
+    """Of an unfinished run: what it promised, and what it has spent."""
+    contract = folder.contract() if unit else None
+    if unit is None or contract is None:
+        return account(unit, ledger, private_noise=private_noise)
+    calibration = contract.calibrate(unit.for_network(contract.plan.nodes))
+    ahead = charges_ahead(calibration, contract.plan, len(rounds), ledger.messages)
+    return account(unit, ledger, private_noise=private_noise, ahead=ahead, promised=contract.epsilon)
 
 
 def _dearest(unit: Unit | None, ledgers: Sequence[Ledger]) -> tuple[Ledger, int]:
@@ -331,9 +348,9 @@ def _rounds(folder: RunFolder, kept: Mapping[str, Any]) -> list[RoundLog]:
 
 
 def _log(row: Mapping[str, str], watched: Mapping[int, dict[str, float]]) -> RoundLog:
-    real, estimated, used = (
-        float(row[name]) if row[name] else None for name in ("real", "estimated", "used")
+    real, estimated, used, epsilon = (
+        float(row[name]) if row[name] else None for name in ("real", "estimated", "used", "epsilon")
     )
-    scale, epsilon, loss = (float(row[name]) for name in ("scale", "epsilon", "loss"))
+    scale, loss = (float(row[name]) for name in ("scale", "loss"))
     at = int(row["round"])
     return RoundLog(at, real, estimated, used, scale, epsilon, loss, watched=watched.get(at, {}))

@@ -24,7 +24,7 @@ from dpps.privacy.contract import Contract
 from dpps.privacy.units import Calibration
 from dpps.runs.deployment import Here
 from dpps.runs.run import Callback, Run
-from dpps.sensitivity import Bounded
+from dpps.sensitivity import Unclipped
 from dpps.topology import Topology, Weights
 
 NO_PRIVACY, ALONE = "no privacy", "alone"
@@ -188,7 +188,7 @@ def _without_noise(calibration: Calibration | None) -> Calibration | None:
     """The same clipping. In the unit node-swap the sensitivity bounds nothing, and a network of lone nodes has none."""
     if calibration is None or calibration.sensitivity.base_is_public:
         return calibration
-    return replace(calibration, sensitivity=Bounded(distance=1.0))
+    return replace(calibration, sensitivity=Unclipped(1.0))
 
 
 class _Silence(NoiseSource):

@@ -76,6 +76,29 @@ def note_runs(run: "Run") -> None:
     durable, ledger = keeps_ledger(run), run.protocol.ledger
     if run.unit is None or not durable or not run.description.sources or not isinstance(ledger, LedgerFile):
         return
+    unit, distance = run.unit, run.nodes.noise_distance(run.plan.paid)
+    note_ledger(ledger, run, unit.delta, unit.records_per_user, unit.epsilon, distance)
+
+
+def note_ledger(
+    ledger: LedgerFile,
+    run: "Run",
+    delta: float,
+    records_per_user: int,
+    promised: float | None,
+    distance: float = 0.0,
+) -> None:
+    """Note a ledger for each data set of the nodes of a run: its own, or that of numbers which were computed with its model.
+
+    Args:
+        ledger: where the data's costs are charged.
+        run: whose data it is.
+        delta: of the promise.
+        records_per_user: as in `Note`, and so are the others.
+        promised: as in `Note`.
+        distance: as in `Note`.
+    """
+    assert run.unit is not None
     noted = {(n.first_seal, n.node, n.data) for n in _notes()} if run.resumed else set()
     lines = []
     for node, source in zip(run.nodes.rows, run.description.sources, strict=True):
@@ -89,10 +112,10 @@ def note_runs(run: "Run") -> None:
             ledger.first_seal,
             node,
             run.unit.name,
-            run.unit.delta,
-            run.unit.records_per_user,
-            run.unit.epsilon,
-            run.nodes.noise_distance(run.plan.paid),
+            delta,
+            records_per_user,
+            promised,
+            distance,
             datetime.now(UTC).isoformat(timespec="seconds"),
         )
         lines.append(json.dumps({"version": _VERSION, **asdict(note)}).encode() + b"\n")

@@ -120,7 +120,7 @@ class RunFolder:
     def _remove_ledger(self) -> None:
         """Messages that left cannot be taken back, so the ledger of a run with secure noise outlives it."""
         with locked(self.ledger):
-            left = self.ledger.exists() and b'"durable":true' in self.ledger.read_bytes().partition(b"\n")[0]
+            left = self.ledger.exists() and _messages_left(self.ledger)
             kept = self.ledger.with_name(f"ledger-until-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl")
             for old, new in ((witness_of(self.ledger), witness_of(kept)), (self.ledger, kept)):
                 if left and old.exists():
@@ -171,6 +171,14 @@ class RunFolder:
         text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
         private_folder(self.path)
         write_private(self.summary, text.encode())
+
+
+def _messages_left(ledger: Path) -> bool:
+    """Whether messages that this ledger charged for really left. One that cannot be read is taken for such, unless nothing was charged."""
+    try:
+        return bool(LedgerFile.read_header(ledger).get("durable", True))
+    except RunError:
+        return not unused(ledger)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a round of a run leaves behind: one line of rounds.csv."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +15,18 @@ COLUMNS = ("round", "real", "estimated", "used", "scale", "epsilon", "loss")
 
 @dataclass(frozen=True)
 class RoundLog:
-    """One round. `loss` is computed from the data without noise: it is for the node's own eyes."""
+    """One round. `loss` is computed from the data without noise: it is for the node's own eyes.
+
+    `epsilon` is that of this round's message alone, where its noise has a pure one (Laplace). A Gaussian round has none: what
+    all of them cost together is in `Run.privacy`, which takes an accountant too long to be asked after every round.
+    """
 
     round: int
     real: float | None
     estimated: float | None
     used: float | None
     scale: float
-    epsilon: float
+    epsilon: float | None
     loss: float
     bytes: int = 0
     watched: dict[str, float] = field(default_factory=dict)
@@ -38,7 +43,8 @@ class RoundLog:
         loss = float(losses.mean())
         if record is None:
             return cls(round_, None, None, None, 0.0, 0.0, loss)
-        found = (record.real, record.estimated, record.used, record.scale, record.epsilon)
+        epsilon = record.epsilon if math.isfinite(record.epsilon) else None
+        found = (record.real, record.estimated, record.used, record.scale, epsilon)
         watched = dict(record.watched)
         return cls(round_, *found, loss, record.bytes, watched, update_to_noise=record.update_to_noise)
 

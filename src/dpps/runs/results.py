@@ -37,7 +37,7 @@ from dpps.learning.evaluation import (
 from dpps.learning.inputs import Batch, as_examples, check_examples
 from dpps.learning.metrics import Metric
 from dpps.learning.nodes import Nodes
-from dpps.privacy.charges import planned_charges
+from dpps.privacy.charges import charges_ahead, planned_charges
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.statement import Privacy, account
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CHOSEN_END = (
-    "A callback, or the program whose loop the run was, chose a round at which it ended or paused: if it looked at losses or "
+_CHOSEN_PAUSE = (
+    "A callback, or the program whose loop the run was, chose a round at which it paused: if it looked at losses or "
     "other results of private data, that choice is not covered either."
 )
 
@@ -93,7 +93,7 @@ class Results(Frozen):
     _metrics: Mapping[str, Metric]
     _undefined: set[tuple[str, int]]
     _by_node: list[float] | None
-    _privacy: tuple[int, Privacy] | None
+    _privacy: tuple[tuple[int, int], Privacy] | None
     _clipped: tuple[int, int]
     _advised: bool
     _csv: IO[str] | None
@@ -119,16 +119,27 @@ class Results(Frozen):
 
     @property
     def privacy(self) -> Privacy:
-        """What has been spent so far, from the ledger, in numbers and in words."""
-        messages = self.ledger.messages
-        if self._privacy is None or self._privacy[0] != messages:
-            private = self.protocol.noise.private
-            distance = self.nodes.noise_distance(messages)
-            spent = account(self.unit, self.ledger, private_noise=private, distance=distance)
-            self._privacy = (messages, self.where.privacy(spent, self._run()))
-        if not self.ended_by_callback or self.unit is None:
+        """What is guaranteed, and what has been spent so far, from the ledger, in numbers and in words.
+
+        Before the last planned round the guarantee is what was promised for all of them: whoever ends the run then may have looked
+        at its results, so what was spent so far is none.
+        """
+        messages, done = self.ledger.messages, self.state.round
+        if self._privacy is None or self._privacy[0] != (messages, done):
+            calibration = self.nodes.calibration
+            ahead = charges_ahead(calibration, self.plan, done, messages) if calibration else []
+            found = account(
+                self.unit,
+                self.ledger,
+                private_noise=self.protocol.noise.private,
+                distance=self.nodes.noise_distance(messages + sum(charge.count for charge in ahead)),
+                ahead=ahead,
+                promised=self.unit.epsilon if self.unit else None,
+            )
+            self._privacy = ((messages, done), self.where.privacy(found, self._run()))
+        if not self.ended_by_callback or self.unit is None or done < self.plan.count:
             return self._privacy[1]
-        words = f"{self._privacy[1].statement} {_CHOSEN_END}"
+        words = f"{self._privacy[1].statement} {_CHOSEN_PAUSE}"
         return replace(self._privacy[1], statement=words)
 
     @property

@@ -265,7 +265,9 @@ class TorchDistributed(Deployment):
         sent = self._of_ranks(self._fabric.sent_bytes)
         if self.cluster.rank != 0:
             return None
-        return {**own, **metrics, "privacy": privacy, "bytes_sent_by_rank": sent, "split": None}
+        # how many examples each process held out depends on its data
+        common = {name: value for name, value in own.items() if name != "held_out_examples"}
+        return {**common, **metrics, "privacy": privacy, "bytes_sent_by_rank": sent, "split": None}
 
     def _metrics(self, summary: dict[str, Any], run: Run) -> dict[str, Any]:
         rows = len(run.nodes.rows)
@@ -292,7 +294,7 @@ class TorchDistributed(Deployment):
         if privacy["unit"] == "none":
             return privacy
         result = dict(privacy)
-        for name in ("epsilon", "epsilon_sum"):
+        for name in ("epsilon", "epsilon_sum", "epsilon_spent", "epsilon_replacement"):
             totals = self._of_ranks(-1.0 if privacy[name] is None else privacy[name])
             result[name] = None if min(totals) < 0 else max(totals)
             if name == "epsilon" and result[name] != privacy[name]:

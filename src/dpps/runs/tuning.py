@@ -4,7 +4,8 @@ Every trial learns from the data, so on private data a search costs privacy,
 and so does choosing by accuracies on private examples. When asked to (`charge`),
 the search pays for itself by the simplest composition: each of k trials is a run of its own with epsilon / k
 and delta / k, noise that nobody knows and a ledger in its folder, and is scored by a count of right answers.
-These k counts, and the number of examples held out, get discrete Laplace noise of scale (k + 1) / epsilon.
+These k counts, and the number of examples held out, get discrete Laplace noise of scale (k + 1) / epsilon,
+and are charged to a ledger of the search, all of them before the first one is drawn.
 An example is either trained on, or held out for scoring, where it changes each of the k + 1 numbers by at most 1;
 so each pays at most epsilon (and delta) for the whole search. That is a promise for one example:
 who owns several, or a whole node, is on both sides, so other units are refused.
@@ -19,6 +20,7 @@ then, and here every trial leaves a folder.
 import itertools
 import json
 import random
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,9 +29,14 @@ from typing import Any
 from dpps.disk import private_folder, write_private
 from dpps.errors import UsageError
 from dpps.learning.batch_sizes import parse_batch
+from dpps.noise.events import laplace
 from dpps.noise.keystream import Keystream
+from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy.release import Release
 from dpps.runs.config import TrainConfig
 from dpps.runs.configured import make_run
+from dpps.runs.data_ledger import note_ledger
+from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run
 
 FACTORS: dict[str, tuple[float, ...]] = {
@@ -169,6 +176,8 @@ def tune(
     for k, setting in enumerate(settings):
         run = _trained(config, setting, out / f"trial-{k}", len(settings) if charge else None)
         if examples is None:
+            if scored is not None:
+                _charge_scores(run, out, len(settings) + 1, scored)
             examples = _noised(_held_out(run), scored)
         accuracy = _percent(_noised(_right(run), scored), examples)
         done.append(Trial(setting, accuracy, run.privacy.epsilon, out / f"trial-{k}"))
@@ -213,6 +222,27 @@ def _trained(config: TrainConfig, setting: dict[str, Any], folder: Path, shared_
     options = {**setting, **rates, "hold_out": config.hold_out or HELD_OUT, "out": folder, "quiet": True}
     run = make_run(replace(full, **options))
     return run.fit(options.get("epochs", full.epochs))
+
+
+def _charge_scores(run: Run, out: Path, numbers: int, epsilon: float) -> None:
+    """Write down what all noised numbers of the search cost, before there is one, where `dpps ledger` finds it.
+
+    One example changes each of them by at most 1. So all together are a Laplace mechanism of sensitivity `numbers`, whose
+    cost is the sum of theirs, in whichever order they are drawn.
+    """
+    rows = list(run.nodes.rows)
+    header = {
+        "run": "scores of dpps tune",
+        "unit": "record",
+        "mechanism": "laplace",
+        "rows": rows,
+        "durable": True,
+        "nonce": secrets.token_hex(16),
+    }
+    with LedgerFile.create(RunFolder(out).ledger, header, durable=True) as ledger:
+        note_ledger(ledger, run, delta=0.0, records_per_user=1, promised=numbers * epsilon)
+        cost = laplace(1 / (numbers * epsilon))
+        ledger.charge(Release(0, cost, "laplace", float(numbers), 1 / epsilon))
 
 
 def _held_out(run: Run) -> int:

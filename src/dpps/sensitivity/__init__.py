@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # imported when first asked for
         Sensitivity,
         real_sensitivity,
     )
-    from dpps.sensitivity.bounded import Bounded
+    from dpps.sensitivity.bounded import Bounded, Known, Unclipped
     from dpps.sensitivity.certified import Certified, WorstCase
     from dpps.sensitivity.coefficients import WINDOW, Coefficients, mean_abs, noise_factor
     from dpps.sensitivity.paper import Oracle, Paper
@@ -25,6 +25,7 @@ __all__ = [
     "Bounded",
     "Certified",
     "Coefficients",
+    "Known",
     "Memory",
     "Oracle",
     "Paper",
@@ -32,6 +33,7 @@ __all__ = [
     "Released",
     "RoundView",
     "Sensitivity",
+    "Unclipped",
     "WorstCase",
     "mean_abs",
     "noise_factor",

@@ -1,4 +1,4 @@
-"""A sensitivity that is known before the run: units contribution and record."""
+"""Sensitivities that are known before the run: units contribution and record."""
 
 import math
 from dataclasses import dataclass
@@ -10,45 +10,20 @@ from dpps.errors import UsageError
 from dpps.sensitivity.base import Memory, ProtocolConfig, RoundView, Sensitivity, real_sensitivity
 
 
-@dataclass(frozen=True)
-class Bounded(Sensitivity):
-    """A bound known beforehand (units contribution and record): no scalar is broadcast, nothing can grow.
+class Known(Sensitivity):
+    """A bound known beforehand: no scalar is broadcast, nothing can grow.
 
     Given all earlier messages, the row before the perturbation is known, so only the perturbation is private. Any two
-    admissible perturbations of a node differ by at most `distance`.
-
-    Args:
-        distance: how far two perturbations can be apart, in the mechanism's norm; 0 (with clip 0) when only the start values
-            are private: the rounds after the first then reveal nothing new and need no noise.
-        clip: the protocol itself scales every perturbation down to this norm; None when the caller's mechanism
-            bounds one record's share of it (unit record).
-        start_distance: bound on the distance of two start rows, charged in round 0; 0 needs a common, public start. It can be checked
-            only where all rows are here: elsewhere every node must keep to it by itself.
-        largest: the largest norm of an honest node's perturbation where the caller bounds it (unit record):
-            rows beyond what it makes possible are refused. Infinite: not known.
-        coordinates: how many numbers the mechanism hides, if more than a row has (unit record hides local parameters too).
+    admissible perturbations of a node differ by at most `distance`. `Bounded` sees to that itself; `Unclipped` relies on its caller.
     """
 
     distance: float
-    clip: float | None = None
-    start_distance: float = 0.0
-    coordinates: int = 0
-    largest: float = math.inf
+    start_distance: float
     norm = None
     needs_double_stochasticity = False
     needs_noise_norms = False
     base_is_public = True
     noise_decays = False
-
-    def __post_init__(self) -> None:
-        for name in ("distance", "clip", "start_distance"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise UsageError(f"{name} is {value}: it must be 0 or more, and finite")
-        if self.distance == 0 and self.clip != 0:
-            raise UsageError(
-                "distance is 0: then clip must be 0 too, so that nodes add nothing after the start"
-            )
 
     @property
     def start_is_private(self) -> bool:  # type: ignore[override]
@@ -82,9 +57,42 @@ class Bounded(Sensitivity):
     def estimate(self, memory: Memory, view: RoundView) -> float:
         return self.distance * view.rate + (self.start_distance if view.round == 0 else 0.0)
 
-    def admit(self, perturbation: Tensor, norms: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+
+@dataclass(frozen=True)
+class Bounded(Known):
+    """The protocol clips every update, so how far two of them can be apart is known beforehand (unit contribution).
+
+    No scalar is broadcast, and nothing can grow: given all earlier messages, the row before the update is known, so only
+    the update is private. Replacing it by any other one moves a message by at most 2 `clip`.
+
+    Args:
+        distance: how far two updates can be apart, in the mechanism's norm; by default 2 `clip`, and never less. More is needed
+            where several nodes change together: 2 `clip` sqrt(2) for two nodes in the L2 norm.
+        clip: every update is scaled down to this norm. Required. 0 when only the start values are private: then the rounds
+            after the first reveal nothing new and need no noise.
+        start_distance: bound on the distance of two start rows, charged in round 0; 0 needs a common, public start. It can be checked
+            only where all rows are here: elsewhere every node must keep to it by itself.
+    """
+
+    distance: float = None  # type: ignore[assignment]  # a number from construction on
+    clip: float = None  # type: ignore[assignment]
+    start_distance: float = 0.0
+
+    def __post_init__(self) -> None:
         if self.clip is None:
-            return perturbation, norms
+            raise UsageError(
+                "clip is missing: no bound on an update holds unless the protocol clips it; give clip=1.0, say (the distance is then 2)"
+            )
+        _check(clip=self.clip, distance=self.distance, start_distance=self.start_distance)
+        if self.distance is None:
+            object.__setattr__(self, "distance", 2 * self.clip)  # type: ignore[unreachable]
+        if self.distance < 2 * self.clip:
+            raise UsageError(
+                f"distance is {self.distance} and clip {self.clip}: replacing an update by its opposite moves a message by twice the "
+                "clip, so distance must be at least that; leave it out"
+            )
+
+    def admit(self, perturbation: Tensor, norms: Tensor, rate: float) -> tuple[Tensor, Tensor]:
         limit = self.clip * rate
         if limit == 0:
             return torch.zeros_like(perturbation), torch.zeros_like(norms)
@@ -95,18 +103,56 @@ class Bounded(Sensitivity):
         return perturbation * factor.to(perturbation)[:, None], norms * factor
 
     def largest_perturbation(self, rate: float) -> float:
-        return (self.largest if self.clip is None else self.clip) * rate
+        return self.clip * rate
 
     def rounding(self, dimension: int, step: float, norm: int) -> float:
-        """Nothing for a clipped perturbation: rounding toward zero lengthens no vector. But adding one example to a sum can
-        carry every coordinate over to the next step.
+        """Nothing: rounding toward zero lengthens no vector."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Unclipped(Known):
+    """The caller bounds what one record adds to a perturbation (unit record, whose learner clips every example).
+
+    The protocol checks nothing here, so this is no part of what `dpps` exports: what it charges is true only
+    as far as its caller keeps to `distance`.
+
+    Args:
+        distance: how far a record can move a perturbation, in the mechanism's norm.
+        start_distance: as in `Bounded`.
+        coordinates: how many numbers the mechanism hides, if more than a row has (unit record hides local parameters too).
+        largest: the largest norm of an honest node's perturbation: rows beyond what it makes possible are refused.
+            Infinite: not known.
+    """
+
+    distance: float
+    start_distance: float = 0.0
+    coordinates: int = 0
+    largest: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check(distance=self.distance, start_distance=self.start_distance)
+        if self.distance == 0:
+            raise UsageError(
+                "distance is 0: nothing would be hidden; use Bounded(clip=0, start_distance=...)"
+            )
+
+    def largest_perturbation(self, rate: float) -> float:
+        return self.largest * rate
+
+    def rounding(self, dimension: int, step: float, norm: int) -> float:
+        """Adding one example to a sum can carry every coordinate over to the next step.
 
         Where local parameters are hidden along with the row, each of the two parts has a grid of its own, and one example's
         share v of both together, |v| <= 1 in units of what it may add, grows to at most |v| + rho with rho the larger of
         sqrt(coordinates) step / share. Steps are powers of two, so the two rho differ by less than a factor of 2: twice
         one's own covers the larger.
         """
-        if self.clip is not None:
-            return 0.0
         parts = 2 if self.coordinates > dimension else 1
         return parts * super().rounding(max(dimension, self.coordinates), step, norm)
+
+
+def _check(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise UsageError(f"{name} is {value}: it must be 0 or more, and finite")

@@ -196,6 +196,10 @@ class Unit(ABC):
         """The cost of all messages of one node, from its ledger."""
         return total(charges, self.delta, self.records_per_user, distance=distance)
 
+    def replacement(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total | None:
+        """The cost where what is protected is replaced by something else of its kind; None: that is what `total` is about."""
+        return None
+
     def promise(self, total: Total, rounds: int) -> str:
         """In plain words: what the total is worth."""
         return f"Guarantee: {label(total.epsilon)}, delta {total.delta:g}, over {rounds} rounds (by {total.accountant})."

@@ -129,7 +129,7 @@ class Contribution(Unit):
         mechanism = self._kind.of(amount)
         step = plan.lr_shared * self.clip
         partners = self.trust.partners(plan.nodes)
-        return Calibration(mechanism, Bounded(distance=2 * step, clip=step), partners=partners)
+        return Calibration(mechanism, Bounded(clip=step), partners=partners)
 
     def who(self) -> str:
         return (

@@ -1,11 +1,12 @@
 """The unit record: one training example of one node."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from dpps.errors import UsageError
 from dpps.noise.mechanisms import Gaussian
-from dpps.privacy.accountant import multiplier_for
+from dpps.privacy.accountant import Charge, Total, multiplier_for, replacement
 from dpps.privacy.trust import NOBODY, Trust
 from dpps.privacy.units.base import (
     DECLARED,
@@ -21,7 +22,7 @@ from dpps.privacy.units.base import (
     positive,
 )
 from dpps.privacy.units.contribution import Contribution
-from dpps.sensitivity import Bounded
+from dpps.sensitivity import Unclipped
 
 
 @UNITS.register("record")
@@ -30,6 +31,8 @@ class Record(Unit):
     """One training example of one node, against an observer of all messages (the usual DP-SGD unit).
 
     Per-example clipping over shared and local parameters together, Poisson sampling, Gaussian noise on both updates.
+    The total is that of replacing an example by one that teaches nothing. With declared sizes fixed, that is what adding or
+    removing one means. Replacing it by another example costs more, and is stated beside it (`Privacy.epsilon_replacement`).
 
     Args:
         epsilon: wanted total over the planned rounds; or give `noise_multiplier`.
@@ -94,7 +97,7 @@ class Record(Unit):
         share = plan.lr_shared * self.clip / plan.batch_size
         return Calibration(
             Gaussian(multiplier),
-            Bounded(
+            Unclipped(
                 distance=share, coordinates=plan.coordinates, largest=share * _most_drawn(plan.largest_batch)
             ),
             example_clip=self.clip,
@@ -103,18 +106,21 @@ class Record(Unit):
             partners=self.trust.partners(plan.nodes),
         )
 
+    def replacement(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total:
+        return replacement(charges, self.delta, self.records_per_user, distance=distance)
+
     def who(self) -> str:
         owned = (
             f"all of a person's records (up to {self.records_per_user})"
             if self.records_per_user > 1
             else "one training example"
         )
-        it = "them" if self.records_per_user > 1 else "it"
+        it, one = ("them", "ones") if self.records_per_user > 1 else ("it", "one")
         return (
             f"{owned} of one node, against anybody who sees all messages of all nodes and every node's final "
             f"model{self.trust.who()}: "
-            f"adding or removing {it} changes little, while the declared sizes of all nodes stay the same (replacing an example "
-            "by another removes one and adds one: that is covered as a group of two records)"
+            f"replacing {it} by {one} that teach{'' if self.records_per_user > 1 else 'es'} nothing (whose gradients are zero) changes "
+            f"little; while the declared sizes of all nodes stay the same, adding or removing {it} is the same thing"
         )
 
     def limits(self) -> str:
