@@ -254,15 +254,15 @@ class Numbers:
             signs = sum(torch.meshgrid(*(torch.arange(n) for n in part.shape), indexing="ij"))
             off = 1 + float(self.draw.choice([0.0, 1e-7, 1e-4])) * self.normal(*part.shape)
             return self.magnitude() * (1 - 2.0 * (signs % 2)) * off
-        if kind == "repeats":
-            return torch.full_like(part, self.magnitude())
+        if kind in ("repeats", "zero"):
+            return torch.full_like(part, self.magnitude() if kind == "repeats" else 0.0)
         if kind == "broken":
             broken = part * self.magnitude()
             broken.view(-1)[int(self.draw.integers(part.numel()))] = float(
                 self.draw.choice([np.nan, np.inf, -np.inf, 3e38])
             )
             return broken
-        return part if kind == "as it is" else torch.zeros_like(part)
+        return part
 
 
 def moved(case: Case, way: PerExample, seed: int) -> float:
