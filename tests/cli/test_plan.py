@@ -40,3 +40,16 @@ def test_every_model_has_a_suggestion_with_reasons(capsys):
     found = json.loads(capsys.readouterr().out)["suggested"]
     assert (found["batch_size"], found["epochs"], found["clip"]) == (100, 12, 1.0)
     assert "moves a parameter by about 0.1" in found["reasons"][-1]
+
+
+def test_plan_states_what_it_computes_and_no_accuracy_measured_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An accuracy measured at another commit is no answer about this one; the signal-to-noise ratio of the run is."""
+    options = ["--data", "mnist", "--features", "scattering", "--model", "linear", "--shared", "all"]
+    assert main(["plan", *options, "--noise-multiplier", "5.3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "expected_accuracy" not in found
+    assert found["signal_to_noise_of_run"] == pytest.approx(
+        found["signal_to_noise_averaged"] * found["rounds"] ** 0.5
+    )

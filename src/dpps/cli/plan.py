@@ -21,7 +21,6 @@ from dpps.privacy.plan import Coalition, Outlook, outlook
 from dpps.privacy.units import UNITS
 from dpps.runs.config import TrainConfig
 from dpps.runs.defaults import planned, suggestion
-from dpps.runs.expected import Expected, expected
 from dpps.runs.options import refuse_idle
 from dpps.sensitivity import Paper
 
@@ -58,12 +57,10 @@ def main(arguments: list[str]) -> int:
     refuse_idle(arguments, config.unit, config.mechanism)
     with working(plain_console(stderr=True, soft_wrap=False), "solving for the noise"):
         result, suggested = answer(config)
-    likely = expected(config, result.epsilon) if _plain(config) else None
     if config.json:
-        found = {"suggested": suggested, "expected_accuracy": likely}
-        print(json.dumps(result.to_json() | {k: asdict(v) if v else None for k, v in found.items()}))
+        print(json.dumps(result.to_json() | {"suggested": asdict(suggested) if suggested else None}))
     else:
-        show(result, config, suggested, likely)
+        show(result, config, suggested)
     return DONE
 
 
@@ -98,14 +95,7 @@ def answer(config: PlanConfig) -> tuple[Outlook, Suggestion | None]:
     return found, suggestion(replace(config, epsilon=full.epsilon))
 
 
-def _plain(config: PlanConfig) -> bool:
-    """Whether nothing is planned with other sizes than those of the data set."""
-    return (config.rounds, config.parameters, config.examples) == (None, None, None)
-
-
-def show(
-    result: Outlook, config: PlanConfig, suggested: Suggestion | None, likely: Expected | None = None
-) -> None:
+def show(result: Outlook, config: PlanConfig, suggested: Suggestion | None) -> None:
     """A table for people."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -136,8 +126,6 @@ def show(
     )
     line("  averaged", _number(result.signal_to_noise_averaged), f"over {config.nodes} nodes")
     line("  of the run", _number(result.signal_to_noise_of_run), "averaged, over all rounds")
-    if likely is not None:
-        line("accuracy", f"{likely.low:.1f} to {likely.high:.1f} %", f"to be expected: {likely.why}")
     line(
         "paper's growth",
         _number(result.paper_growth),
