@@ -15,7 +15,6 @@ from dpps.errors import RunError, UsageError, unknown
 COMMANDS = {
     "train": "train a model privately over many nodes",
     "data": "draft a schema for your own tables or images: columns, ranges, classes",
-    "launch": "train in several processes on this machine",
     "secret": "make a secret that keeps strangers out of a run on several machines",
     "member": "between organisations: make the key of a member, which never leaves it",
     "federation": "between organisations: the convener signs members and the contract of a run",
@@ -33,6 +32,11 @@ COMMANDS = {
     "paper": "every table and figure of the paper, computed again, beside the published numbers",
     "topology": "facts about a communication graph: period, connectivity, contraction; draw it",
 }
+
+GONE = {
+    "launch": "torchrun starts the processes: torchrun --nproc-per-node 4 -m dpps train --nodes 8 --out DIR"
+}
+"""Commands of earlier versions, and what to use instead."""
 
 DONE, FAILED, WRONG, STOPPED = 0, 1, 2, 3
 
@@ -67,6 +71,8 @@ def _dispatch(args: list[str], alone: bool) -> int:
     if args[0] in ("-V", "--version"):
         _versions()
         return DONE
+    if args[0] in GONE:
+        raise UsageError(f"dpps {args[0]} is gone: {GONE[args[0]]}")
     if args[0] not in COMMANDS:
         raise unknown("command", args[0], COMMANDS)
     command = _load(f"dpps.cli.{args[0]}", alone)

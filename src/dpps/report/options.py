@@ -89,8 +89,10 @@ def command(config: TrainConfig, processes: int = 0) -> str:
             given = fewer
     assert TrainConfig(**given).resolved().fingerprint() == wanted.fingerprint()
     words = [word for option, value in given.items() for word in _option(option, value)]
-    start = ["launch", "--nproc", str(processes), "--out", "again"] if processes else ["train"]
-    return shlex.join(["dpps", *start, *words])
+    start = ["dpps", "train"]
+    if processes:
+        start = ["torchrun", "--nproc-per-node", str(processes), "-m", *start, "--out", "again"]
+    return shlex.join([*start, *words])
 
 
 def _meaning(options: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -33,8 +33,6 @@ class Deployment(ABC):
     """How many processes the run has."""
     voice = ""
     """What this process puts before each line it tells the user."""
-    share_metrics = False
-    """Whether the processes tell each other losses and accuracies."""
     ledger: type[LedgerFile] = LedgerFile
     """What charges are written with."""
     repeats_rounds = True
