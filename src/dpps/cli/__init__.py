@@ -57,6 +57,9 @@ def main(arguments: Sequence[str] | None = None, *, alone: bool = False) -> int:
     except (UsageError, RunError) as error:
         plain_console(stderr=True).print(f"[bold red]dpps:[/] {_escape(error)}")
         return WRONG if isinstance(error, UsageError) else FAILED
+    except KeyboardInterrupt:  # where no run takes it as a request to stop after its round
+        plain_console(stderr=True).print("[bold red]dpps:[/] stopped on request")
+        return STOPPED
     except BrokenPipeError:  # whoever we print to has seen enough (dpps ... | head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit as error:  # the parser has already said what is wrong
