@@ -88,7 +88,11 @@ def test_only_the_program_takes_modules_out_of_the_collector_s_sight():
     ],
 )
 def test_ctrl_c_is_a_request_to_stop_wherever_it_comes(
-    words: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Not only between two rounds: while data is fetched, features are computed, noise is solved for."""
 
@@ -98,7 +102,9 @@ def test_ctrl_c_is_a_request_to_stop_wherever_it_comes(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(place, interrupted)
     assert main(words.split()) == 3
-    assert len(capsys.readouterr().err.splitlines()) <= 2  # what the command announces, and that it has stopped
+    assert (
+        len(capsys.readouterr().err.splitlines()) <= 2
+    )  # what the command announces, and that it has stopped
     assert not list(tmp_path.iterdir())
 
 
