@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -11,39 +10,6 @@ from dpps.models.named import MODELS, Fitting, NamedModel, Shared
 from dpps.models.stages import Staged
 
 GROUPS = 32  # the number of groups Wu and He (2018) propose for GroupNorm; divides every width of ResNet-18
-
-
-FEW_PIXELS = 4  # up to so many output pixels matrix products beat the convolution kernels of a CPU
-
-
-class Conv(nn.Conv2d):
-    """A convolution that costs only what it sees.
-
-    On small images (28 or 32 pixels wide) the last layers of ResNet-18 have 1 or 2 x 2 pixels, and most of a
-    3x3 kernel lies on the padding. There each output pixel is a matrix product with the part of the kernel that
-    lies on the image; the result is the same up to rounding.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The convolution of x."""
-        rows, columns = (self._windows(k, x.shape[k - 2]) for k in (0, 1))
-        if x.is_cuda or len(rows) * len(columns) > FEW_PIXELS:
-            return super().forward(x)
-        pixels = [self._pixel(x, row, column) for row in rows for column in columns]
-        return torch.stack(pixels, dim=-1).view(*pixels[0].shape, len(rows), len(columns))
-
-    def _windows(self, k: int, size: int) -> list[tuple[slice, slice]]:
-        """Per output row (or column): which part of the kernel lies on which part of the image."""
-        width, stride, padding = self.kernel_size[k], self.stride[k], int(self.padding[k])
-        windows = []
-        for start in range(-padding, size + padding - width + 1, stride):
-            low, high = max(start, 0), min(start + width, size)
-            windows.append((slice(low - start, high - start), slice(low, high)))
-        return windows
-
-    def _pixel(self, x: Tensor, row: tuple[slice, slice], column: tuple[slice, slice]) -> Tensor:
-        kernel = self.weight[:, :, row[0], column[0]]
-        return functional.linear(x[..., row[1], column[1]].flatten(-3), kernel.flatten(1))
 
 
 class Block(nn.Module):
@@ -112,8 +78,8 @@ def _layer(inputs: int, outputs: int, stride: int, norm: str) -> nn.Sequential:
     return nn.Sequential(Block(inputs, outputs, stride, norm), Block(outputs, outputs, 1, norm))
 
 
-def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> Conv:
-    return Conv(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
 def _norm(width: int, norm: str) -> nn.Module:
