@@ -70,6 +70,8 @@ def networks(runs: Sequence[RunRecord]) -> list[Network]:
     """One drawing for each different network; what is said about it may differ between its runs."""
     different: dict[str, list[Network]] = {}
     for run in runs:
+        if run.topology is None:
+            continue
         label = repr(run.topology)
         same = different.setdefault(label, [])
         same.append(network(run) if not same else replace(same[0], name=run.name, note=_note(run, same[0])))
@@ -79,6 +81,7 @@ def networks(runs: Sequence[RunRecord]) -> list[Network]:
 def network(run: RunRecord) -> Network:
     """The network of one run."""
     topology = run.topology
+    assert topology is not None
     places = [_place(node, topology.nodes) for node in range(topology.nodes)]
     radius = 14.0 if topology.nodes <= 24 else 8.0 if topology.nodes <= 64 else 3.0
     phases: list[Phase] = []
@@ -141,6 +144,7 @@ def _title(topology: Topology, t: int) -> str:
 
 
 def _note(run: RunRecord, drawn: Network) -> str:
+    assert run.topology is not None
     parts, period, shown = [], run.topology.period, len(drawn.phases)
     if period is None:
         parts.append(f"The network never repeats; its first {shown} rounds are shown.")
