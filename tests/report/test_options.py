@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.distributed.run import get_args_parser
 
 from dpps.cli.arguments import parse_options
 from dpps.errors import UsageError
@@ -82,3 +83,15 @@ def test_own_data_have_their_own_name(folder: str, name: str) -> None:
     assert data_name(config) == applied(config, True)["data"] == name
     assert not {"split", "hold-out", "node-data"} & set(applied(config, True))
     assert data_name(TrainConfig()) == "mnist-mini"
+
+
+def test_the_command_of_a_distributed_run_is_one_that_torchrun_takes() -> None:
+    config = TrainConfig(nodes=6, topology="ring", epsilon=2.0).resolved()
+    words = shlex.split(command(config, processes=3))
+    assert words[0] == "torchrun"
+    started = get_args_parser().parse_args(words[1:])
+    assert (started.nproc_per_node, started.module, started.training_script) == ("3", True, "dpps")
+    assert started.training_script_args[0] == "train"
+    again = parse_options(TrainConfig, started.training_script_args[1:], "dpps train").resolved()
+    assert again.fingerprint() == config.fingerprint()
+    assert again.out is not None
