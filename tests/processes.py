@@ -3,17 +3,19 @@
 import itertools
 import multiprocessing
 import os
+import random
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
 import torch
 
-import dpps.transport
 from dpps.transport import Cluster, Rendezvous
 from holding.sitecustomize import hold
 
@@ -25,14 +27,18 @@ PATIENCE = 300.0
 """Seconds after which a test says that something hangs; nothing else depends on it."""
 
 
-def holding(round_: int, gate: Path) -> dict[str, str]:
-    """The environment of a program whose runs wait before this round until they are asked to stop, or the gate exists."""
+def holding(round_: int, gate: Path, needs: str = "PATH") -> dict[str, str]:
+    """The environment of a program whose runs wait before this round until they are asked to stop, or the gate exists.
+
+    With `needs` only processes that have this variable: "RANK" leaves torchrun itself alone.
+    """
     paths = [str(Path(__file__).parent / "holding"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "HOLD_ROUND": str(round_),
         "HOLD_GATE": str(gate),
+        "HOLD_NEEDS": needs,
     }
 
 
@@ -41,12 +47,14 @@ _gates = itertools.count()
 
 
 def free_port() -> int:
-    """A free port that this process has given to nobody else yet."""
-    port = dpps.transport.free_port()
-    while port in _given:
-        port = dpps.transport.free_port()
-    _given.add(port)
-    return port
+    """A port of this machine that nobody listens at and that this process has given to nobody else. It lies below those that
+    systems choose by themselves for connections, so that it is still free when a process that is started now listens at it."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        if port not in _given:
+            with suppress(OSError), socket.create_server(("127.0.0.1", port)):  # otherwise it is taken
+                _given.add(port)
+                return port
+    raise AssertionError("no port of 127.0.0.1 can be listened at")
 
 
 def _child(
@@ -71,7 +79,7 @@ class Processes:
     def __init__(
         self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE
     ) -> None:
-        port = dpps.transport.free_port()
+        port = free_port()
         self.results = context.Queue()
         self.all = [
             context.Process(

@@ -66,7 +66,6 @@ def test_a_mechanism_is_made_of_its_amount_of_noise() -> None:
 
 NAMED_ON_PURPOSE = {
     "cli/audit.py": "an attack is written for one unit",
-    "runs/expected.py": "what the measured runs had",
 }
 """Beside `paper/`, which repeats experiments with given models and units."""
 

@@ -77,3 +77,41 @@ def test_thorough_runs_every_claim_more_often(
 def test_command_refuses(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", *options]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--samples", "0"], "--samples is 0"),
+        (["--samples", "-5"], "--samples is -5"),
+        (["--attack", "--unit", "record"], "--unit"),
+        (["--attack", "--samples", "2000"], "--samples"),
+        (["--attack", "--thorough"], "--thorough"),
+        (["--attack", "--sensitivity", "paper"], "--sensitivity"),
+        (["--attack", "--no-secure-noise"], "--secure-noise"),
+        (["--attack", "--epsilon", "3"], "--epsilon"),
+        (["--attack", "--plot", "images.txt"], "images.txt"),
+        (["--attack", "--plot", "nowhere/images.png"], "nowhere"),
+    ],
+)
+def test_nothing_is_computed_for_a_request_that_is_wrong(
+    options: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not for one that would be ignored in part."""
+    monkeypatch.setattr("dpps.audit.inversion.invert", None)
+    monkeypatch.setattr(command, "audit", None)
+    assert main(["audit", *options]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_too_few_runs_are_said_with_the_number_that_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """A twin that so few runs cannot catch says nothing about the code; so many more would have caught it."""
+    options = ["audit", "--unit", "contribution", "--no-secure-noise", "--json", "--samples"]
+    assert main([*options, "1000"]) == 1
+    missed = [f for f in json.loads(capsys.readouterr().out)["findings"] if not f["twin_caught"]]
+    assert missed
+    assert all(f["samples_needed"] > 1000 for f in missed)
+    assert main([*options, str(max(f["samples_needed"] for f in missed) * 2)]) == 0
+    assert {f["samples_needed"] for f in json.loads(capsys.readouterr().out)["findings"]} == {None}
+    assert main([*(o for o in options if o != "--json"), "1000"]) == 1
+    assert f"--samples {max(f['samples_needed'] for f in missed)}" in capsys.readouterr().out

@@ -108,3 +108,12 @@ def test_every_module_of_the_command_line_is_a_command():
 def test_every_command_explains_itself(command, capsys):
     assert main([command, "--help"]) == 0
     assert len(capsys.readouterr().out) > 200
+
+
+def test_a_command_that_is_gone_names_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+    """`dpps launch` was; torchrun starts the processes."""
+    assert main(["launch", "--nproc", "4", "--out", "train"]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "torchrun --nproc-per-node 4 -m dpps train" in said
+    assert main(["train", "--share-metrics"]) == 2

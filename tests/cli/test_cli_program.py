@@ -1,10 +1,14 @@
 """`dpps` as a program: what it loads, how it ends, and who still listens."""
 
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from dpps.cli import main
 
 
 def test_the_package_loads_torch_when_it_is_needed_and_not_before():
@@ -70,3 +74,46 @@ def test_only_the_program_takes_modules_out_of_the_collector_s_sight():
     for how in ("alone", "guest"):
         done = subprocess.run([sys.executable, "-c", code, how], check=True, capture_output=True, text=True)
         assert f"frozen {how == 'alone'}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ("train --data mnist", "dpps.data.load"),
+        ("train --features scattering --model linear", "dpps.features.of_data_set"),
+        ("plan", "dpps.cli.plan.answer"),
+        ("tune --trials 2", "dpps.cli.tune.tune"),
+        ("audit", "dpps.cli.audit.audit"),
+        ("attack", "dpps.cli.attack.reconstruct"),
+    ],
+)
+def test_ctrl_c_is_a_request_to_stop_wherever_it_comes(
+    words: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not only between two rounds: while data is fetched, features are computed, noise is solved for."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(place, interrupted)
+    assert main(words.split()) == 3
+    assert (
+        len(capsys.readouterr().err.splitlines()) <= 2
+    )  # what the command announces, and that it has stopped
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_that_is_interrupted_ends_with_one_line() -> None:
+    words = [sys.executable, "-m", "dpps", "audit", "--samples", "1000000", "--unit", "record"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        assert "audits" in program.stderr.readline()  # it is at work
+        program.send_signal(signal.SIGINT)
+        said = program.stderr.read()
+    assert program.returncode == 3
+    assert len(said.splitlines()) == 1, said

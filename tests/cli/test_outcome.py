@@ -3,11 +3,9 @@
 import io
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from dpps.cli import put_together, say_outcome
-from dpps.runs import RunFolder
+from dpps.cli import say_outcome
 
 TOLD = {
     "test_accuracy": 91.234,
@@ -47,17 +45,6 @@ def test_no_noise_and_no_guarantee_are_said_so() -> None:
     from dpps.privacy import SUM_OF_ROUNDS
 
     assert SUM_OF_ROUNDS in _said(swapped)
-
-
-def test_the_processes_of_one_machine_are_put_together_once_all_have_finished(tmp_path: Path) -> None:
-    RunFolder(tmp_path).write_summary(TOLD | {"test_accuracy": None})
-    RunFolder(tmp_path / "rank-0").write_summary(TOLD)
-    assert put_together(tmp_path, 2) is None
-    RunFolder(tmp_path / "rank-1").write_summary(TOLD | {"accuracy_by_node": [80.0, 81.5]})
-    whole = put_together(tmp_path, 2)
-    assert whole is not None
-    assert whole["accuracy_by_node"] == [90.0, 92.5, 80.0, 81.5]
-    assert whole["test_accuracy"] == pytest.approx(86.0)
 
 
 def test_other_epsilons_are_told_where_they_differ_from_the_guarantee() -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from dpps import cli
+from dpps.report import read_folder
 from dpps.runs import TrainConfig, make_run
+from hospitals import write_hospitals
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +57,25 @@ def test_wrong_requests(folders: list[Path], capsys: pytest.CaptureFixture[str])
     assert "run.json" in capsys.readouterr().err
     assert cli.main(["report", *map(str, folders), "--out", "card.md"]) == cli.WRONG
     assert "--out card.md" in capsys.readouterr().err
+
+
+def test_a_report_does_not_need_the_files_that_the_run_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the directory of `dpps train`, nor the schema, which the folder keeps; the command repeats the options as they were."""
+    template = write_hospitals(tmp_path / "there").relative_to(tmp_path / "there")
+    monkeypatch.chdir(tmp_path / "there")
+    assert cli.main(["data", "describe", "node-2/train.csv", "--label", "diagnosis", "--out", "s.toml"]) == 0
+    own = ["--nodes", "3", "--node-data", str(template), "--schema", "s.toml"]
+    options = ["--model", "linear", "--shared", "all"]
+    assert cli.main(["train", *own, *options, "--quiet", "--out", "run"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cli.main(["report", "../there/run"]) == 0
+    (tmp_path / "there" / "s.toml").unlink()
+    (tmp_path / "there" / "run").rename(tmp_path / "moved")
+    assert cli.main(["report", "../moved"]) == 0
+    command = read_folder(tmp_path / "moved", "run").command
+    assert command is not None
+    assert "--schema s.toml" in command
+    assert f"--node-data '{template}'" in command

@@ -45,6 +45,6 @@ def open_when_asked_to_stop(gate: Path) -> None:
     signal.signal = noting
 
 
-if "HOLD_ROUND" in os.environ:
+if "HOLD_ROUND" in os.environ and os.environ["HOLD_NEEDS"] in os.environ:
     hold(int(os.environ["HOLD_ROUND"]), Path(os.environ["HOLD_GATE"]))
     open_when_asked_to_stop(Path(os.environ["HOLD_GATE"]))

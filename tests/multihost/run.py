@@ -102,7 +102,7 @@ class Run:
         if hold is not None:  # see tests/holding
             paths = [str(Path(__file__).parents[1] / "holding"), os.environ.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-            environment |= {"HOLD_ROUND": str(hold), "HOLD_GATE": str(self._gate)}
+            environment |= {"HOLD_ROUND": str(hold), "HOLD_GATE": str(self._gate), "HOLD_NEEDS": "RANK"}
         torchrun = [
             sys.executable,
             "-m",

@@ -2,6 +2,8 @@
 
 import csv
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +36,21 @@ def test_every_cell_is_a_valid_configuration(name, size):
         config = cell.config()
         assert config.network().nodes == cell.nodes
         assert cell.cost > 0
+
+
+@pytest.mark.parametrize("name", [n for n in command.NAMES if n != "convergence"])
+def test_a_quick_page_says_so_wherever_it_stands_compared_with_the_authors(name: str, tmp_path: Path) -> None:
+    """On the page, at every table and figure, and in every file that somebody may pass on alone."""
+    module = importlib.import_module(f"dpps.paper.{command.NAMES[name][0]}")
+    for size in ("quick", "full"):
+        scope = Scope(size, (7,), ("mlp",))  # type: ignore[arg-type]
+        page = command.write(name, module, Store(tmp_path / "cells"), scope, tmp_path / size)
+        files = [path.read_text() for path in page.parent.iterdir() if path.suffix in (".csv", ".svg")]
+        headings = re.findall(r"<h[12][^>]*>(.*?)</h[12]>", page.read_text(), re.DOTALL)
+        files = [
+            text for text in files if text.count("\n") > 1
+        ]  # a table without rows has nothing to compare
+        assert len(files) > 1
+        assert headings
+        for text in (*files, *headings):
+            assert ("quick" in text and "mnist-mini" in text) == (size == "quick"), text

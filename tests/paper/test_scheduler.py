@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,7 +54,30 @@ def test_nothing_is_begun_after_the_deadline(tmp_path):
 
 def test_a_half_written_result_does_not_count(tmp_path):
     store = Store(tmp_path)
-    (tmp_path / f".{TINY.key}.1.part").write_text('{"accuracy": 1')
+    (store.folder / f".{TINY.key}.1.part").write_text('{"accuracy": 1')
     assert store.get(TINY) is None
     store.put(TINY, {"accuracy": 1.0})
     assert store.get(TINY) == {"accuracy": 1.0}
+
+
+def test_results_of_another_version_are_not_this_one_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are neither reused nor lost."""
+    Store(tmp_path).put(TINY, {"accuracy": 1.0})
+    monkeypatch.setattr("dpps.paper.scheduler.identity", lambda: "another")
+    assert Store(tmp_path).get(TINY) is None
+    Store(tmp_path).put(TINY, {"accuracy": 2.0})
+    monkeypatch.undo()
+    assert Store(tmp_path).get(TINY) == {"accuracy": 1.0}
+
+
+def test_a_warning_of_many_cells_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    growing = dataclasses.replace(TINY, sensitivity="paper", epochs=5, sync_every=5, shared="all")
+    cells = [dataclasses.replace(growing, seed=seed) for seed in (1, 2)]
+    Scheduler(Store(tmp_path), workers=2).run(cells)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "--sync-every" in said
+    assert said not in capfd.readouterr().err

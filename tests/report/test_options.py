@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.distributed.run import get_args_parser
 
 from dpps.cli import parse_options
 from dpps.errors import UsageError
@@ -89,3 +90,15 @@ def test_options_that_follow_from_where_a_run_is_carried_out_are_part_of_its_com
     config = TrainConfig(node_data=tmp_path / "node-{rank}", classes=2, metrics="f1", nodes=3)
     assert "--hold-out 0.2" in command(config)
     assert "--metrics" not in command(config)
+
+
+def test_the_command_of_a_distributed_run_is_one_that_torchrun_takes() -> None:
+    config = TrainConfig(nodes=6, topology="ring", epsilon=2.0).resolved()
+    words = shlex.split(command(config, processes=3))
+    assert words[0] == "torchrun"
+    started = get_args_parser().parse_args(words[1:])
+    assert (started.nproc_per_node, started.module, started.training_script) == ("3", True, "dpps")
+    assert started.training_script_args[0] == "train"
+    again = parse_options(TrainConfig, started.training_script_args[1:], "dpps train").resolved()
+    assert again.fingerprint() == config.fingerprint()
+    assert again.out is not None

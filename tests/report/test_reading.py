@@ -57,7 +57,7 @@ def test_distributed_run(copied: Callable[[str], Path], tmp_path: Path) -> None:
     assert not record.simulated
     assert spent(record)[0][1] == pytest.approx(2 * record.rounds[0].epsilon)
     assert record.command is not None
-    assert record.command.startswith("dpps launch --nproc 3 --out again --nodes 5")
+    assert record.command.startswith("torchrun --nproc-per-node 3 -m dpps train --out again --nodes 5")
     page = render([record])
     assert "rank-9" in page
     assert "not private" not in page.split('id="privacy"')[0]

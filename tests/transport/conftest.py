@@ -10,6 +10,6 @@ from tests.transport.samples import SEEDED
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two epochs of 25 rounds in two processes, nothing goes wrong."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    trainers = Trainers(2, out, *SEEDED, "--epochs", "2", "--share-metrics")
+    trainers = Trainers(2, out, *SEEDED, "--epochs", "2")
     assert trainers.wait() == [0, 0], trainers.said()
     return out

@@ -19,7 +19,7 @@ from tests.transport.samples import NODES, PRIVATE, SEEDED, furthest, summary_in
 @pytest.mark.slow
 def test_ten_random_kills(undisturbed: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng()
-    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "3", "--timeout", "120"]
+    options = [*SEEDED, "--epochs", "2", "--checkpoint-every", "3", "--timeout", "120"]
     for attempt in range(10):
         out, victim, moment = tmp_path / str(attempt), int(rng.integers(2)), int(rng.integers(1, 50))
         trainers = Trainers(2, out, *options)
@@ -41,7 +41,7 @@ def test_torchrun_brings_a_run_back(undisturbed: Path, tmp_path: Path) -> None:
     """Its elastic restart goes on from the last common checkpoint, without --resume."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "3", "--out", str(out)]
+    options = [*SEEDED, "--epochs", "2", "--checkpoint-every", "3", "--out", str(out)]
     with (tmp_path / "log").open("wb") as log:
         agent = subprocess.Popen(
             [*command, "--max-restarts", "2", "-m", "dpps", "train", *options], stdout=log, stderr=log

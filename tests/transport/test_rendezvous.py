@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from dpps.errors import UsageError
-from dpps.transport import Rendezvous, address_towards, free_port, restarted, started_distributed, wait_for
+from dpps.transport import Rendezvous, address_towards, restarted, started_distributed, wait_for
+from processes import free_port
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -46,12 +47,6 @@ def test_what_is_missing_or_wrong_is_named(
             environment.setenv(name, value)
     with pytest.raises(UsageError, match=said):
         Rendezvous.from_environment()
-
-
-def test_a_free_port_is_none_that_a_system_gives_away_and_can_be_listened_at() -> None:
-    port = free_port()
-    assert 20_000 <= port < 32_000
-    socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_who_waits_returns_when_somebody_listens_and_gives_up_when_nobody_does() -> None:

@@ -30,6 +30,11 @@ from dpps.noise.source import Seeded
 
 Progress = Callable[[int], None]
 
+ENOUGH = 10_000
+"""Runs in either world with which every twin is caught."""
+LEAST = 1_000
+"""Runs in either world below which nothing can be shown."""
+
 _COPIES = 20_000  # networks side by side
 
 
@@ -109,13 +114,26 @@ class Finding:
         return self.twin is not None and self.twin.epsilon > self.case.claim
 
     @property
+    def trials_needed(self) -> int | None:
+        """Where the twin was missed because there were too few runs: how many would catch it, at the rates that were seen."""
+        if self.twin is None or self.caught:
+            return None
+        return self.twin.trials_for(self.case.claim, self.case.delta) or (
+            ENOUGH if self.twin.trials < ENOUGH else None
+        )
+
+    @property
     def verdict(self) -> str:
         """In words."""
         if self.case.leaks:
             return "not found, though documented" if self.holds else "leaks, as documented"
         if not self.holds:
             return "VIOLATED"
-        return "holds" if self.as_expected else "holds, but the twin was not caught"
+        if self.as_expected:
+            return "holds"
+        return (
+            f"holds, but {'too few runs for the twin' if self.trials_needed else 'the twin was not caught'}"
+        )
 
 
 def audit(
@@ -135,8 +153,10 @@ def audit(
         secure_noise: noise on a grid from the operating system's key, instead of seeded noise.
         progress: told of every batch of trials.
     """
-    if trials < 1_000:
-        raise UsageError(f"{trials} samples a side show nothing: use 1000 or more (100000 for a 5 % error)")
+    if trials < LEAST:
+        raise UsageError(
+            f"{trials} samples a side show nothing: use {LEAST} or more (100000 for a 5 % error)"
+        )
     noise, trials = _source(case, secure_noise), case.leak_trials or trials
     bound = attack(case, noise, trials, seed, ALPHA, progress)
     twin = None if case.leaks else attack(case, weakened(noise), trials, sub_seed(seed, 2), ALPHA, progress)

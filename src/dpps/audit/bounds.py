@@ -37,3 +37,13 @@ class Bound:
     false: int
     trials: int
     """In either world."""
+
+    def trials_for(self, claim: float, delta: float) -> int | None:
+        """How many trials would bound epsilon above `claim` at these rates; None where the rates do not differ by so much."""
+        right, false = self.hits / self.trials, self.false / self.trials
+        if right - delta <= math.exp(claim) * false:
+            return None
+        trials = self.trials
+        while epsilon_lower(round(right * trials), round(false * trials), trials, delta) <= claim:
+            trials *= 2
+        return trials

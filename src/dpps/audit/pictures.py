@@ -18,13 +18,14 @@ def check_picture(file: Path) -> None:
         raise UsageError(f"--plot {file}: use a name that ends in .png or .svg")
     if not file.parent.is_dir():
         raise UsageError(f"--plot {file}: the directory does not exist; create it first")
+    with needs_extra("plots"):
+        import matplotlib  # noqa: F401 - whether it is there
 
 
 def draw(file: Path, lines: Sequence[Line], heads: Sequence[str] = (), title: str = "") -> None:
     """Draw lines of equally many images, each with its own range of greys; above the first line, what each column shows."""
     check_picture(file)
-    with needs_extra("plots"):
-        from matplotlib.figure import Figure
+    from matplotlib.figure import Figure
 
     columns = len(lines[0][1])
     figure = Figure(figsize=(1.0 * columns + 2.6, 1.05 * len(lines) + 0.6), layout="constrained")

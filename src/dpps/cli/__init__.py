@@ -16,10 +16,9 @@ from dpps.lazy import lazy_imports
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.cli.arguments import parse_options
     from dpps.cli.join import Shown
-    from dpps.cli.outcome import put_together, say_outcome
+    from dpps.cli.outcome import say_outcome
     from dpps.cli.plan import PlanConfig, answer
     from dpps.cli.progress import Progress, stopped_by_signals, working
-    from dpps.cli.train import read_config
 
 __all__ = [
     "COMMANDS",
@@ -35,8 +34,6 @@ __all__ = [
     "main",
     "parse_options",
     "plain_console",
-    "put_together",
-    "read_config",
     "say_outcome",
     "stopped_by_signals",
     "working",
@@ -46,7 +43,6 @@ __getattr__, __dir__ = lazy_imports(__name__)
 COMMANDS = {
     "train": "train a model privately over many nodes",
     "data": "draft a schema for your own tables or images: columns, ranges, classes",
-    "launch": "train in several processes on this machine",
     "secret": "make a secret that keeps strangers out of a run on several machines",
     "member": "between organisations: make the key of a member, which never leaves it",
     "federation": "between organisations: the convener signs members and the contract of a run",
@@ -64,6 +60,11 @@ COMMANDS = {
     "paper": "every table and figure of the paper, computed again, beside the published numbers",
     "topology": "facts about a communication graph: period, connectivity, contraction; draw it",
 }
+
+GONE = {
+    "launch": "torchrun starts the processes: torchrun --nproc-per-node 4 -m dpps train --nodes 8 --out DIR"
+}
+"""Commands of earlier versions, and what to use instead."""
 
 DONE, FAILED, WRONG, STOPPED = 0, 1, 2, 3
 
@@ -84,6 +85,9 @@ def main(arguments: Sequence[str] | None = None, *, alone: bool = False) -> int:
     except (UsageError, RunError) as error:
         plain_console(stderr=True).print(f"[bold red]dpps:[/] {_escape(error)}")
         return WRONG if isinstance(error, UsageError) else FAILED
+    except KeyboardInterrupt:  # where no run takes it as a request to stop after its round
+        plain_console(stderr=True).print("[bold red]dpps:[/] stopped on request")
+        return STOPPED
     except BrokenPipeError:  # whoever we print to has seen enough (dpps ... | head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit as error:  # the parser has already said what is wrong
@@ -98,6 +102,8 @@ def _dispatch(args: list[str], alone: bool) -> int:
     if args[0] in ("-V", "--version"):
         _versions()
         return DONE
+    if args[0] in GONE:
+        raise UsageError(f"dpps {args[0]} is gone: {GONE[args[0]]}")
     if args[0] not in COMMANDS:
         raise unknown("command", args[0], COMMANDS)
     command = _load(f"dpps.cli.{args[0]}", alone)

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dpps.audit.absences import absence_cases
-from dpps.audit.attacks import Finding, Progress, audit, work
+from dpps.audit.attacks import ENOUGH, LEAST, Finding, Progress, audit, work
 from dpps.audit.bounds import ALPHA, certifiable
 from dpps.audit.cases import CLAIM, Case, cases
 from dpps.audit.coalition import coalition_cases
 from dpps.audit.mean import MeanFinding, audit_mean
+from dpps.audit.pictures import check_picture
 from dpps.cli import DONE, FAILED
 from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
@@ -28,7 +29,8 @@ from dpps.logs import only_from
 from dpps.privacy.accountant import label
 
 _PATIENCE = 2.0  # seconds without a bar
-_USUAL, _THOROUGH = 10_000, 100_000
+_THOROUGH = 100_000
+_OF_ATTACK = ("attack", "plot", "seed", "json")
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,25 @@ class AuditConfig:
 
     def check(self) -> None:
         """Refuse what is wrong. (Not at construction: the parser would wrap the message.)"""
+        if self.attack:
+            idle = [
+                f for f in fields(self) if f.name not in _OF_ATTACK and getattr(self, f.name) != f.default
+            ]
+            if idle:
+                option = idle[0].name.replace("_", "-")
+                raise UsageError(
+                    f"--attack reads images off messages and would ignore --{option}: leave one out"
+                )
+        if self.samples is not None and self.samples < LEAST:
+            raise UsageError(
+                f"--samples is {self.samples}: so few show nothing; use {LEAST} or more ({ENOUGH} catch every twin)"
+            )
         if self.thorough and self.samples is not None:
             raise UsageError("--thorough and --samples: leave one out")
         if self.plot and not self.attack:
             raise UsageError("--plot belongs to --attack: add it")
+        if self.plot:
+            check_picture(self.plot)
         if self.epsilon is not None and not self.epsilon > 0:
             raise UsageError(f"--epsilon is {self.epsilon}: it must be above 0")
         if self.sensitivity != "all" and self.unit not in ("all", "node-swap"):
@@ -132,7 +149,9 @@ def _chosen(config: AuditConfig) -> list[Case]:
 
 
 def _samples(config: AuditConfig) -> int:
-    return config.samples or (_THOROUGH if config.thorough else _USUAL)
+    if config.samples is not None:
+        return config.samples
+    return _THOROUGH if config.thorough else ENOUGH
 
 
 def _announce(config: AuditConfig, jobs: list[tuple[Case, bool]], total: float) -> None:
@@ -184,7 +203,15 @@ def _show(console: Console, findings: list[Finding]) -> None:
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for f in findings:
-        colour = "red" if not f.as_expected else "yellow" if f.case.leaks else "green"
+        colour = (
+            "yellow"
+            if f.trials_needed
+            else "red"
+            if not f.as_expected
+            else "yellow"
+            if f.case.leaks
+            else "green"
+        )
         table.add_row(
             f"{f.case.name}, {f.case.kind}",
             f.noise,
@@ -192,14 +219,18 @@ def _show(console: Console, findings: list[Finding]) -> None:
             f"{f.case.claim:g}" + (f" ({f.case.delta:g})" if f.case.delta else ""),
             f"{f.bound.epsilon:.3f}",
             "" if f.twin is None else f"{f.twin.epsilon:.3f}",
-            f"[{colour}]{f.verdict}[/]"
-            + ("" if f.twin is None else f", twin {'caught' if f.caught else 'MISSED'}"),
+            f"[{colour}]{f.verdict}[/]{', twin caught' if f.caught else ''}",
         )
     console.print(table)
     console.print(
         f"Runs are in either world; delta stands in brackets; a bound is too high with probability {ALPHA:g} at most."
     )
     console.print("The twin is the same code with its noise cut by a third: it must be caught.")
+    needed = [f.trials_needed for f in findings if f.trials_needed]
+    if needed:
+        console.print(
+            f"[yellow]Too few runs[/] to catch {len(needed)} of the twins, which says nothing about the code: repeat with --samples {max(needed)}."
+        )
 
 
 def _show_means(console: Console, means: list[MeanFinding]) -> None:
@@ -242,6 +273,7 @@ def _plain(f: Finding) -> dict[str, Any]:
         "epsilon_lower": f.bound.epsilon,
         "twin_epsilon_lower": None if f.twin is None else f.twin.epsilon,
         "twin_caught": None if f.twin is None else f.caught,
+        "samples_needed": f.trials_needed,
         "verdict": f.verdict,
         "as_expected": f.as_expected,
     }

@@ -26,7 +26,9 @@ class LedgerConfig:
     """
 
     data: Positional[Annotated[Path, arg(metavar="DATA")]]
-    """The folder (or file) given as --node-data, wherever it is now."""
+    """The folder (or file) given as --node-data, wherever it is now; or the folder of a run, for the data of its nodes."""
+    node: int | None = None
+    """Of a run's folder with several nodes: whose data."""
     delta: float = 1e-5
     """Of the total."""
     json: bool = False
@@ -38,7 +40,7 @@ def main(arguments: list[str]) -> int:
     config = parse_options(LedgerConfig, arguments, "dpps ledger")
     if not 0 < config.delta < 1:
         raise UsageError(f"--delta is {config.delta}: it must lie between 0 and 1")
-    runs = spent(notes_of(config.data), read_whole)
+    runs = spent(notes_of(config.data, config.node), read_whole)
     units = sorted({run.note.unit for run in runs})
     totals = {unit: together(runs, unit, config.delta) for unit in units}
     if config.json:

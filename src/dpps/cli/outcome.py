@@ -1,9 +1,7 @@
-"""What is said when a run is over: the same lines for one process and for many on one machine."""
+"""What is said when a run is over."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +9,6 @@ from rich.console import Console
 from dpps.privacy.accountant import SUM_OF_ROUNDS, label
 from dpps.privacy.units import UNITS
 from dpps.runs.baselines import OWN_EYES, gained
-from dpps.runs.folder import RunFolder
 
 _WHERE = {"test": "on the test set", "own": "on its own test data"}
 
@@ -78,42 +75,3 @@ def _beside(privacy: Mapping[str, Any]) -> Iterator[str]:
         yield f"{label(other)} for replacing an example by another, instead of by one that teaches nothing"
     if spent not in (None, privacy["epsilon"]):
         yield f"{label(spent)} spent so far, which is no guarantee: the run ended early"
-
-
-def put_together(out: Path, processes: int) -> dict[str, Any] | None:
-    """The summary of all processes, with what each of them measured on data that everybody has; None where one has not finished.
-
-    Only for named data sets, which are public: nobody is told anything that it could not compute of the final models. They lie on
-    this machine, so nothing is sent.
-    """
-    common = RunFolder(out).summary
-    files = [RunFolder(out / f"rank-{rank}").summary for rank in range(processes)]
-    if not all(file.exists() for file in (common, *files)):
-        return None
-    parts = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    whole: dict[str, Any] = json.loads(common.read_text(encoding="utf-8"))
-    by_node, own = (_joined(parts, name) for name in ("accuracy_by_node", "own_accuracy_by_node"))
-    sizes = [len(part["accuracy_by_node"]) for part in parts]
-    epochs = zip(*(part["accuracy_by_epoch"] for part in parts), strict=True)
-    whole |= {
-        "test_accuracy": fmean(by_node) if by_node else None,
-        "accuracy_by_node": by_node,
-        "accuracy_by_epoch": [fmean(epoch, weights=sizes) for epoch in epochs],
-        "own_accuracy": fmean(own) if own else None,
-        "own_accuracy_by_node": own,
-        "metrics_by_node": _metrics([part["metrics_by_node"] for part in parts]),
-    }
-    RunFolder(out).write_summary(whole)
-    return whole
-
-
-def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [value for part in parts for value in part[name]]
-
-
-def _metrics(parts: Sequence[Mapping[str, Mapping[str, Sequence[float | None]]]]) -> dict[str, Any]:
-    """The nodes behind each other, by data and name."""
-    return {
-        which: {name: [value for part in parts for value in part[which][name]] for name in metrics}
-        for which, metrics in parts[0].items()
-    }

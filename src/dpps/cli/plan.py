@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from rich.table import Table
 
@@ -19,11 +20,13 @@ from dpps.privacy.foresight import check_delta
 from dpps.privacy.limiting import Limits
 from dpps.privacy.plan import Coalition, Outlook, outlook
 from dpps.privacy.units import UNITS
-from dpps.runs.config import TrainConfig
+from dpps.runs.config import OWN_DATA, TrainConfig
 from dpps.runs.defaults import planned, suggestion
-from dpps.runs.expected import Expected, expected
-from dpps.runs.options import refuse_idle
+from dpps.runs.options import refuse_idle_training
 from dpps.sensitivity import Paper
+
+_ANYWHERE = Path("data")
+"""Stands for the nodes' own folders, which a plan does not read."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class PlanConfig(TrainConfig):
       dpps plan --unit contribution --epsilon 8    everything a node contributes
       dpps plan --epsilon 1 --trust pairs          noise that cancels between nodes, and what colluders would learn
       dpps plan --unit node-swap --budget 5        what the paper's setting costs, and whether its estimate diverges
+      dpps plan --schema schema.toml --nodes 3 --declared-sizes 35,90,180    your own data, which is not read
     """
 
     rounds: int | None = None
@@ -55,15 +59,16 @@ def main(arguments: list[str]) -> int:
     arguments, default = take_config(arguments)
     start = PlanConfig(**vars(default)) if default else PlanConfig()
     config = parse_options(PlanConfig, arguments, "dpps plan", default=start)
-    refuse_idle(arguments, config.unit, config.mechanism)
+    if config.node_data is None and (config.schema is not None or config.classes is not None):
+        config = replace(config, node_data=_ANYWHERE)
+    refuse_idle_training(arguments, config)
     with working(plain_console(stderr=True, soft_wrap=False), "solving for the noise"):
         result, suggested = answer(config)
-    likely = expected(config, result.epsilon) if _plain(config) else None
     if config.json:
-        found = {"suggested": suggested, "expected_accuracy": likely}
-        print(json.dumps(result.to_json() | {k: asdict(v) if v else None for k, v in found.items()}))
+        more = {"data": _data(config), "suggested": asdict(suggested) if suggested else None}
+        print(json.dumps(result.to_json() | more))
     else:
-        show(result, config, suggested, likely)
+        show(result, config, suggested)
     return DONE
 
 
@@ -98,14 +103,12 @@ def answer(config: PlanConfig) -> tuple[Outlook, Suggestion | None]:
     return found, suggestion(replace(config, epsilon=full.epsilon))
 
 
-def _plain(config: PlanConfig) -> bool:
-    """Whether nothing is planned with other sizes than those of the data set."""
-    return (config.rounds, config.parameters, config.examples) == (None, None, None)
+def _data(config: PlanConfig) -> str:
+    """Whose shape and sizes the plan is for."""
+    return OWN_DATA if config.node_data is not None else config.data
 
 
-def show(
-    result: Outlook, config: PlanConfig, suggested: Suggestion | None, likely: Expected | None = None
-) -> None:
+def show(result: Outlook, config: PlanConfig, suggested: Suggestion | None) -> None:
     """A table for people."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -115,6 +118,9 @@ def show(
         if value is not None:
             table.add_row(name, f"{value}  [dim]{note}[/]" if note else value)
 
+    by = f", as {config.schema} describes it" if config.schema is not None else ""
+    sizes = "" if config.declared_sizes is None else f"declared sizes {config.declared_sizes}"
+    line("data", f"{_data(config)}{by}", sizes)
     unit = UNITS[result.unit]
     scaled = "in units of the parameters" if unit.has_total else "x S, the sensitivity of the round"
     line(
@@ -136,8 +142,6 @@ def show(
     )
     line("  averaged", _number(result.signal_to_noise_averaged), f"over {config.nodes} nodes")
     line("  of the run", _number(result.signal_to_noise_of_run), "averaged, over all rounds")
-    if likely is not None:
-        line("accuracy", f"{likely.low:.1f} to {likely.high:.1f} %", f"to be expected: {likely.why}")
     line(
         "paper's growth",
         _number(result.paper_growth),

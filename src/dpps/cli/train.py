@@ -25,9 +25,6 @@ from dpps.runs.run import Run
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.transport.cluster import Rendezvous, started_distributed
 
-LAUNCHED = "DPPS_LAUNCHED"
-"""Set by `dpps launch` where it tells itself what came out of all processes."""
-
 
 def main(arguments: list[str]) -> int:
     """Train as told; results go to a folder."""
@@ -43,14 +40,14 @@ def main(arguments: list[str]) -> int:
 
 def _train_together(config: TrainConfig) -> int:
     """As one of many processes. Each tells of its own nodes; of several on one machine only the first shows how far it is."""
-    refuse_together(config)
+    if config.baselines:
+        raise UsageError(
+            "--baselines in a run of several processes: they would be messages without noise; use them in a simulation "
+            "(dpps train by itself)"
+        )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         config = dataclasses.replace(config, quiet=True)
-        if LAUNCHED in os.environ:  # the first process has the same to say
-            logging.getLogger().setLevel(logging.ERROR)
-    options = {
-        name: getattr(config, name) for name in ("timeout", "join_timeout", "seeded_noise", "share_metrics")
-    }
+    options = {name: getattr(config, name) for name in ("timeout", "join_timeout", "seeded_noise")}
     try:
         with TorchDistributed.from_environment(**options) as where:
             return _train(config, where)
@@ -74,10 +71,8 @@ def _train(config: TrainConfig, where: Deployment) -> int:
         # the run itself has warned of what there is to warn of; its baselines need not say it again
         with only_from(logging.ERROR, logging.getLogger("dpps")):
             done = not config.baselines or _compare(run, progress)
-    if LAUNCHED not in os.environ:
-        told = {**run.told, "metrics_by_node": run.told["metrics_by_node"] or run.metrics_by_node}
-        private = run.protocol.noise.private
-        say_outcome(console, told, run.out, private_noise=private, voice=run.where.voice)
+    private = run.protocol.noise.private
+    say_outcome(console, run.told, run.out, private_noise=private, voice=run.where.voice)
     if not done:
         console.print("stopped before the baselines were done; the run itself is complete")
     return DONE if done else STOPPED
@@ -110,21 +105,6 @@ def _compare(run: Run, progress: Progress) -> bool:
     run.told = {**run.told, "baselines": accuracies, "comparisons": by_data}
     run.folder.write_summary(run.told)
     return True
-
-
-def refuse_together(config: TrainConfig) -> None:
-    """Refuse what several processes cannot do, before any of them is waited for."""
-    if config.baselines:
-        raise UsageError(
-            "--baselines in a run of several processes: they would be messages without noise; use them in a simulation "
-            "(dpps train by itself)"
-        )
-
-
-def read_config(arguments: list[str]) -> TrainConfig:
-    """The options are those of dpps train: see dpps train --help."""
-    arguments, default = take_config(arguments)
-    return parse_options(TrainConfig, arguments, "dpps train", default)
 
 
 def take_config(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     start = TuneConfig(**vars(default)) if default else TuneConfig()
     config = parse_options(TuneConfig, arguments, "dpps tune", default=start)
     if started_distributed():
-        raise UsageError("dpps tune is a simulation: run it by itself, not under torchrun or dpps launch")
+        raise UsageError("dpps tune is a simulation: run it by itself, not under torchrun")
     mine = {f.name: getattr(config, f.name) for f in fields(TrainConfig)}
     train = TrainConfig(**mine)
     refuse_idle_training([a for a in arguments if a.partition("=")[0] not in ("--trials", "--charge")], train)

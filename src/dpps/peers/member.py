@@ -89,6 +89,7 @@ class Member(Deployment):
     durable = True
     ledger = OutboxLedger
     repeats_rounds = False  # the outbox holds what was paid for
+    federation = True
 
     def __init__(
         self,

@@ -101,7 +101,6 @@ def _refuse(config: TrainConfig, members: int) -> None:
         ("--track-real", config.track_real, "it looks at all members' rows"),
         ("--weights", config.weights is not None, "the file cannot be part of the contract"),
         ("--seeded-noise", config.seeded_noise, "noise that all know protects nobody"),
-        ("--share-metrics", config.share_metrics, "there is nobody who collects them"),
     ):
         if wrong:
             raise UsageError(f"{option} in a run between organisations: {why}; leave it out of the plan")

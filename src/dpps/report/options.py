@@ -2,6 +2,8 @@
 
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dpps.errors import UsageError
@@ -78,8 +80,15 @@ def data_name(config: TrainConfig) -> str:
     return "own data"
 
 
-def command(config: TrainConfig, processes: int = 0) -> str:
-    """The shortest command line that resolves to this configuration; a distributed run needs a folder, too."""
+def command(config: TrainConfig, processes: int = 0, schema: Path | None = None) -> str:
+    """The shortest command line that resolves to this configuration; a distributed run needs a folder, too.
+
+    Args:
+        config: as the run was told.
+        processes: how many it had; 0: a simulation.
+        schema: where the schema can be read now, if not where the run was told.
+    """
+    named, config = config.schema, replace(config, schema=schema or config.schema)
     wanted, plain = config.resolved(), TrainConfig()
     names = [name.replace("-", "_") for name in (*config.common(), *_NEEDED_AGAIN)]
     given = {n: getattr(wanted, n) for n in names if getattr(wanted, n) != getattr(plain, n)}
@@ -88,9 +97,13 @@ def command(config: TrainConfig, processes: int = 0) -> str:
         fewer = {k: v for k, v in given.items() if k != option}
         if meaning is not None and _meaning(fewer) == meaning:
             given = fewer
+    if named is not None:
+        given["schema"] = named
     words = [word for option, value in given.items() for word in _option(option, value)]
-    start = ["launch", "--nproc", str(processes), "--out", "again"] if processes else ["train"]
-    return shlex.join(["dpps", *start, *words])
+    start = ["dpps", "train"]
+    if processes:
+        start = ["torchrun", "--nproc-per-node", str(processes), "-m", *start, "--out", "again"]
+    return shlex.join([*start, *words])
 
 
 def _meaning(options: Mapping[str, Any]) -> dict[str, Any] | None:

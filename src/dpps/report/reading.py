@@ -11,13 +11,13 @@ from typing import Any
 
 from dpps.errors import RunError, UsageError
 from dpps.learning.algorithm import ALGORITHMS
-from dpps.peers.ledger import OUTBOX
+from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.accountant import Charge
 from dpps.privacy.charges import charges_ahead
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.statement import Privacy, account
-from dpps.privacy.units import NodeSwap, Unit
+from dpps.privacy.units import UNITS, NodeSwap, PrivacyOptions, Unit
 from dpps.report.options import applied, command, data_name
 from dpps.runs.baselines import Comparisons, read_comparisons
 from dpps.runs.config import TrainConfig
@@ -25,6 +25,7 @@ from dpps.runs.folder import RunFolder
 from dpps.runs.log import RoundLog
 from dpps.runs.run import Run
 from dpps.runs.summary import chosen
+from dpps.sensitivity import SENSITIVITIES
 from dpps.topology import Topology
 from dpps.version import versions
 
@@ -100,16 +101,20 @@ class RunRecord:
     bytes_sent: int | None
     shared_parameters: int | None
     local_parameters: int | None
-    topology: Topology
+    nodes: int
+    network: str
+    """What the topology is called."""
+    topology: Topology | None
+    """None where only its name is known: a run made in Python keeps no code in its folder."""
     sync_every: int
     command: str | None
     """The command line that repeats the run; None for a run started from Python, and for one member's part in a federation's."""
     private_noise: bool
     """Whether nobody can know the noise; otherwise the run was a simulation."""
+    federation: bool = False
+    """Whether the run was one member's part of a federation."""
     own_statistics: bool = False
     """Whether the nodes' models keep statistics of their data, as BatchNorm does."""
-    federation: bool = False
-    """Whether this is one member's part of a run between organisations."""
     part: str | None = None
     """Of a distributed run: the process whose records are shown."""
     baselines: Mapping[str, Accuracy] = field(default_factory=dict)
@@ -126,7 +131,7 @@ class RunRecord:
     @property
     def title(self) -> str:
         """The run in one line."""
-        return f"{self.data}, {self.model}, {self.algorithm} on {self.topology.nodes} nodes"
+        return f"{self.data}, {self.model}, {self.algorithm} on {self.nodes} nodes"
 
     @property
     def accuracy_is_covered(self) -> bool:
@@ -165,36 +170,34 @@ def read_folder(folder: Path, name: str) -> RunRecord:
             f"{folder} is not a run: it has no {records.settings.name}; name a folder written by dpps train --out"
         )
     kept = {} if summary else _checkpoint(records)
-    facts = summary or kept
-    config = _configuration(found["config"], folder)
-    unit, rounds = config.privacy(), _rounds(records, kept)
+    facts, settings = summary or kept, _json(records.settings) or {}
+    process = records.path.resolve().name
+    distributed = process.startswith("rank-")
+    if "data" in found["config"]:
+        config = _configuration(found["config"], folder)
+        private_noise = not config.seeded_noise if distributed else config.secure_noise
+        made = _made_by_options(config, facts, private_noise, records, settings.get("federation", False))
+    else:
+        private_noise = settings.get("private_noise", False)
+        made = _made_in_python(found["config"], facts, records, folder)
+    rounds = _rounds(records, kept)
+    unit: Unit | None = made["unit"]
     ledgers = [LedgerFile.read(part.ledger) for part in parts or [whole]] if unit else []
     ledger, row = _dearest(unit, ledgers)
-    process, member = records.path.resolve().name, (folder / OUTBOX).is_dir()
-    distributed = process.startswith("rank-")
-    private_noise = not config.seeded_noise if distributed else config.secure_noise
     return RunRecord(
         name=name,
-        data=data_name(config),
-        model=config.model,
-        algorithm=config.algorithm,
+        **made,
         finished=summary is not None,
-        options=applied(config, private_noise, facts.get("chosen")),
         versions=found["versions"],
         rounds=rounds,
         accuracy=Accuracy.from_json(facts),
         privacy=_finished(summary) if summary else _so_far(unit, records, ledger, rounds, private_noise),
-        unit=unit,
         charges=ledger.history_of(row),
         seconds=facts.get("seconds", {}),
         bytes_sent=facts.get("bytes_sent_per_node"),
         shared_parameters=facts.get("shared_parameters"),
         local_parameters=facts.get("local_parameters"),
         own_statistics=facts.get("own_statistics", False),
-        topology=config.network(),
-        sync_every=config.sync_every if ALGORITHMS[config.algorithm].synchronises else 0,
-        command=None if member else command(config, len(facts.get("bytes_sent_by_rank", []))),
-        federation=member,
         private_noise=private_noise,
         part=process if distributed else None,
         baselines={k: Accuracy.from_json(v) for k, v in (facts.get("baselines") or {}).items()},
@@ -204,6 +207,78 @@ def read_folder(folder: Path, name: str) -> RunRecord:
         by_class=facts.get("by_class") or {},
         labels=facts.get("split") or (),
     )
+
+
+def _made_by_options(
+    config: TrainConfig, facts: Mapping[str, Any], private_noise: bool, records: RunFolder, federation: bool
+) -> dict[str, Any]:
+    """What the options of `dpps train` say about a run."""
+    topology = config.network()
+    processes = len(facts.get("bytes_sent_by_rank", []))
+    schema = records.schema if records.schema.exists() else None
+    return {
+        "data": data_name(config),
+        "model": config.model,
+        "algorithm": config.algorithm,
+        "options": applied(config, private_noise, facts.get("chosen")),
+        "unit": config.privacy(),
+        "nodes": topology.nodes,
+        "network": str(topology),
+        "topology": topology,
+        "sync_every": config.sync_every if ALGORITHMS[config.algorithm].synchronises else 0,
+        "command": None if federation else command(config, processes, schema),
+        "federation": federation,
+    }
+
+
+def _made_in_python(
+    config: Mapping[str, Any], facts: Mapping[str, Any], records: RunFolder, folder: Path
+) -> dict[str, Any]:
+    """What a run made in Python says about itself: names instead of code, and its contract."""
+    if config.get("unit", "none") not in ("none", *UNITS.names()):
+        raise UsageError(
+            f"{folder} holds a run of the unit {config['unit']}, which is not registered here: write its page from Python, with run.report(path)"
+        )
+    return {
+        "data": "own data",
+        "model": config["model"],
+        "algorithm": config["algorithm"],
+        "options": _shown({**config, **(facts.get("chosen") or {})}),
+        "unit": _promised(config, records),
+        "nodes": config["nodes"],
+        "network": config["topology"],
+        "topology": None,
+        "sync_every": config["sync-every"],
+        "command": None,
+    }
+
+
+def _promised(config: Mapping[str, Any], records: RunFolder) -> Unit | None:
+    """The unit, from the contract in the ledger: with the promised epsilon, or the noise that was chosen."""
+    contract = records.contract() if config["unit"] != "none" else None
+    if contract is None:
+        return None
+    noise = "budget" if MECHANISMS[contract.mechanism].pure else "noise_multiplier"
+    asked = {noise: contract.noise} if contract.epsilon is None else {"epsilon": contract.epsilon}
+    trust = {} if contract.trust is None else {"trust": "pairs", "colluders": contract.trust["colluders"]}
+    sensitivity = str(config.get("sensitivity", "")).partition("(")[0]
+    options: dict[str, Any] = {
+        "delta": contract.delta,
+        "clip": contract.clip,
+        "records_per_user": contract.records_per_user,
+        "mechanism": contract.mechanism,
+        "noise_rate": config.get("noise-rate", 1.0),
+        **asked,
+        **trust,
+    }
+    if registered := [n for n in SENSITIVITIES.names() if SENSITIVITIES[n].__name__ == sensitivity]:
+        options["sensitivity"] = registered[0]
+    return UNITS[contract.unit].from_options(PrivacyOptions(**options))
+
+
+def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not switched off."""
+    return {k: v for k, v in settings.items() if v not in (None, False, 0) or k == "seed"}
 
 
 def read_run(run: Run, name: str) -> RunRecord:
@@ -216,7 +291,7 @@ def read_run(run: Run, name: str) -> RunRecord:
         model=type(run.algorithm.model).__name__,
         algorithm=type(run.algorithm).__name__.lower(),
         finished=True,
-        options={k: v for k, v in settings.items() if v not in (None, False, 0) or k == "seed"},
+        options=_shown(settings),
         versions=versions(),
         rounds=run.log,
         accuracy=Accuracy(
@@ -234,6 +309,8 @@ def read_run(run: Run, name: str) -> RunRecord:
         shared_parameters=partition.shared_size,
         local_parameters=partition.local_size,
         own_statistics=run.own_statistics,
+        nodes=run.topology.nodes,
+        network=str(run.topology),
         topology=run.topology,
         sync_every=run.sync_every,
         command=None,
@@ -276,11 +353,6 @@ def _dearest(unit: Unit | None, ledgers: Sequence[Ledger]) -> tuple[Ledger, int]
 
 
 def _configuration(options: Mapping[str, Any], folder: Path) -> TrainConfig:
-    if "data" not in options:
-        raise UsageError(
-            f"{folder} holds a run made in Python, whose model and network its folder does not keep: write its page from Python, "
-            "with run.report(path)"
-        )
     fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(TrainConfig)}
     strange = [name for name in options if name not in fields]
     if strange:

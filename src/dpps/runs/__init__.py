@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.runs.defaults import planned, shape, suggestion
     from dpps.runs.deployment import TRACKED, Deployment, Here
     from dpps.runs.description import describe, fingerprint, model_facts
-    from dpps.runs.expected import Expected, curves
     from dpps.runs.folder import RunFolder, model_name
     from dpps.runs.log import COLUMNS, RoundLog
     from dpps.runs.options import refuse_idle, refuse_idle_training
@@ -40,7 +39,6 @@ __all__ = [
     "Baseline",
     "Callback",
     "Deployment",
-    "Expected",
     "Here",
     "Note",
     "RoundLog",
@@ -60,7 +58,6 @@ __all__ = [
     "choose",
     "chosen",
     "compare",
-    "curves",
     "deal",
     "describe",
     "fingerprint",

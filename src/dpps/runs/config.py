@@ -170,8 +170,6 @@ class TrainConfig:
     """Number of classes in --node-data that holds plain numbers, with the label last; --schema names them itself."""
     metrics: Annotated[str | None, _optional("NAME,NAME,.."), Circumstance] = None
     """Also measured at the end, at every node, on the test set and its own test file: accuracy, balanced-accuracy, auroc, f1, calibration. Not noised: for the node's own eyes."""
-    share_metrics: bool = False
-    """Distributed: tell the other nodes losses and accuracies (not covered by the guarantee), for one common summary."""
     seeded_noise: bool = False
     """Distributed: noise and sampling from --seed as in a simulation, for tests; nothing is private then."""
 

@@ -18,17 +18,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
 from dpps.disk import private, private_folder, sync_folder
 from dpps.errors import RunError, UsageError
 from dpps.privacy.accountant import Charge
 from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs.folder import replaced_ledgers
+from dpps.runs.folder import RunFolder, replaced_ledgers
 from dpps.runs.start import keeps_ledger
 
 if TYPE_CHECKING:
     from dpps.runs.run import Run
 
 STATE = "DPPS_STATE"
+IN_MEMORY = "in memory:"
+"""Before the checksum of data that was given to a run as tensors."""
 _FILE = "data-ledgers.jsonl"
 _VERSION = 1
 """Of a line. A line of a higher one may mean more than this version can count; a field that is not known to this one adds nothing."""
@@ -74,7 +80,7 @@ def note_runs(run: "Run") -> None:
     A simulation is not noted: nothing leaves it.
     """
     durable, ledger = keeps_ledger(run), run.protocol.ledger
-    if run.unit is None or not durable or not run.description.sources or not isinstance(ledger, LedgerFile):
+    if run.unit is None or not durable or not isinstance(ledger, LedgerFile):
         return
     unit, distance = run.unit, run.nodes.noise_distance(run.plan.paid)
     note_ledger(ledger, run, unit.delta, unit.records_per_user, unit.epsilon, distance)
@@ -101,13 +107,12 @@ def note_ledger(
     assert run.unit is not None
     noted = {(n.first_seal, n.node, n.data) for n in _notes()} if run.resumed else set()
     lines = []
-    for node, source in zip(run.nodes.rows, run.description.sources, strict=True):
-        data = Path(source).resolve()
-        if (ledger.first_seal, node, str(data)) in noted:
+    for node, data, content in _sources(run):
+        if (ledger.first_seal, node, data) in noted:
             continue
         note = Note(
-            str(data),
-            checksum(data),
+            data,
+            content,
             str(ledger.path.resolve()),
             ledger.first_seal,
             node,
@@ -123,15 +128,57 @@ def note_ledger(
         _append(_path(), b"".join(lines))
 
 
-def notes_of(data: Path) -> list[Note]:
-    """All runs of a data set, each node's once: by its path, or by the checksum of what is there now."""
-    exists = data.exists()
-    wanted, content = str(data.resolve()), checksum(data) if exists else None
-    found = [n for n in _notes() if n.data == wanted or n.checksum == content]
+def _sources(run: "Run") -> Iterator[tuple[int, str, str]]:
+    """(node, where its data is, checksum) of the nodes held here, as far as their data has an identity: files, or for a run made
+    in Python tensors in memory. A public data set has nothing to spend."""
+    if run.description.sources:
+        for node, source in zip(run.nodes.rows, run.description.sources, strict=True):
+            path = Path(source).resolve()
+            yield node, str(path), checksum(path)
+    elif run.description.build is None:
+        for node, data in zip(run.nodes.rows, run._data, strict=True):
+            if isinstance(data, TensorDataset):
+                content = _content(data.tensors)
+                yield node, f"{IN_MEMORY} {content[:16]}", content
+
+
+def _content(tensors: Sequence[Tensor]) -> str:
+    """A checksum of examples, in whatever order they are: a data set that was shuffled is the same."""
+    plain = (t.detach().cpu().reshape(len(t), -1).contiguous().view(torch.uint8).numpy() for t in tensors)
+    rows = zip(*plain, strict=True)
+    each = sorted(hashlib.sha256(b"\0".join(part.tobytes() for part in row)).digest() for row in rows)
+    return hashlib.sha256(b"".join(each)).hexdigest()
+
+
+def notes_of(data: Path, node: int | None = None) -> list[Note]:
+    """All runs of a data set, each node's once.
+
+    Args:
+        data: where it is or was: runs are found by this path and by the checksum of what is there now. Or the folder of a run.
+        node: of a run's folder with several nodes, whose data.
+    """
+    exists, wanted = data.exists(), str(data.resolve())
+    contents = _of_run(data, node) if exists else set()
+    if not contents and exists:
+        contents = {checksum(data)}
+    found = [n for n in _notes() if n.data == wanted or n.checksum in contents]
     if not found and not exists:
         names = sorted({n.data for n in _notes()})
         raise UsageError(f"no run of {data} is noted in {_path()}: it knows {', '.join(names) or 'nothing'}")
     return list({(n.first_seal, n.node): n for n in reversed(found)}.values())[::-1]
+
+
+def _of_run(folder: Path, node: int | None) -> set[str]:
+    """Checksums of the data that a run in this folder learned from; none where no run that was noted is there."""
+    parts = [RunFolder(part) for part in (folder, *folder.glob("rank-*"))]
+    ledgers = [part.ledger for part in parts if part.settings.exists() and part.ledger.exists()]
+    seals = {LedgerFile.read_first_seal(ledger) for ledger in ledgers}
+    found = {n.node: n.checksum for n in _notes() if n.first_seal in seals}
+    if len(found) > 1 and node not in found:
+        raise UsageError(
+            f"{folder} is a run over the data of the nodes {', '.join(map(str, sorted(found)))}: say whose, such as --node {min(found)}"
+        )
+    return {content for of, content in found.items() if node in (None, of)}
 
 
 def spent(notes: Sequence[Note], read: Callable[[Path], LedgerFile | None]) -> list[Spent]:

@@ -64,10 +64,15 @@ def planned(config: "TrainConfig") -> tuple[Plan, int]:
             f"--data {config.data}: its recipe does not say what it holds, so there is nothing to plan with; give the recipe "
             "examples=N and shape=(channels, height, width)"
         )
-    if held is None or read is None:
+    if read is None:
         raise UsageError(
-            "--node-data is read by the run alone; plan with --declared-sizes, and --schema or "
-            "a named --data of that shape"
+            f"--classes {config.classes} does not say how many columns the files have, and a plan reads none of them: give "
+            "--schema FILE instead (dpps data describe writes one)"
+        )
+    if held is None:
+        raise UsageError(
+            "--declared-sizes is missing: a plan reads no files, so say how many examples each node holds, such as "
+            "--declared-sizes 35,90,180"
         )
     assert config.epochs is not None
     algorithm = ALGORITHMS[config.algorithm]

@@ -33,12 +33,13 @@ class Deployment(ABC):
     """How many processes the run has."""
     voice = ""
     """What this process puts before each line it tells the user."""
-    share_metrics = False
-    """Whether the processes tell each other losses and accuracies."""
     ledger: type[LedgerFile] = LedgerFile
     """What charges are written with."""
     repeats_rounds = True
     """Whether a process that was killed computes its last rounds again, and so pays for them again."""
+
+    federation = False
+    """Whether the nodes are organisations under a contract, which one of them cannot repeat alone."""
 
     def rows(self, nodes: int) -> range:
         """The nodes held here."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def describe(
         "nodes": topology.nodes,
         "topology": _plain(topology),
         "unit": "none" if unit is None else unit.name,
-        **({} if unit is None or not is_dataclass(unit) else {k: _plain(v) for k, v in asdict(unit).items()}),
+        **({f.name: _plain(getattr(unit, f.name)) for f in fields(unit)} if is_dataclass(unit) else {}),
         **{name: _plain(value) for name, value in options.items()},
     }
     config = {name.replace("_", "-"): value for name, value in config.items()}

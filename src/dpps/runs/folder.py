@@ -36,6 +36,7 @@ class RunFolder:
         self.rounds = self.path / "rounds.csv"
         self.summary = self.path / "summary.json"
         self.settings = self.path / "run.json"
+        self.schema = self.path / "run-schema.toml"
         self.models = self.path / "models"
         self.checkpoints = self.path / "checkpoint"
         self.tensorboard = self.path / "tensorboard"
@@ -52,6 +53,7 @@ class RunFolder:
             self.checkpoints,
             self.models,
             self.settings,
+            self.schema,
             self.report,
             self.card,
             self.tensorboard,

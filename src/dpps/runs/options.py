@@ -53,14 +53,14 @@ def refuse_idle_training(arguments: Sequence[str], config: TrainConfig) -> None:
         ),
         "--delta": (not config.noisy, "without noise there is no guarantee that could fail"),
         "--secure-noise": (not config.noisy, "there is no noise"),
-        "--data": (own, "--node-data replaces it"),
+        "--data": (own, "the nodes' own data replaces it"),
         "--data-dir": (
             own or bool(DATA_SETS[config.data].embedded),
-            "--node-data replaces it"
+            "the nodes' own data replaces it"
             if own
             else f"{config.data} comes with the package; --data names another",
         ),
-        "--split": (own, "--node-data is each node's own already"),
+        "--split": (own, "the nodes' own data is split already"),
     }
     for option in _given(arguments):
         useless, why = idle.get(option, (False, ""))

@@ -376,14 +376,12 @@ class Results(Frozen):
 
     def _write_results(self, folder: RunFolder) -> None:
         self.save(folder.models)
-        own = self.summary
-        folder.write_summary(own)
-        everybody = self.where.summary(own, self._run())
-        self.told = own
-        """What may be told to the user here: that of the nodes here, unless all have told each other theirs."""
+        self.told = self.summary
+        """What may be told to the user here: that of the nodes here."""
+        folder.write_summary(self.told)
+        everybody = self.where.summary(self.told, self._run())
         if everybody is not None and self.out is not None:
             RunFolder(self.out).write_summary(everybody)
-            self.told = everybody if self.where.share_metrics else own
 
     def checkpoint(self) -> None:
         """Put everything on disk that a resumed run needs; the ledger first."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch.utils.data import Dataset
 
+from dpps.disk import write_private
 from dpps.errors import RunError, UsageError
 from dpps.learning.engines.calling import FAILURES, pick
 from dpps.learning.inputs import check_examples, tell_unscaled
@@ -165,7 +166,16 @@ def open_ledger(run: Run) -> Ledger:
 def sign_folder(run: Run) -> None:
     """Say in the folder of a new run which run it holds."""
     if run.folder is not None and not run.resumed:
-        about = {"config": run.description.config, "versions": versions()}
+        about = {
+            "config": run.description.config,
+            "versions": versions(),
+            "private_noise": run.protocol.noise.private,
+            "federation": run.where.federation,
+        }
+        if schema := run.remarks.get(
+            "schema"
+        ):  # whoever reads the folder need not have the file it was given as
+            write_private(run.folder.schema, schema.encode())
         run.folder.sign({"fingerprint": run.description.fingerprint, "epochs": run.epochs, **about})
 
 

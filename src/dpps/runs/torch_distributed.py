@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SHARED_METRICS = "accuracies and losses, which the nodes told each other (--share-metrics)"
 SEEDED = (
     "No privacy: the noise of this distributed run came from a seed that all processes know (--seeded-noise, for tests), "
     "so everybody can subtract it. With noise of its own at every node it would be: "
@@ -43,19 +42,17 @@ SEEDED = (
 
 
 class TorchDistributed(Deployment):
-    """Some of the nodes, in one of many processes that torchrun, `dpps launch` or the user started.
+    """Some of the nodes, in one of many processes that torchrun or the user started.
 
     Args:
         cluster: the processes, joined.
         seeded_noise: noise and sampling from the seed as in a simulation, for tests; nothing is private then.
-        share_metrics: tell the other processes losses and accuracies, for one common summary.
     """
 
     durable = True
 
-    def __init__(self, cluster: Cluster, *, seeded_noise: bool = False, share_metrics: bool = False) -> None:
-        self.cluster = cluster
-        self.seeded_noise, self.share_metrics = seeded_noise, share_metrics
+    def __init__(self, cluster: Cluster, *, seeded_noise: bool = False) -> None:
+        self.cluster, self.seeded_noise = cluster, seeded_noise
         self.voice = f"rank {cluster.rank}: "
         self.processes = cluster.rendezvous.size
         self._fabric: Distributed | None = None
@@ -70,9 +67,8 @@ class TorchDistributed(Deployment):
         timeout: float = 60.0,
         join_timeout: float = 300.0,
         seeded_noise: bool = False,
-        share_metrics: bool = False,
     ) -> Self:
-        """Join the processes that torchrun or `dpps launch` started, of which this is one.
+        """Join the processes that torchrun started, of which this is one.
 
         Use it in a `with` statement, so that the others hear at once when this one fails:
         `with TorchDistributed.from_environment() as where: Run(..., where=where).fit(epochs=5)`.
@@ -81,11 +77,10 @@ class TorchDistributed(Deployment):
             timeout: seconds within which a dead or hung process is noticed; longer than the longest round.
             join_timeout: seconds to wait at the start until all processes are there.
             seeded_noise: as in the constructor.
-            share_metrics: as in the constructor.
         """
         cluster = Cluster(Rendezvous.from_environment(), timeout, read_secret(), join_timeout)
         try:
-            return cls(cluster.join(), seeded_noise=seeded_noise, share_metrics=share_metrics)
+            return cls(cluster.join(), seeded_noise=seeded_noise)
         except DppsError as error:
             _abandon(cluster, error)
             raise
@@ -249,45 +244,20 @@ class TorchDistributed(Deployment):
         return common
 
     def privacy(self, privacy: Privacy, run: Run) -> Privacy:
-        words = privacy.statement
-        if self.share_metrics and privacy.unit != "none":
-            words = f"{words} Also not covered: {SHARED_METRICS}."
-        if self.seeded_noise and privacy.unit != "none":
-            words = SEEDED + words.replace(f"{SIMULATED} ", "")
-        return replace(privacy, statement=words)
+        if not self.seeded_noise or privacy.unit == "none":
+            return privacy
+        return replace(privacy, statement=SEEDED + privacy.statement.replace(f"{SIMULATED} ", ""))
 
     def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
-        """Rank 0 writes what everybody may know: with --share-metrics the metrics of all nodes,
-        and always the largest epsilon."""
+        """Rank 0 writes what everybody may know: the largest epsilon, and nothing that was measured without noise."""
         assert self._fabric is not None
-        metrics = self._metrics(own, run) if self.share_metrics else _NO_METRICS
         privacy = self._largest(own["privacy"])
         sent = self._of_ranks(self._fabric.sent_bytes)
         if self.cluster.rank != 0:
             return None
         # how many examples each process held out depends on its data
         common = {name: value for name, value in own.items() if name != "held_out_examples"}
-        return {**common, **metrics, "privacy": privacy, "bytes_sent_by_rank": sent, "split": None}
-
-    def _metrics(self, summary: dict[str, Any], run: Run) -> dict[str, Any]:
-        rows = len(run.nodes.rows)
-        by_node = self._of_nodes(run.accuracy_by_node)
-        own = self._of_nodes(run.own_accuracy_by_node)
-        by_epoch = [_mean(self._of_nodes([mean] * rows)) for mean in run.accuracy_by_epoch]
-        loss = summary["final_loss"]
-        return {
-            "test_accuracy": _mean(by_node),
-            "accuracy_by_node": by_node,
-            "accuracy_by_epoch": by_epoch,
-            "own_accuracy": _mean(own),
-            "own_accuracy_by_node": own,
-            "metrics_by_node": {},  # each node's own summary has them, and the share it clipped
-            "metrics_by_epoch": [],
-            "by_class": {},
-            "clipped_share": None,
-            "update_to_noise": None,
-            "final_loss": _mean(self._of_nodes([] if loss is None else [loss] * rows)),
-        }
+        return {**common, **_NO_METRICS, "privacy": privacy, "bytes_sent_by_rank": sent, "split": None}
 
     def _largest(self, privacy: dict[str, Any]) -> dict[str, Any]:
         """The total of the process that paid most: one that repeated rounds after a crash paid for them twice."""
@@ -337,10 +307,6 @@ def _abandon(cluster: Cluster, error: Exception) -> None:
     cluster.leave()
     if cluster.stuck:
         atexit.register(os._exit, 2 if isinstance(error, UsageError) else 1)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -31,12 +31,11 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from dpps.errors import DppsError, PeerError, RunError, UsageError
 from dpps.transport.wire import CLOSED, SMALL, Message, Wire, wake_politely
 
-_TRIES = 100
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def started_distributed() -> bool:
-    """Whether torchrun, `dpps launch` or a user by hand started this process as one of several."""
+    """Whether torchrun or a user by hand started this process as one of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -59,12 +58,12 @@ class Rendezvous:
 
     @classmethod
     def from_environment(cls) -> "Rendezvous":
-        """Of torchrun, `dpps launch`, or set by hand: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+        """Of torchrun, or set by hand: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
         missing = [name for name in _NEEDED if name not in os.environ]
         if missing:
             raise UsageError(
                 f"a distributed run needs {', '.join(_NEEDED)} in the environment and {', '.join(missing)} is missing: "
-                "start it with torchrun or dpps launch"
+                "start it with torchrun --nproc-per-node 4 -m dpps train"
             )
         try:
             rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -78,18 +77,6 @@ class Rendezvous:
             os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         )
         return cls(rank, size, os.environ["MASTER_ADDR"], port, agent, f"{run}/{count}")
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at. It lies below those that systems choose by themselves for
-    connections, so that it is still free when a process that is started now listens at it."""
-    for _ in range(_TRIES):
-        port = 20_000 + secrets.randbelow(12_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):  # otherwise it is taken
-            return port
-    raise RunError(
-        "no port of 127.0.0.1 can be listened at: are processes allowed to talk to each other here?"
-    )
 
 
 def wait_for(host: str, port: int, seconds: float) -> None:

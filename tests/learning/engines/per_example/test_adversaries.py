@@ -243,26 +243,30 @@ class Numbers:
     def _twisted(self, part: Tensor) -> Tensor:
         if not part.is_floating_point():
             return part[:1].expand_as(part).clone() if self.draw.random() < 0.7 else part
-        kind = self.draw.choice(["large", "spread", "cancels", "repeats", "broken", "as it is", "zero"])
-        if kind == "large":
-            return part * self.magnitude()
-        if kind == "spread":
-            return part * torch.tensor([self.magnitude() for _ in range(part.numel())]).to(part).view(
-                part.shape
-            )
-        if kind == "cancels":  # along every axis, so along positions, too, to a few digits
-            signs = sum(torch.meshgrid(*(torch.arange(n) for n in part.shape), indexing="ij"))
-            off = 1 + float(self.draw.choice([0.0, 1e-7, 1e-4])) * self.normal(*part.shape)
-            return self.magnitude() * (1 - 2.0 * (signs % 2)) * off
-        if kind in ("repeats", "zero"):
-            return torch.full_like(part, self.magnitude() if kind == "repeats" else 0.0)
-        if kind == "broken":
-            broken = part * self.magnitude()
-            broken.view(-1)[int(self.draw.integers(part.numel()))] = float(
-                self.draw.choice([np.nan, np.inf, -np.inf, 3e38])
-            )
-            return broken
-        return part
+        kinds = {
+            "large": lambda: part * self.magnitude(),
+            "spread": lambda: (
+                part * torch.tensor([self.magnitude() for _ in range(part.numel())]).to(part).view(part.shape)
+            ),
+            "cancels": lambda: self._cancelling(part),
+            "repeats": lambda: torch.full_like(part, self.magnitude()),
+            "broken": lambda: self._broken(part),
+            "as it is": lambda: part,
+            "zero": lambda: torch.zeros_like(part),
+        }
+        return kinds[str(self.draw.choice(list(kinds)))]()
+
+    def _cancelling(self, part: Tensor) -> Tensor:
+        """Along every axis, so along positions, too, to a few digits."""
+        signs = sum(torch.meshgrid(*(torch.arange(n) for n in part.shape), indexing="ij"))
+        off = 1 + float(self.draw.choice([0.0, 1e-7, 1e-4])) * self.normal(*part.shape)
+        return self.magnitude() * (1 - 2.0 * (signs % 2)) * off
+
+    def _broken(self, part: Tensor) -> Tensor:
+        broken = part * self.magnitude()
+        place = int(self.draw.integers(part.numel()))
+        broken.view(-1)[place] = float(self.draw.choice([np.nan, np.inf, -np.inf, 3e38]))
+        return broken
 
 
 def moved(case: Case, way: PerExample, seed: int) -> float:

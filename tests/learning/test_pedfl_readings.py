@@ -1,0 +1,29 @@
+"""scripts/pedfl_readings.py: a reading that is called synchronised is."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import dpps
+
+_FILE = Path(__file__).parents[2] / "scripts" / "pedfl_readings.py"
+
+
+@pytest.mark.parametrize("kind", ["Synchronised", "OwnRow"])
+def test_the_nodes_of_a_synchronised_reading_agree_every_third_round(kind: str) -> None:
+    spec = importlib.util.spec_from_file_location("pedfl_readings", _FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    data = [TensorDataset(torch.randn(12, 6), torch.randint(0, 3, (12,))) for _ in range(4)]
+    algorithm = getattr(script, kind)(dpps.models.MLP((6, 4, 3)), "all", lr_shared=0.1, batch_size=2)
+    run = dpps.Run(algorithm, data, topology=dpps.Ring(4), seed=0, sync_every=3)
+    agree = []
+    for _ in run.rounds(epochs=1):
+        rows = run.state.shared.y
+        agree.append(bool((rows - rows.mean(0)).abs().max() < 1e-5))
+    assert agree[1:] == [False, True, False, False, True]  # in the first round nobody has anything to add
