@@ -14,7 +14,9 @@ _WRITES = frozenset(
     ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_SUBSCR", "DELETE_SUBSCR")
 )
 _OURS = ("torch.", "dpps.models.")
-_BY_NAME = frozenset(("setattr", "delattr", "getattr", "vars", "globals", "locals", "exec", "eval", "compile", "open"))
+_BY_NAME = frozenset(
+    ("setattr", "delattr", "getattr", "vars", "globals", "locals", "exec", "eval", "compile", "open")
+)
 """Built-in functions by which code writes, or reaches what its names do not show."""
 
 

@@ -137,7 +137,7 @@ class Case:
 
     def first_everywhere(self, x: Tensor) -> Tensor:
         """The same at all positions of an example: they lie along the first axis, or behind channels."""
-        if self.shape is None or self.shape[0] == POSITIONS and len(self.shape) == 2:
+        if self.shape is None or (self.shape[0] == POSITIONS and len(self.shape) == 2):
             return x[:1].expand_as(x).clone()
         return x.flatten(1)[:, :1].expand(-1, x[0].numel()).reshape(x.shape)
 
@@ -218,7 +218,11 @@ class Numbers:
 
     def ordinary(self, case: Case) -> tuple[Any, Tensor]:
         """An example as others have it, some longer than the clip and some shorter."""
-        x = torch.from_numpy(self.draw.integers(0, 3, POSITIONS)) if case.shape is None else self.normal(*case.shape)
+        x = (
+            torch.from_numpy(self.draw.integers(0, 3, POSITIONS))
+            if case.shape is None
+            else self.normal(*case.shape)
+        )
         target = self.normal(90) * float(10.0 ** self.draw.uniform(-4, 1))
         return (x, self.normal(case.factors)) if case.factors else (x,), target
 
@@ -230,7 +234,10 @@ class Numbers:
             large = self.normal(case.factors) * float(10.0 ** self.draw.uniform(3, 12))
             large[self.draw.integers(1, case.factors) :] = 0
             large[-1] = self.normal(1)[0] - large[:-1].sum()
-            return (case.first_everywhere(x), large[torch.from_numpy(self.draw.permutation(case.factors))]), target
+            return (
+                case.first_everywhere(x),
+                large[torch.from_numpy(self.draw.permutation(case.factors))],
+            ), target
         x = self._twisted(x)
         return (x, *(self._twisted(part) for part in factors)), self._twisted(target)
 
@@ -241,7 +248,9 @@ class Numbers:
         if kind == "large":
             return part * self.magnitude()
         if kind == "spread":
-            return part * torch.tensor([self.magnitude() for _ in range(part.numel())]).to(part).view(part.shape)
+            return part * torch.tensor([self.magnitude() for _ in range(part.numel())]).to(part).view(
+                part.shape
+            )
         if kind == "cancels":  # along every axis, so along positions, too, to a few digits
             signs = sum(torch.meshgrid(*(torch.arange(n) for n in part.shape), indexing="ij"))
             off = 1 + float(self.draw.choice([0.0, 1e-7, 1e-4])) * self.normal(*part.shape)
@@ -249,12 +258,10 @@ class Numbers:
         if kind == "repeats":
             return torch.full_like(part, self.magnitude())
         if kind == "broken":
-            broken = part * self.magnitude()
-            broken.view(-1)[int(self.draw.integers(part.numel()))] = float(
-                self.draw.choice([np.nan, np.inf, -np.inf, 3e38])
-            )
-            return broken
-        return part if kind == "as it is" else torch.zeros_like(part)
+            part = part * self.magnitude()
+            wrong = float(self.draw.choice([np.nan, np.inf, -np.inf, 3e38]))
+            part.view(-1)[int(self.draw.integers(part.numel()))] = wrong
+        return torch.zeros_like(part) if kind == "zero" else part
 
 
 def moved(case: Case, way: PerExample, seed: int) -> float:
@@ -264,7 +271,9 @@ def moved(case: Case, way: PerExample, seed: int) -> float:
     if numbers.draw.random() < 0.5:
         y = y * float(10.0 ** numbers.draw.uniform(-20, 20))
     count = int(numbers.draw.choice([1, 2, 7, 40]))
-    examples = [numbers.ordinary(case) if numbers.draw.random() < 0.8 else numbers.extreme(case) for _ in range(count)]
+    examples = [
+        numbers.ordinary(case) if numbers.draw.random() < 0.8 else numbers.extreme(case) for _ in range(count)
+    ]
     place = int(numbers.draw.integers(count + 1))
     examples.insert(place, numbers.extreme(case))
     inputs = tuple(torch.stack(parts)[None] for parts in zip(*(x for x, _ in examples), strict=True))
