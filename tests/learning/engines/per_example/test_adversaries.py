@@ -324,4 +324,4 @@ def test_nor_does_one_in_float64_whose_gram_matrices_are_rounded_too(name: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_example_moves_the_clipped_sum_by_more_than_the_clip_in_a_long_search(name: str) -> None:
-    assert search(name, range(TRIALS, 3_000)) == []
+    assert search(name, range(TRIALS, 600)) == []
