@@ -18,7 +18,7 @@ from dpps.learning.engines.per_example import BookKeeping, Chains, OneByOne, Per
 from dpps.learning.partition import Partition
 
 CLIP, POSITIONS, WORDS = 0.7, 4, 50
-TRIALS = 12
+TRIALS = 8
 
 
 class Weighted(nn.Module):
