@@ -49,16 +49,22 @@ Results = dict[str, Any]
 
 
 def measure(names: Sequence[str], quick: bool) -> Results:
-    """All that one run leaves: plain JSON."""
+    """All that one run leaves: plain JSON. What a benchmark measured before it failed stays, and so do the others."""
     results: Results = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "quick": quick} | machine()
-    results |= {"rows": {}, "printed": []}
+    results |= {"rows": {}, "printed": [], "failed": []}
     for name in names:
-        lines = spoken(name, quick)
-        if name in PRINTS:
-            results["printed"] += list(lines)
-        else:
-            results["rows"][name] = [json.loads(line) for line in lines]
+        kept = results["printed"] if name in PRINTS else results["rows"].setdefault(name, [])
+        try:
+            for line in spoken(name, quick):
+                kept.append(line if name in PRINTS else json.loads(line))
+        except (BenchmarkError, ValueError) as error:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+            results["failed"].append(name)
     return results
+
+
+class BenchmarkError(Exception):
+    """A benchmark did not end well; what went wrong stands on its standard error."""
 
 
 def spoken(name: str, quick: bool) -> Iterator[str]:
@@ -72,7 +78,7 @@ def spoken(name: str, quick: bool) -> Iterator[str]:
         assert process.stdout is not None
         yield from (line.rstrip() for line in process.stdout)
     if process.returncode:
-        raise SystemExit(f"benchmark {name} failed")
+        raise BenchmarkError(f"ended with exit code {process.returncode}")
 
 
 def machine() -> Results:
@@ -210,6 +216,8 @@ def measure_and_save(names: Sequence[str], quick: bool, file: Path) -> None:
     if results["rows"].get("growth"):
         plot(results, file.with_suffix(".svg"))
         print(f"saved {file.with_suffix('.svg')}")
+    if results["failed"]:
+        raise SystemExit(f"failed: {', '.join(results['failed'])}; all other results are saved")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,39 @@ def test_one_file_with_table_plot_and_circumstances(run, tmp_path, capsys):
     assert "missed" not in printed  # tiny sizes are judged by nobody
 
 
+def test_one_benchmark_that_fails_does_not_take_the_others_with_it(load, run, tmp_path, monkeypatch):
+    measure = load("measure")
+    line = json.dumps(measure.Row("one", measure.Spread.of([1.0])).to_json())
+    (tmp_path / "units.py").write_text(f"print({line!r}, flush=True)\nraise RuntimeError('halfway')\n")
+    (tmp_path / "round.py").write_text(f"print({line!r})\nprint({line!r})\n")
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    file = tmp_path / "results.json"
+    with pytest.raises(SystemExit, match="units") as raised:
+        run.measure_and_save(["units", "round"], True, file)
+    assert raised.value.code != 0
+    found = run.read(file)
+    assert found["failed"] == ["units"]
+    assert {name: len(rows) for name, rows in found["rows"].items()} == {"units": 1, "round": 2}
+
+
+def test_the_baseline_in_plain_torch_runs_torchs_own_layers(load):
+    """A copy of layers of ours would be compared with itself."""
+    from torch import nn
+
+    run = load("learners").learner(2, 2, 2, model="resnet18")
+    model = load("networks").Plain(run).models[0]
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) == 20
+    assert {type(m) for m in convolutions} == {nn.Conv2d}
+
+
+def test_the_models_that_opacus_needs_have_as_many_parameters_as_ours(load):
+    per_example = load("per_example")
+    vit = next(case for name, case in per_example.CASES.items() if name.startswith("ViT"))
+    ours, theirs = (sum(p.numel() for p in make().parameters()) for make in (vit.make, vit.theirs))
+    assert ours == theirs
+
+
 def test_medians_quartiles_and_verdicts(load):
     measure = load("measure")
     spread = measure.Spread.of([4.0, 1.0, 2.0, 3.0, 5.0])

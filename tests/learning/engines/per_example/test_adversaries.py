@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpps.learning import BookKeeping, Chains, OneByOne, Partition, PerExample, per_example
+from dpps.learning.engines.per_example import BookKeeping, Chains, OneByOne, PerExample, per_example
+from dpps.learning.partition import Partition
 
 CLIP, POSITIONS, WORDS = 0.7, 4, 50
-TRIALS = 12
+TRIALS = 8
 
 
 class Weighted(nn.Module):
@@ -243,30 +244,24 @@ class Numbers:
     def _twisted(self, part: Tensor) -> Tensor:
         if not part.is_floating_point():
             return part[:1].expand_as(part).clone() if self.draw.random() < 0.7 else part
-        kinds = {
-            "large": lambda: part * self.magnitude(),
-            "spread": lambda: (
-                part * torch.tensor([self.magnitude() for _ in range(part.numel())]).to(part).view(part.shape)
-            ),
-            "cancels": lambda: self._cancelling(part),
-            "repeats": lambda: torch.full_like(part, self.magnitude()),
-            "broken": lambda: self._broken(part),
-            "as it is": lambda: part,
-            "zero": lambda: torch.zeros_like(part),
-        }
-        return kinds[str(self.draw.choice(list(kinds)))]()
-
-    def _cancelling(self, part: Tensor) -> Tensor:
-        """Along every axis, so along positions, too, to a few digits."""
-        signs = sum(torch.meshgrid(*(torch.arange(n) for n in part.shape), indexing="ij"))
-        off = 1 + float(self.draw.choice([0.0, 1e-7, 1e-4])) * self.normal(*part.shape)
-        return self.magnitude() * (1 - 2.0 * (signs % 2)) * off
-
-    def _broken(self, part: Tensor) -> Tensor:
-        broken = part * self.magnitude()
-        place = int(self.draw.integers(part.numel()))
-        broken.view(-1)[place] = float(self.draw.choice([np.nan, np.inf, -np.inf, 3e38]))
-        return broken
+        kind = self.draw.choice(["large", "spread", "cancels", "repeats", "broken", "as it is", "zero"])
+        if kind == "large":
+            return part * self.magnitude()
+        if kind == "spread":
+            return part * torch.tensor([self.magnitude() for _ in range(part.numel())]).to(part).view(
+                part.shape
+            )
+        if kind == "cancels":  # along every axis, so along positions, too, to a few digits
+            signs = sum(torch.meshgrid(*(torch.arange(n) for n in part.shape), indexing="ij"))
+            off = 1 + float(self.draw.choice([0.0, 1e-7, 1e-4])) * self.normal(*part.shape)
+            return self.magnitude() * (1 - 2.0 * (signs % 2)) * off
+        if kind == "repeats":
+            return torch.full_like(part, self.magnitude())
+        if kind == "broken":
+            part = part * self.magnitude()
+            wrong = float(self.draw.choice([np.nan, np.inf, -np.inf, 3e38]))
+            part.view(-1)[int(self.draw.integers(part.numel()))] = wrong
+        return torch.zeros_like(part) if kind == "zero" else part
 
 
 def moved(case: Case, way: PerExample, seed: int) -> float:
@@ -329,4 +324,4 @@ def test_nor_does_one_in_float64_whose_gram_matrices_are_rounded_too(name: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_example_moves_the_clipped_sum_by_more_than_the_clip_in_a_long_search(name: str) -> None:
-    assert search(name, range(TRIALS, 3_000)) == []
+    assert search(name, range(TRIALS, 600)) == []
