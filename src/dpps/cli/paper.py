@@ -17,9 +17,11 @@ from dpps.cli import DONE, STOPPED
 from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
 from dpps.errors import UsageError, needs_extra, unknown
+from dpps.paper.cells import identity
 from dpps.paper.pages import Page
 from dpps.paper.scheduler import Scheduler, Store, cores
 from dpps.paper.scope import MODELS, SEEDS, Scope
+from dpps.version import __version__
 
 #: Name, module, what it is.
 NAMES = {
@@ -52,7 +54,7 @@ TOOK = {
 class PaperConfig:
     """Compute a table or figure of the paper again, beside the published numbers. Without a name: what there is.
 
-    Finished cells are kept in OUT/cells: the same command goes on where a stopped one was.
+    Finished cells are kept in OUT/cells: the same command of the same version goes on where a stopped one was.
     """
 
     name: Annotated[Positional[str], arg(metavar="{" + ",".join(NAMES) + "}")] = ""
@@ -152,10 +154,10 @@ def write(name: str, module: Any, store: Store, scope: Scope, out: Path) -> Path
     results = store.all(cells)
     day = datetime.now(UTC).date()
     notes = [
-        f"{len(results)} of {len(set(cells))} cells run; seeds {', '.join(map(str, scope.seeds))}; written {day}.",
+        f"{len(results)} of {len(set(cells))} cells run; seeds {', '.join(map(str, scope.seeds))}; written {day} by dpps {__version__}, code {identity()}.",
         " ".join((module.__doc__ or "").split()),
     ]
-    page = Page(out / name, module.TITLE, notes)
+    page = Page(out / name, module.TITLE, notes, scope.mark)
     module.write(results, scope, page)
     return page.save()
 

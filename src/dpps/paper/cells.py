@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -66,10 +66,9 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Names the file of the result. Fields at their default do not count, so new fields leave old results valid."""
-        plain = {f.name: f.default for f in dataclasses.fields(self)}
-        own = {k: v for k, v in dataclasses.asdict(self).items() if v != plain[k]}
-        digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
+        """Names the file of the result."""
+        settings = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:12]
         return f"{self.model}-{self.algorithm}-{self.shared.replace(',', '+')}-{self.topology}-{digest}"
 
     @property
@@ -86,6 +85,21 @@ class Cell:
         known_anyway = self.sensitivity == "oracle" or bool(ALGORITHMS[self.algorithm].own_sensitivity)
         track = self.track and self.unit == "node-swap" and not known_anyway
         return TrainConfig(**settings, track_real=track, quiet=True).resolved()
+
+
+_NOT_COMPUTING = ("audit", "cli", "paper", "peers", "report")
+"""Parts of the package that no number of a cell depends on; of `paper` this file alone counts."""
+
+
+@cache
+def identity() -> str:
+    """A checksum of all that the numbers of cells depend on beside their settings: the code, and the versions of what computes."""
+    package = Path(__file__).parent.parent
+    computing = [p for p in package.rglob("*.py") if p.relative_to(package).parts[0] not in _NOT_COMPUTING]
+    digest = hashlib.sha256(json.dumps({k: v for k, v in versions().items() if k != "platform"}).encode())
+    for path in sorted([*computing, Path(__file__)]):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 Result = Mapping[str, Any]

@@ -189,6 +189,7 @@ def run(out: Path, quick: bool = False) -> dict[str, Any]:
         out,
         "Theorem 2: convergence on a non-convex problem with known constants",
         [_PROBLEM, f"{summary['seeds']} seeds.", *_lines(summary)],
+        "quick run: fewer seeds and rounds" if quick else "",
     )
     page.figure("convergence", _draw(series), dpi=150)
     page.show("Slopes on log axes", _table(summary))

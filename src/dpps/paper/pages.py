@@ -47,17 +47,18 @@ class Table:
             raise ValueError(f"{len(values)} values for {len(self.columns)} columns")
         self.rows.append(values)
 
-    def csv(self, path: Path) -> None:
-        """All digits; a spread takes two columns."""
+    def csv(self, path: Path, mark: str = "") -> None:
+        """All digits; a spread takes two columns. A mark is a last column, the same in every row."""
         wide = [any(isinstance(row[k], Spread) for row in self.rows) for k in range(len(self.columns))]
         head = [
             name for k, c in enumerate(self.columns) for name in ((c, f"{c}, deviation") if wide[k] else (c,))
         ]
         with path.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(head)
+            writer.writerow([*head, *(["remark"] if mark else [])])
             for row in self.rows:
-                writer.writerow([v for k, value in enumerate(row) for v in _cells(value, wide[k])])
+                cells = [v for k, value in enumerate(row) for v in _cells(value, wide[k])]
+                writer.writerow([*cells, *([mark] if mark else [])])
 
 
 def _cells(value: object, wide: bool) -> list[object]:
@@ -103,33 +104,48 @@ class Part:
 
 
 class Page:
-    """Collects tables and figures into a folder and `index.html`."""
+    """Collects tables and figures into a folder and `index.html`.
 
-    def __init__(self, folder: Path, title: str, notes: Sequence[str]) -> None:
-        self.folder, self.title, self.notes = folder, title, notes
+    Args:
+        folder: where they go.
+        title: of the page.
+        notes: what is said before the tables.
+        mark: what must be said of each of them, so that it is not taken for the paper's setting.
+    """
+
+    def __init__(self, folder: Path, title: str, notes: Sequence[str], mark: str = "") -> None:
+        self.folder, self.mark, self.notes = folder, mark, notes
+        self.title = self._marked(title)
         folder.mkdir(parents=True, exist_ok=True)
         self._parts: list[Part] = []
         self.tables: dict[str, Table] = {}
 
     def table(self, name: str, caption: str, table: Table) -> None:
         """`NAME.csv`, and on the page."""
-        table.csv(self.folder / f"{name}.csv")
+        table.csv(self.folder / f"{name}.csv", self.mark)
         self.tables[name] = table
         self.show(caption, table)
 
     def show(self, caption: str, table: Table) -> None:
         """On the page only."""
-        self._parts.append(Part(caption, table.columns, [[text(v) for v in row] for row in table.rows]))
+        self._parts.append(
+            Part(self._marked(caption), table.columns, [[text(v) for v in row] for row in table.rows])
+        )
 
     def figure(self, name: str, fig: "Figure", dpi: int = 110) -> None:
         """`NAME.svg`, `NAME.png`, and on the page. The same data give the same file."""
         import matplotlib as mpl
 
+        if self.mark:
+            fig.suptitle(self.mark, fontsize=8)
         with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
             fig.savefig(self.folder / f"{name}.svg", metadata={"Date": None})
         fig.savefig(self.folder / f"{name}.png", dpi=dpi)
         svg = (self.folder / f"{name}.svg").read_text()
         self._parts.append(Part(name, svg=svg[svg.index("<svg") :]))
+
+    def _marked(self, words: str) -> str:
+        return f"{words} ({self.mark})" if self.mark else words
 
     def save(self, name: str = "index.html") -> Path:
         """Write the page."""

@@ -1,6 +1,7 @@
 """Runs independent cells in worker processes, one core each, and keeps every result as soon as it is there."""
 
 import json
+import logging
 import multiprocessing as mp
 import os
 import time
@@ -17,7 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dpps.errors import RunError, UsageError
-from dpps.paper.cells import Cell, Result, run
+from dpps.paper.cells import Cell, Result, identity, run
+
+logger = logging.getLogger(__name__)
 
 
 def cores() -> int:
@@ -26,11 +29,15 @@ def cores() -> int:
 
 
 class Store:
-    """One JSON file per cell. A file is written aside and renamed, so what is there is whole."""
+    """One JSON file per cell. A file is written aside and renamed, so what is there is whole.
+
+    Args:
+        folder: where results are kept, in a sub-folder for each version of the code: numbers of another version are not taken for this one's.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder / identity()
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, cell: Cell) -> Path:
         return self.folder / f"{cell.key}.json"
@@ -84,6 +91,7 @@ class Scheduler:
     errors: dict[Cell, str] = field(default_factory=dict)
     _spent: float = 0.0
     _paid: float = 0.0
+    _warned: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -129,11 +137,15 @@ class Scheduler:
         assert worker.cell is not None
         cell, worker.cell = worker.cell, None
         try:
-            kind, value, seconds = worker.pipe.recv()
+            kind, value, seconds, warnings = worker.pipe.recv()
         except (EOFError, ConnectionResetError):
             worker.process.join()
             self.errors[cell] = f"the process ended with code {worker.process.exitcode} (out of memory?)"
             return self._start()
+        for warning in warnings:
+            if warning not in self._warned:  # cells that differ in their seed have the same to say
+                self._warned.add(warning)
+                logger.warning("%s", warning)
         if kind == "failed":
             self.errors[cell] = value
         else:
@@ -210,9 +222,22 @@ def _one_thread_each() -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
+class _Collected(logging.Handler):
+    """Keeps what a worker is warned of, for its parent to say."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
 def _serve(pipe: Connection, data_dir: Path | None) -> None:
     """A worker's life: a cell in, its result or its error out, until the pipe closes."""
     torch.set_num_threads(1)
+    warnings = _Collected()
+    logging.getLogger().addHandler(warnings)
     while True:
         try:
             cell = pipe.recv()
@@ -220,6 +245,7 @@ def _serve(pipe: Connection, data_dir: Path | None) -> None:
             return
         begun = time.perf_counter()
         answer: tuple[str, Any, float]
+        warnings.texts = []
         try:
             answer = ("done", run(cell, data_dir), time.perf_counter() - begun)
         except Exception as error:  # noqa: BLE001 - the parent reports it and goes on with the other cells
@@ -229,4 +255,4 @@ def _serve(pipe: Connection, data_dir: Path | None) -> None:
                 f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})",
                 0.0,
             )
-        pipe.send(answer)
+        pipe.send((*answer, warnings.texts))

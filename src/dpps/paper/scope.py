@@ -30,6 +30,13 @@ class Scope:
         if not 0 < self.bandwidth < float("inf"):
             raise UsageError(f"--bandwidth is {self.bandwidth}: it must be positive, in bits a second")
 
+    @property
+    def mark(self) -> str:
+        """What must be said wherever numbers of this size stand compared with the authors'; nothing of the full one."""
+        return (
+            "" if self.size == "full" else f"{self.size} run on mnist-mini, not the paper's data and rounds"
+        )
+
     def fit(self, cells: Sequence[Cell]) -> list[Cell]:
         """The cells at this size. A quick cell has as many rounds as a full one of two epochs, on the embedded data."""
         if self.size == "full":

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpps.learning.engines.per_example import BookKeeping, Chains, OneByOne, PerExample, per_example
-from dpps.learning.partition import Partition
+from dpps.learning import BookKeeping, Chains, OneByOne, Partition, PerExample, per_example
 
 CLIP, POSITIONS, WORDS = 0.7, 4, 50
 TRIALS = 8
