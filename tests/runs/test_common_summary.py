@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 import dpps
@@ -22,17 +21,14 @@ class AllAlone:
         return values
 
 
-@pytest.mark.parametrize("share_metrics", [False, True])
-def test_how_many_examples_were_held_out_stays_with_the_process_that_held_them_out(
-    share_metrics: bool,
-) -> None:
+def test_how_many_examples_were_held_out_stays_with_the_process_that_held_them_out() -> None:
     algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
     options: dict[str, Any] = {"topology": dpps.Ring(3), "privacy": dpps.Record(noise_multiplier=1.0)}
     run = dpps.Run(algorithm, toy_data(3), held_out=toy_data(3), seed=0, **options).fit(epochs=1)
     own = run.summary
     assert own["held_out_examples"] > 0
     cluster: Any = SimpleNamespace(rank=0, rendezvous=SimpleNamespace(size=1))
-    where = TorchDistributed(cluster, share_metrics=share_metrics)
+    where = TorchDistributed(cluster)
     where._fabric = AllAlone()  # type: ignore[assignment]
     common = where.summary(own, run)
     assert common is not None
