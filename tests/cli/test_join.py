@@ -12,7 +12,7 @@ from rich.console import Console
 from dpps.cli import Shown
 from dpps.cli.join import _JsonLines, _say_done
 from dpps.peers.status import LEFT
-from peers.test_live import status
+from tests.support.peers import status
 
 
 def participation(**facts: Any) -> Any:

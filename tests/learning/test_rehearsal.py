@@ -7,7 +7,7 @@ from torch import nn
 import dpps
 from dpps.learning import size_of
 from dpps.learning.rehearsal import rehearsal
-from tests.learning.samples import started_on_images
+from tests.support.learning import started_on_images
 
 UNITS = {
     "none": started_on_images,

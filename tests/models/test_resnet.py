@@ -14,7 +14,7 @@ from dpps.models import (
     Conv,
     ResNet18,
 )
-from tests.models.samples import Shapes, count, randomise, shapes
+from tests.support.models import Shapes, count, randomise, shapes
 
 
 def resnet_shapes(classes: int, channels: int = 3) -> Shapes:

@@ -10,7 +10,7 @@ from scipy import stats
 import dpps
 from dpps.errors import RunError, UsageError
 from dpps.noise import NOISE, STEPS, Keystream, Outgoing, SecureNoise, Streams
-from tests.samples import Scripted
+from tests.support.protocol import Scripted
 
 DISTRIBUTIONS = {
     "laplace": (dpps.Laplace(budget=2.0), lambda scale: stats.laplace(scale=scale)),

@@ -28,11 +28,10 @@ from dpps.peers import (
     server_name,
 )
 from dpps.peers import channel as channel_module
-from peers.garbage import throw
-from peers.relay import Impostor, Relay
-from peers.samples import NAMES, Organisations
-from peers.test_channel import PATIENCE, until
-from processes import free_port
+from tests.support.garbage import throw
+from tests.support.peers import NAMES, Organisations
+from tests.support.processes import PATIENCE, free_port, until
+from tests.support.relay import Impostor, Relay
 
 A, B, C = NAMES
 

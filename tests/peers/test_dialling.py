@@ -8,7 +8,7 @@ import pytest
 from dpps.errors import PeerError
 from dpps.peers import TURN, Dialler
 from dpps.peers.dialling import _another_certificate, _next, _printable, _read_verdict
-from peers.samples import NAMES, Organisations
+from tests.support.peers import NAMES, Organisations
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,10 @@ from dpps.errors import RunError, UsageError
 from dpps.peers import KNOWN, LEAVE, Participation, expel, read_plan, read_status
 from dpps.peers.join import join
 from dpps.runs import RoundLog, Run, TrainConfig
-from peers.samples import NAMES, Organisations
-from peers.test_channel import until
-from processes import free_port
+from tests.support.peers import NAMES, Organisations
+from tests.support.processes import PATIENCE, free_port, until
 
 A, B, C = NAMES
-PATIENCE = 300.0
 
 
 PATIENT, LEAVING = (60.0, 120.0), (1.0, 120.0)

@@ -15,7 +15,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
 from dpps.privacy import LedgerFile
-from processes import PATIENCE, free_port
+from tests.support.processes import PATIENCE, free_port
 
 NODES, EPOCHS, MULTIPLIER, RATE = 4, 3, 2.0, 0.2
 ROUNDS = EPOCHS * 5
@@ -66,7 +66,8 @@ def launch(folder: Path, processes: int, *words: str, hold: int) -> subprocess.P
     command = [sys.executable, str(program), str(folder), *words]
     if processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-        command[1:1] = [*torchrun, "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        command[1:1] = [*torchrun, *where, "--log-dir", str(folder / "torchrun")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HOLD": str(hold)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
 

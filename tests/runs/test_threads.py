@@ -10,7 +10,7 @@ from torch import nn
 import dpps.runs.threads as threads_module
 from dpps.learning import size_of
 from dpps.runs import Known, fewest_that_pay, set_threads
-from tests.learning.samples import started_on_images
+from tests.support.learning import started_on_images
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from statistics import median
 import numpy as np
 import pytest
 
-from processes import Trainers
-from tests.transport.samples import NODES, PRIVATE, SEEDED, furthest, summary_in, write_node_data
+from tests.support.processes import Trainers
+from tests.support.transport import NODES, PRIVATE, SEEDED, furthest, summary_in, write_node_data
 
 
 @pytest.mark.slow
@@ -41,6 +41,7 @@ def test_torchrun_brings_a_run_back(undisturbed: Path, tmp_path: Path) -> None:
     """Its elastic restart goes on from the last common checkpoint, without --resume."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--log-dir", str(tmp_path / "torchrun")]
     options = [*SEEDED, "--epochs", "2", "--share-metrics", "--checkpoint-every", "3", "--out", str(out)]
     with (tmp_path / "log").open("wb") as log:
         agent = subprocess.Popen(

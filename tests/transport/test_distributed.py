@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dpps
-import processes
 from dpps.noise import Seeded
 from dpps.topology import parse
 from dpps.transport import Cluster, Distributed, Exchange, Rendezvous, Stacked, blocks
+from tests.support import processes
 
 NODES, WIDTH, ROUNDS = 10, 333, 7
 

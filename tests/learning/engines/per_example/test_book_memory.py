@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from dpps.learning import BookKeeping, Call, Partition, Recorder, Rows
 from dpps.learning.engines.per_example import book as book_module
-from tests.learning.engines.per_example.zoo import BATCH, NODES, ZOO, cnn
+from tests.support.zoo import BATCH, NODES, ZOO, cnn
 
 _BATCH_OF_2000 = """
 import torch, torch.nn.functional as F

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpps.errors import UsageError
 from dpps.learning import BookKeeping, Objective, OneByOne, Partition, add_to, gradient_of_one, leaves_of
-from tests.learning.samples import tiny
+from tests.support.learning import tiny
 
 
 class Squeamish(nn.Module):

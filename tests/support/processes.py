@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dpps.transport import Cluster, Rendezvous, rendezvous
-from holding.sitecustomize import hold
+from tests.support.holding.sitecustomize import hold
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.engines.per_example", "torch.func"])
@@ -98,6 +98,14 @@ class Processes:
                 process.kill()
                 process.join()
         return found
+
+
+def until(true: Callable[[], bool], what: str = "") -> None:
+    """Wait for something that another thread or process does."""
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
 
 
 def run(size: int, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE) -> list[Any]:
