@@ -46,7 +46,7 @@ def _same_threads() -> Iterator[None]:
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A window that the tests of one file share; missing programs are a failure in CI."""
     if programs() is None:
-        reason = "chromium and chromedriver are not installed: apt-get install chromium chromium-driver"
+        reason = "Chromium and its driver are not installed (Debian: apt-get install chromium chromium-driver); a snap will not do"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)

@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import pytest
 import torch
 
 from dpps.transport import Cluster, Rendezvous, rendezvous
@@ -22,6 +23,14 @@ context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.engines.per_exa
 
 PATIENCE = 300.0
 """Seconds after which a test says that something hangs; nothing else depends on it."""
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc, which only Linux has")
+
+
+def open_files() -> int:
+    """How many this process has open, on Linux and macOS."""
+    return len(os.listdir("/dev/fd"))
 
 
 def holding(round_: int, gate: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ import pytest
 
 from dpps.cli import main
 from tests.support import processes
-from tests.support.processes import Trainers
+from tests.support.processes import Trainers, needs_proc
 from tests.support.transport import COMMON, NODES, PRIVATE, SEEDED, furthest, summary_in, write_node_data
 
 
@@ -227,6 +227,7 @@ def _until_charged(out: Path, rounds: int, launched: subprocess.Popen[bytes]) ->
         time.sleep(0.002)
 
 
+@needs_proc
 @pytest.mark.parametrize("wait", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1.0, 2.0, 3.0))])
 def test_launch_stopped_while_its_processes_load(tmp_path: Path, wait: float) -> None:
     """Nothing has begun, so there is nothing to resume; nobody is left waiting for the others."""

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from tests.support.processes import Trainers
+from tests.support.processes import Trainers, needs_proc
 from tests.support.transport import NODES, PRIVATE, SEEDED, furthest, summary_in, write_node_data
 
 
@@ -36,6 +36,7 @@ def test_ten_random_kills(undisturbed: Path, tmp_path: Path) -> None:
         assert summary_in(out)["privacy"]["epsilon_sum"] == pytest.approx(100 * max(charged))  # type: ignore[index]
 
 
+@needs_proc
 @pytest.mark.slow
 def test_torchrun_brings_a_run_back(undisturbed: Path, tmp_path: Path) -> None:
     """Its elastic restart goes on from the last common checkpoint, without --resume."""
@@ -71,6 +72,7 @@ class Watched:
         self.handles.append(len(list((self._folder / "fd").iterdir())))
 
 
+@needs_proc
 @pytest.mark.slow
 def test_soak(tmp_path: Path) -> None:
     """Training for 5,000 rounds in 4 processes, with noise, ledger and checkpoints: memory is flat in the last half, no file handles grow."""
