@@ -10,9 +10,9 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
-from hospitals import write_hospitals  # noqa: E402 - found by the line above
+from tests.support.hospitals import write_hospitals  # noqa: E402 - found by the line above
 
 NEW = "temperature;age;smoker;ward\n39,9;80;yes;north\n36,1;22;;?\n"
 DESCRIBE = "data describe hospitals/node-2/train.csv --label diagnosis --out schema.toml"

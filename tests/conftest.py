@@ -1,25 +1,30 @@
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 
 # Several torch threads on few cores slow small tests down; who asks for more gets them (make test-portable does).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Runs of tests are not noted among those of the user's data.
-os.environ["DPPS_STATE"] = tempfile.mkdtemp(prefix="dpps-state-")
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 
-from browser import Browser, browser, programs
 from dpps.errors import DppsError
+from tests.support.browser import Browser, browser, programs
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 settings.register_profile("dpps", deadline=None, max_examples=20, derandomize=True)
 settings.load_profile("dpps")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_with_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs of tests are not noted among those of the user's data, and what is kept for the next run goes where pytest removes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPPS_STATE", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +63,7 @@ def _one_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A window that the tests of one file share; missing programs are a failure in CI."""
     if programs() is None:
-        reason = "chromium and chromedriver are not installed: apt-get install chromium chromium-driver"
+        reason = "Chromium and its driver are not installed (Debian: apt-get install chromium chromium-driver); a snap will not do"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)

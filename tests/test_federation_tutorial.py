@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import DONE, main
-from holding.sitecustomize import hold
-from processes import PATIENCE, context, free_port
+from tests.support.holding.sitecustomize import hold
+from tests.support.processes import PATIENCE, context, free_port
 
 PAGE = Path(__file__).parent.parent / "docs" / "federation-tutorial.md"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import Browser
+from tests.support.browser import Browser
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted("" if path.stem == "index" else path.stem for path in (ROOT / "docs").glob("*.md"))

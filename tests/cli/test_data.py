@@ -6,7 +6,7 @@ import pytest
 
 from dpps.cli import main
 from dpps.data import read_schema
-from hospitals import SIZES, write_hospitals
+from tests.support.hospitals import SIZES, write_hospitals
 
 
 def train(template, schema, out, *more):

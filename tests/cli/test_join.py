@@ -13,7 +13,7 @@ from dpps.cli import Shown
 from dpps.cli.join import _JsonLines, _say_done
 from dpps.peers.status import LEFT
 from dpps.privacy import label
-from peers.test_live import status
+from tests.support.peers import status
 
 
 def participation(**facts: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from dpps.cli import DONE, FAILED, WRONG, leave, main
 from dpps.peers import FINISHED, LEAVE, STOPPED, write_status
 from dpps.peers.status import LEFT
-from peers.test_live import status
+from tests.support.peers import status
 
 
 def test_only_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

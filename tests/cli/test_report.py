@@ -8,7 +8,7 @@ import pytest
 from dpps import cli
 from dpps.report import read_folder
 from dpps.runs import TrainConfig, make_run
-from hospitals import write_hospitals
+from tests.support.hospitals import write_hospitals
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from dpps.cli import DONE, main
 from dpps.peers import write_status
-from peers.test_live import status
+from tests.support.peers import status
 
 
 def test_for_people(

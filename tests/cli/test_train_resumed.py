@@ -10,8 +10,8 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-import processes
 from dpps.cli import main
+from tests.support import processes
 
 QUICK = ["--nodes", "4", "--epochs", "1", "--batch-size", "500", "--quiet"]
 

@@ -8,7 +8,7 @@ import torch
 
 from dpps.data import cache, load
 from dpps.errors import RunError
-from tests.data.samples import cifar_records
+from tests.support.data import cifar_records
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import torch
 
 from dpps.data import DATA_SETS, Images, catalog, load
 from dpps.errors import RunError, UsageError
-from tests.data.samples import cifar_records, write_idx
+from tests.support.data import cifar_records, write_idx
 
 PIXELS = np.random.default_rng(2).integers(0, 256, (30, 28, 28), np.uint8)
 LABELS = (np.arange(30) % 10).astype(np.uint8)

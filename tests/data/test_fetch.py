@@ -22,7 +22,7 @@ import pytest
 from dpps.data import ARCHIVE, CIFAR_RECORD, DATA_SETS, Recipe, Source, load, obtain
 from dpps.data.fetch import fetch
 from dpps.errors import RunError
-from tests.data.samples import write_idx
+from tests.support.data import write_idx
 
 CONTENT = np.random.default_rng(0).bytes(700_000)
 

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from dpps.data import CIFAR_RECORD, parse_cifar
 from dpps.errors import RunError
-from tests.data.samples import read_idx, write_idx
+from tests.support.data import read_idx, write_idx
 
 PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 VALUES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)

@@ -8,7 +8,7 @@ import torch
 
 from dpps.data import check_headers, guess_schema, hold_out_own, read_examples, read_node, read_table
 from dpps.errors import UsageError
-from hospitals import write_hospitals
+from tests.support.hospitals import write_hospitals
 
 
 def folder(path: Path, **files: str) -> Path:

@@ -7,7 +7,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpps
 from dpps.learning import NodeData, Poisson
-from tests.learning.samples import tiny, toy_data, train
+from tests.support.learning import tiny, toy_data, train
 
 
 class Listed(Dataset):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import dpps
-from tests.learning.elsewhere import NAME, Elsewhere
-from tests.learning.samples import toy_data
+from tests.support.elsewhere import NAME, Elsewhere
+from tests.support.learning import toy_data
 
 MODELS = {
     "normalised": lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3)),

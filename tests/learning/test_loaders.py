@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 import dpps
 from dpps.data import FeatureSet
 from dpps.errors import UsageError
-from tests.learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 EXAMPLES: TensorDataset = toy_data(1)[0]
 RECORD = dpps.Record(noise_multiplier=1.0)

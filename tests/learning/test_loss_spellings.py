@@ -10,7 +10,7 @@ from torch import nn
 
 import dpps
 from dpps.errors import UsageError
-from tests.learning.samples import toy_data
+from tests.support.learning import toy_data
 
 UNITS = {
     "none": None,

@@ -10,7 +10,7 @@ from torch import nn
 import dpps
 from dpps.errors import RunError, UsageError
 from dpps.learning import Algorithm, Step
-from tests.learning.samples import tiny, toy_data, train
+from tests.support.learning import tiny, toy_data, train
 
 
 def test_an_absent_node_keeps_statistics_and_momentum():

@@ -8,11 +8,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpps
-import oracle
 from dpps.errors import UsageError
 from dpps.learning import Partition
-from tests.learning.samples import batch_norm_model, tiny, toy_data, train
-from tests.samples import Scripted
+from tests.support import oracle
+from tests.support.learning import batch_norm_model, tiny, toy_data, train
+from tests.support.protocol import Scripted
 
 
 def test_equals_the_oracle_for_twenty_rounds_under_injected_noise():

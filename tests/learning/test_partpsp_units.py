@@ -9,8 +9,8 @@ from torch.utils.data import Dataset
 import dpps
 from dpps.errors import RunError
 from dpps.noise import SecureNoise
-from tests.learning.samples import tiny, toy_data, train
-from tests.samples import Scripted
+from tests.support.learning import tiny, toy_data, train
+from tests.support.protocol import Scripted
 
 
 def test_contribution_clips_in_the_protocol_whatever_the_caller_sends():

@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 import dpps
 from dpps.errors import UsageError
-from learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 
 def make(unit=None, **options):

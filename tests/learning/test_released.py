@@ -9,7 +9,7 @@ import dpps
 from dpps.errors import UsageError
 from dpps.learning import Adam, Cosine, Momentum, WarmUp
 from dpps.noise import Seeded
-from learning.samples import tiny, toy_data, train
+from tests.support.learning import tiny, toy_data, train
 
 RECORD = dpps.Record(noise_multiplier=2.0)
 CONTRIBUTION = dpps.Contribution(1.0, noise_multiplier=2.0, mechanism="gaussian")

@@ -3,9 +3,9 @@
 import pytest
 
 import dpps
-import processes
 from dpps.learning import LARGEST, announce, for_every_node, parse_sizes
 from dpps.transport import Cluster, Distributed
+from tests.support import processes
 
 
 def _announce(cluster: Cluster, size: float) -> str | list[int]:

@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.learning import Partition, clip_rows, into_ball
-from tests.learning.samples import tiny, toy_data, train
+from tests.support.learning import tiny, toy_data, train
 
 
 def test_an_infinite_clip_is_no_clip():

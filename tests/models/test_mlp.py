@@ -11,7 +11,7 @@ from dpps.models import (
     MLPResidual,
     shared_prefixes,
 )
-from tests.models.samples import count, shapes, small
+from tests.support.models import count, shapes, small
 
 
 def test_mlp_has_the_papers_layers() -> None:

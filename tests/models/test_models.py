@@ -15,7 +15,7 @@ from dpps.models import (
     build,
     shared_prefixes,
 )
-from tests.models.samples import (
+from tests.support.models import (
     count,
     shapes,
 )

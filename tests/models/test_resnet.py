@@ -8,7 +8,7 @@ from torch.nn import functional
 from dpps.models import (
     ResNet18,
 )
-from tests.models.samples import Shapes, count, randomise, shapes
+from tests.support.models import Shapes, count, randomise, shapes
 
 
 def resnet_shapes(classes: int, channels: int = 3) -> Shapes:

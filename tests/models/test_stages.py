@@ -17,7 +17,7 @@ from dpps.models import (
     run_stages,
     stage_parameters,
 )
-from tests.models.samples import SMALL, small, stages_of
+from tests.support.models import SMALL, small, stages_of
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -7,7 +7,7 @@ from torch.nn import functional
 from dpps.models import (
     ViT,
 )
-from tests.models.samples import Shapes, randomise, shapes, small, tiny_vit
+from tests.support.models import Shapes, randomise, shapes, small, tiny_vit
 
 
 def vit_shapes() -> Shapes:

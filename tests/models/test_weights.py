@@ -13,7 +13,7 @@ from dpps.models import (
     ResNet18,
     load_weights,
 )
-from tests.models.samples import (
+from tests.support.models import (
     SMALL,
     randomise,
     small,

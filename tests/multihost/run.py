@@ -99,8 +99,8 @@ class Run:
         self._gate = out.parent / f"{out.name}-{time.monotonic_ns()}.gate"
         self.logs = [out.parent / f"{out.name}-{time.monotonic_ns()}-{k}.log" for k in range(HOSTS)]
         environment = {**os.environ, "DPPS_SECRET": SECRET, "OMP_NUM_THREADS": "1"}
-        if hold is not None:  # see tests/holding
-            paths = [str(Path(__file__).parents[1] / "holding"), os.environ.get("PYTHONPATH", "")]
+        if hold is not None:  # see tests/support/holding
+            paths = [str(Path(__file__).parents[1] / "support" / "holding"), os.environ.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
             environment |= {"HOLD_ROUND": str(hold), "HOLD_GATE": str(self._gate), "HOLD_NEEDS": "RANK"}
         torchrun = [
@@ -111,6 +111,8 @@ class Run:
             str(HOSTS),
             "--nproc-per-node",
             "1",
+            "--log-dir",
+            str(out.parent / "torchrun"),
         ]
         meeting = ["--master-addr", address(0), "--master-port", "29571"]
         self.agents = []

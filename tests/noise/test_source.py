@@ -11,7 +11,7 @@ import dpps
 from dpps.errors import RunError, UsageError
 from dpps.noise import NOISE, STEPS, Keystream, Outgoing, SecureNoise, Streams
 from dpps.sensitivity import Unclipped
-from tests.samples import Scripted
+from tests.support.protocol import Scripted
 
 DISTRIBUTIONS = {
     "laplace": (dpps.Laplace(budget=2.0), lambda scale: stats.laplace(scale=scale)),

@@ -7,7 +7,7 @@ import pytest
 from dpps.errors import RunError
 from dpps.paper import mean_real, rounds_above, run
 from dpps.runs import make_run
-from tests.paper.samples import TINY
+from tests.support.paper import TINY
 
 
 def test_a_cell_is_the_run_dpps_train_would_do(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from dpps.cli import paper as command
 from dpps.paper import Scope, Store, run
-from tests.paper.samples import SMALLEST
+from tests.support.paper import SMALLEST
 
 
 @pytest.mark.parametrize("name", [n for n in command.NAMES if n != "convergence"])

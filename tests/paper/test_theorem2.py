@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.paper import SIGMA, Constants, Problem, Rates, theorem2
-from tests.paper.samples import (
+from tests.support.paper import (
     CONNECTED,
     SLACK,
     Constant,

@@ -15,7 +15,7 @@ from dpps.errors import UsageError
 from dpps.learning import clip_rows
 from dpps.paper import theorem2
 from dpps.sensitivity import Unclipped, real_sensitivity
-from tests.paper.samples import (
+from tests.support.paper import (
     CONNECTED,
     SLACK,
     Constant,
@@ -25,7 +25,7 @@ from tests.paper.samples import (
     mixing,
     rows,
 )
-from tests.samples import Scripted, column_stochastic
+from tests.support.protocol import Scripted, column_stochastic
 
 # Lemma 1 and Theorem 1
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dpps.paper import published, run, timing
-from tests.paper.samples import TINY
+from tests.support.paper import TINY
 
 
 def test_time_table_gives_the_differences_the_text_claims_as_ratios_of_sums():

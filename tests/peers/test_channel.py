@@ -1,6 +1,5 @@
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,18 +9,10 @@ import pytest
 
 from dpps.errors import PeerError
 from dpps.peers import Channel, Federation, Outgoing, expel, renew
-from peers.samples import NAMES, Organisations
-from processes import free_port
+from tests.support.peers import NAMES, Organisations
+from tests.support.processes import PATIENCE, free_port, until
 
 A, B, C = NAMES
-PATIENCE = 300.0
-
-
-def until(true: Callable[[], bool], what: str = "") -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What somebody gets who does not belong: nothing, before any row; and one line on the side that can know of it."""
 
 import json
-import os
+import resource
 import select
 import socket
 import ssl
@@ -28,11 +28,10 @@ from dpps.peers import (
     server_name,
 )
 from dpps.peers import channel as channel_module
-from peers.garbage import throw
-from peers.relay import Impostor, Relay
-from peers.samples import NAMES, Organisations
-from peers.test_channel import PATIENCE, until
-from processes import free_port
+from tests.support.garbage import throw
+from tests.support.peers import NAMES, Organisations
+from tests.support.processes import PATIENCE, free_port, open_files, until
+from tests.support.relay import Impostor, Relay
 
 A, B, C = NAMES
 
@@ -276,13 +275,24 @@ def test_garbage_neither_crashes_nor_stalls(
     until(lambda: newcomer.send(A, b"row") or listens.receive(1.0) == (C, b"row"))
 
 
+@pytest.fixture
+def _many_handles() -> Iterator[None]:
+    """macOS allows 256 unless asked for more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = 4096 if before[1] == resource.RLIM_INFINITY else min(4096, before[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], enough), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("_many_handles")
 def test_idle_connections_do_not_take_all_file_handles(
     three: Organisations, opened: Callable[..., Channel]
 ) -> None:
     """Nobody needs a certificate to open them, and without a handle no outbox is written."""
     listens, friend = (opened(three.federation, three.identities[name]) for name in (A, B))
     until(lambda: friend.connected() == {A} and listens.connected() == {B})
-    before, allowed = len(os.listdir("/proc/self/fd")), listening.STRANGERS + 2 * (len(NAMES) + 4)
+    before, allowed = open_files(), listening.STRANGERS + 2 * (len(NAMES) + 4)
     with ExitStack() as stack:
         idle = [
             stack.enter_context(socket.create_connection(("127.0.0.1", own_port(three)), PATIENCE))
@@ -290,7 +300,7 @@ def test_idle_connections_do_not_take_all_file_handles(
         ]
 
         def ended() -> bool:
-            taken = len(os.listdir("/proc/self/fd")) - before - len(idle)
+            taken = open_files() - before - len(idle)
             assert taken <= allowed + 20, "file handles of idle connections"
             return len(select.select(idle, [], [], 0)[0]) >= 100
 

@@ -7,7 +7,7 @@ import pytest
 
 from dpps.errors import UsageError
 from dpps.peers import REQUEST, Request, convene, expel, renew
-from peers.samples import NAMES, PLAN, Organisations
+from tests.support.peers import NAMES, PLAN, Organisations
 
 
 @pytest.fixture(scope="module")

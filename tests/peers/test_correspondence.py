@@ -8,7 +8,7 @@ import torch
 
 from dpps.errors import RunError
 from dpps.peers import LEARNING, Claim, Frame, Network, Peers, SimulatedPost, decode
-from tests.peers.bare import HARD, WIDTH, membership_of, sign_as, verify
+from tests.support.bare import HARD, WIDTH, membership_of, sign_as, verify
 
 A, B = NAMES = ("a", "b")
 ROW = torch.ones(WIDTH, dtype=torch.float64)

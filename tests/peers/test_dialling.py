@@ -11,8 +11,8 @@ import pytest
 from dpps.errors import PeerError
 from dpps.peers import TURN, Dialler
 from dpps.peers.dialling import _next, _printable, _read_verdict, _shown
-from peers.samples import NAMES, Organisations
-from processes import free_port
+from tests.support.peers import NAMES, Organisations
+from tests.support.processes import free_port
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 
 from dpps.peers import Network, Peers, SimulatedPost
 from dpps.topology import Exponential
-from tests.peers.bare import WIDTH, Bare, membership_of
+from tests.support.bare import WIDTH, Bare, membership_of
 
 N, BAD = 6, 2
 NAMES = tuple(f"m{k}" for k in range(N))

@@ -12,7 +12,7 @@ import torch
 from dpps.peers import Network
 from dpps.privacy import LedgerFile
 from dpps.topology import Complete, DOut, Exponential, Ring, Topology
-from tests.peers.bare import HARD, WIDTH, Bare, Tap, mass, membership_of
+from tests.support.bare import HARD, WIDTH, Bare, Tap, mass, membership_of
 
 FAST, ALL = range(6), range(6, 40)
 

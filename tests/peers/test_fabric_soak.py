@@ -9,7 +9,8 @@ import pytest
 
 from dpps.peers import Network
 from dpps.topology import Exponential
-from tests.peers.bare import Bare, mass, membership_of
+from tests.support.bare import Bare, mass, membership_of
+from tests.support.processes import needs_proc, open_files
 
 N = 8
 NAMES = tuple(f"m{k}" for k in range(N))
@@ -41,7 +42,7 @@ def _soak(folder: Path, rounds: int) -> None:
         waiting = max(len(outlet.waiting) for fabric in fabrics for outlet in fabric._outlets.values())
         digests = max(len(fabric._digests) for fabric in fabrics)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        seen.append((len(os.listdir("/proc/self/fd")), letters, waiting, digests, pages))
+        seen.append((open_files(), letters, waiting, digests, pages))
 
     for part in range(1, 10):
         network.at(part * end / 10, look)
@@ -65,10 +66,12 @@ def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
+@needs_proc
 def test_a_short_soak(tmp_path: Path) -> None:
     _soak(tmp_path, 60)
 
 
+@needs_proc
 @pytest.mark.slow
 def test_a_long_soak(tmp_path: Path) -> None:
     _soak(tmp_path, 2000)

@@ -9,7 +9,7 @@ import pytest
 from dpps.errors import UsageError
 from dpps.peers import LARGEST_FILE, Federation, Identity, Key, Request, Rules, convene, expel, renew
 from dpps.peers import federation as federation_module
-from peers.samples import NAMES, PLAN, Organisations
+from tests.support.peers import NAMES, PLAN, Organisations
 
 
 @pytest.fixture(scope="module")

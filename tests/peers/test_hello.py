@@ -7,7 +7,7 @@ import pytest
 
 from dpps.errors import PeerError
 from dpps.peers import LARGEST_HELLO, Hello, newer_file, refuse_other, refuse_replayed, renew, verdict
-from peers.samples import Organisations
+from tests.support.peers import Organisations
 
 FACTS = {"version": "0.2.0", "model": "abc"}
 

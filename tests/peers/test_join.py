@@ -17,13 +17,11 @@ from dpps.peers import KNOWN, LEAVE, Channel, Participation, expel, largest, rea
 from dpps.peers.join import join
 from dpps.peers.status import STAYING
 from dpps.runs import RoundLog, Run, TrainConfig, load
-from holding.sitecustomize import hold
-from peers.samples import NAMES, Organisations
-from peers.test_channel import until
-from processes import context, free_port
+from tests.support.holding.sitecustomize import hold
+from tests.support.peers import NAMES, Organisations
+from tests.support.processes import PATIENCE, context, free_port, until
 
 A, B, C = NAMES
-PATIENCE = 300.0
 
 
 PATIENT, LEAVING = (60.0, 120.0), (1.0, 120.0)

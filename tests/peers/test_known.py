@@ -18,7 +18,7 @@ from dpps.peers import (
     note_run,
     read_out,
 )
-from peers.samples import NAMES, PLAN, Organisations
+from tests.support.peers import NAMES, PLAN, Organisations
 
 A, B, C = NAMES
 

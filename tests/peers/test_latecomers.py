@@ -13,8 +13,8 @@ from dpps.errors import RunError
 from dpps.peers import LEARNING, Network, Peers, SimulatedPost, decode
 from dpps.peers.frames import AVERAGING, FINAL
 from dpps.privacy import LedgerFile, label
-from tests.peers.bare import HARD, WIDTH, membership_of
 from tests.peers.test_member import FEATURES, NAMES, Federation
+from tests.support.bare import HARD, WIDTH, membership_of
 
 LATE, OTHERS = "m1", ("m0", "m2", "m3")
 ROW_BYTES = 4 * 2 * (FEATURES + 1)

@@ -5,48 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from browser import Browser
 from dpps.errors import UsageError
-from dpps.peers import LivePage, Peer, Status, check_page, now
-from peers.test_channel import until
-from processes import free_port
-
-STATES = ("here", "here", "away", "left", "expelled", "refused", "finished", "here")
-
-
-def status() -> Status:
-    members = [
-        Peer(
-            f"hospital-{'abcdefgh'[k]}",
-            state,
-            10 + k,
-            None if k == 4 else 3.0 * k,
-            state == "here",
-            1000 * k,
-            10**k,
-        )
-        for k, state in enumerate(STATES)
-    ]
-    return Status(
-        "hospital-a",
-        "0123456789abcdef",
-        2,
-        "running",
-        17,
-        100,
-        "record",
-        1.2341,
-        17,
-        3.0,
-        1e-5,
-        123_456_789,
-        0.5,
-        91.0,
-        members,
-        [(0, 1), (0, 2), (0, 4), (1, 2)],
-        ["refused <b>somebody</b> (10.0.0.1): stranger"],
-        updated=now(),
-    )
+from dpps.peers import LivePage, check_page
+from tests.support.browser import Browser
+from tests.support.peers import STATES, status
+from tests.support.processes import free_port, until
 
 
 @pytest.fixture

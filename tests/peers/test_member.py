@@ -17,7 +17,7 @@ from dpps.peers import LEARNING, Heart, Member, Network, Peers, Presence, Simula
 from dpps.peers.view import LEFT
 from dpps.privacy import LedgerFile
 from dpps.runs import Run
-from tests.peers.bare import HARD, SOFT, membership_of
+from tests.support.bare import HARD, SOFT, membership_of
 
 N, EXAMPLES, FEATURES = 4, 40, 6
 NAMES = tuple(f"m{k}" for k in range(N))

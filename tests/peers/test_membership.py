@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from peers.bare import membership_of
+from tests.support.bare import membership_of
 
 NAMES = ("a", "b", "c", "d")
 

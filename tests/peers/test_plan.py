@@ -7,7 +7,7 @@ from dpps.data import read_schema
 from dpps.errors import UsageError
 from dpps.peers import config_for, read_plan
 from dpps.runs import OWN_DATA, TrainConfig
-from peers.samples import Organisations
+from tests.support.peers import Organisations
 
 SCHEMA = """label = "ill"
 classes = ["no", "yes"]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from dpps.peers import Channel, Network, Post
-from peers.samples import NAMES, Organisations
-from processes import free_port
+from tests.support.peers import NAMES, Organisations
+from tests.support.processes import free_port
 
 
 def drops_what_nobody_takes(post: Post) -> None:

@@ -13,12 +13,11 @@ from dpps.learning import NodeData, Poisson
 from dpps.noise import Gaussian, Keystream, Outgoing, SecureNoise
 from dpps.peers import LEARNING, Channel, Claim, Frame, Network, SimulatedPost, decode
 from dpps.peers import Outgoing as Queue
-from peers.samples import NAMES as THREE
-from peers.samples import Organisations
-from peers.test_channel import until
-from processes import free_port
-from tests.peers.bare import HARD, WIDTH, sign_as
 from tests.peers.test_correspondence import ROW, A, B, met, started
+from tests.support.bare import HARD, WIDTH, sign_as
+from tests.support.peers import NAMES as THREE
+from tests.support.peers import Organisations
+from tests.support.processes import free_port, until
 
 CUT, MEND, SPEAKS = 1.0, 2.0, 3.0
 

@@ -7,12 +7,12 @@ import pytest
 
 from dpps.errors import RunError, UsageError
 from dpps.peers import Key, Network, Participation, Request, SimulatedPost, accept, convene
-from peers.samples import NAMES as THREE
-from peers.samples import PLAN, Organisations
-from peers.test_join import three  # noqa: F401 - a fixture
-from tests.peers.bare import SOFT
 from tests.peers.test_correspondence import A, B, listen, met, started
+from tests.peers.test_join import three  # noqa: F401 - a fixture
 from tests.peers.test_member import make_run
+from tests.support.bare import SOFT
+from tests.support.peers import NAMES as THREE
+from tests.support.peers import PLAN, Organisations
 
 
 def _taking_part(made: Organisations, data: Path) -> Participation:

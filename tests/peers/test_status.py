@@ -7,7 +7,7 @@ import pytest
 
 from dpps.errors import UsageError
 from dpps.peers import FILE, FINISHED, RUNNING, bytes_in_words, read_status, write_status
-from peers.test_live import status
+from tests.support.peers import status
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

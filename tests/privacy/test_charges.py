@@ -4,7 +4,7 @@ import pytest
 
 import dpps
 from dpps.privacy import Contribution, NodeSwap, Plan, Record, planned_charges
-from tests.learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 RATES = ((1.0, 8), (0.1, 4))
 

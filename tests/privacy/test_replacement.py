@@ -7,8 +7,8 @@ from scipy import stats
 import dpps
 from dpps.privacy import Charge, total
 from dpps.privacy.accountant import replacement
-from tests.learning.samples import tiny, toy_data
 from tests.privacy.test_neighbours import own_epsilon
+from tests.support.learning import tiny, toy_data
 
 SETTINGS = [(0.02, 1.0, 200, 1e-5), (0.3, 3.0, 20, 1e-3), (0.9, 2.0, 5, 1e-5), (1.0, 4.0, 3, 1e-5)]
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpps
-import oracle
 from dpps.errors import RunError
 from dpps.privacy import Ledger
-from tests.samples import Scripted, column_stochastic
+from tests.support import oracle
+from tests.support.protocol import Scripted, column_stochastic
 
 TOPOLOGIES = st.sampled_from(
     [

@@ -8,7 +8,7 @@ import torch
 import dpps
 from dpps.errors import UsageError
 from dpps.noise import non_private
-from tests.samples import column_stochastic
+from tests.support.protocol import column_stochastic
 
 # Bad input
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dpps
-from tests.samples import column_stochastic
+from tests.support.protocol import column_stochastic
 
 
 def test_y_is_s_itself_where_a_is_one_and_the_quotient_otherwise() -> None:

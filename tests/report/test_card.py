@@ -9,7 +9,7 @@ from torch import nn
 import dpps
 from dpps import report
 from dpps.report import Accuracy, RunRecord, model_card, read_run, render
-from learning.samples import batch_norm_model, tiny, toy_data
+from tests.support.learning import batch_norm_model, tiny, toy_data
 
 
 def test_card_has_the_statement_word_for_word(records: dict[str, RunRecord]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import dpps
-from browser import Browser
 from dpps.report import Accuracy, RunRecord, number, render
 from dpps.runs import RoundLog
+from tests.support.browser import Browser
 
 PICTURES = Path(__file__).parents[2] / "out" / "report"
 LEFT, END = "\ue012", "\ue010"
@@ -35,7 +35,7 @@ EVERY = ("record", "node-swap", "none", "comparison")
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True), (1280, True), (360, False)])
 def test_every_page_is_drawn_and_readable(
-    chromium: Browser, pages: dict[str, Path], name: str, width: int, dark: bool
+    chromium: Browser, pages: dict[str, Path], tmp_path: Path, name: str, width: int, dark: bool
 ) -> None:
     open_page(chromium, pages[name], width, dark=dark)
     empty = chromium.run(
@@ -49,7 +49,7 @@ def test_every_page_is_drawn_and_readable(
     assert chromium.run("return document.documentElement.scrollWidth") <= width
     assert chromium.too_wide() == []
     assert chromium.poor_contrast() == []
-    chromium.picture(PICTURES / f"{name}-{width}{'-dark' if dark else ''}.png")
+    chromium.picture(tmp_path / f"{name}-{width}{'-dark' if dark else ''}.png")
     assert_no_complaint(chromium)
 
 
@@ -106,7 +106,7 @@ def test_a_run_is_printed_on_one_sheet(
     page.write_text(render([dataclasses.replace(records[name], baselines=baselines)]), encoding="utf-8")
     open_page(chromium, page, dark=True)
     printed = chromium.pdf()
-    (PICTURES / f"{name}.pdf").write_bytes(printed)
+    (tmp_path / f"{name}.pdf").write_bytes(printed)
     assert printed.count(b"/Type /Page\n") == 1
 
 

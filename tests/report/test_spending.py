@@ -9,7 +9,7 @@ from torch import nn
 import dpps
 from dpps.privacy import Charge, total
 from dpps.report import RunRecord, by_round, read_run
-from learning.samples import toy_data
+from tests.support.learning import toy_data
 
 
 def spent(record: RunRecord) -> list[tuple[int, float]]:

@@ -7,7 +7,7 @@ import torch
 
 import dpps
 from dpps.runs import TorchDistributed
-from tests.learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 
 class AllAlone:

@@ -10,7 +10,7 @@ import pytest
 from dpps.errors import RunError, UsageError
 from dpps.privacy import LedgerFile
 from dpps.runs import checksum, data_ledger, notes_of, spent
-from tests.runs.noted import ledger_of, note_of
+from tests.support.notes import ledger_of, note_of
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from dpps.privacy import Charge, LedgerFile, total
 from dpps.runs import Note, Spent, alone, spent, together
-from tests.runs.noted import ledger_of, note_of
+from tests.support.notes import ledger_of, note_of
 
 FIVE = [Charge.gaussian(2.0, count=5)]
 

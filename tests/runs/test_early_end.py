@@ -13,7 +13,7 @@ import dpps
 from dpps.privacy import Charge, total
 from dpps.report import read_folder
 from dpps.runs import Saved
-from tests.learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 EPSILON, DELTA = 2.0, 1e-5
 UNITS = [

@@ -5,7 +5,7 @@ import torch
 
 import dpps
 from dpps.runs import RoundLog
-from tests.learning.samples import batch_norm_model, tiny, toy_data
+from tests.support.learning import batch_norm_model, tiny, toy_data
 
 
 @pytest.mark.parametrize("model", [tiny, batch_norm_model])

@@ -19,7 +19,7 @@ import torch
 
 from dpps.noise import Gaussian, IdentityKey, Outgoing, PairKeys, SecurePairs
 from dpps.privacy import Pairs
-from tests.processes import PATIENCE, free_port
+from tests.support.processes import PATIENCE, free_port
 
 NODES, WIDTH = 3, 400
 

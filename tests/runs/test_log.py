@@ -9,7 +9,7 @@ import torch
 import dpps
 from dpps.protocol import RoundRecord
 from dpps.runs import COLUMNS, RoundLog
-from tests.learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 NOT_KEPT = {"accuracy": None, "clipped": None, "update_to_noise": None}
 """What a checkpoint leaves out."""

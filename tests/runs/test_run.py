@@ -12,7 +12,7 @@ from dpps.errors import RunError, UsageError
 from dpps.noise import SecureNoise
 from dpps.privacy import LedgerFile
 from dpps.runs import RunFolder
-from learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 
 def make(folder=None, unit=None, model=None, nodes=3, **options):

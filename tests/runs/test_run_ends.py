@@ -11,7 +11,7 @@ import dpps
 from dpps.errors import RunError, UsageError
 from dpps.privacy import LedgerFile
 from dpps.runs import Run, RunFolder
-from learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -15,7 +15,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
 from dpps.privacy import LedgerFile
-from processes import PATIENCE, free_port
+from tests.support.processes import PATIENCE, free_port
 
 NODES, EPOCHS, MULTIPLIER, RATE = 4, 3, 2.0, 0.2
 ROUNDS = EPOCHS * 5
@@ -38,8 +38,9 @@ PROGRAM = textwrap.dedent("""
 
     def hold(run, log):
         if log.round == int(os.environ["HOLD"]):       # the test kills it here, at a moment of its own choice
-            (folder / f"held-{run.nodes.rows[0]}").touch()
             import time
+            (folder / f"process-{os.getpid()}").write_text(str(os.getpid()))
+            (folder / f"process-{os.getpid()}").rename(folder / f"held-{run.nodes.rows[0]}")
             time.sleep(1000)
 
     folder = Path(sys.argv[1])
@@ -66,7 +67,8 @@ def launch(folder: Path, processes: int, *words: str, hold: int) -> subprocess.P
     command = [sys.executable, str(program), str(folder), *words]
     if processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-        command[1:1] = [*torchrun, "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        command[1:1] = [*torchrun, *where, "--log-dir", str(folder / "torchrun")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HOLD": str(hold)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
 
@@ -78,21 +80,7 @@ def kill_in_mid_run(folder: Path, process: subprocess.Popen[str], held: str, pro
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.kill(_owner(folder, process, held), signal.SIGKILL)
-
-
-def _owner(folder: Path, process: subprocess.Popen[str], held: str) -> int:
-    rank = held.removeprefix("held-")
-    for candidate in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (candidate / "cmdline").read_bytes().split(b"\0")
-            environment = (candidate / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        ours = str(folder / "program.py").encode() in words and b"torch.distributed.run" not in words
-        if ours and (f"RANK={rank}".encode() in environment or candidate.name == str(process.pid)):
-            return int(candidate.name)
-    raise AssertionError("no such process")
+    os.kill(int((folder / held).read_text()), signal.SIGKILL)
 
 
 def check_ledger(path: Path, first_part: int, resumed_at: int) -> float:

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import dpps
-import processes
 from dpps.errors import DppsError
 from dpps.privacy import LedgerFile
 from dpps.runs import whole_rounds
 from dpps.transport import Cluster
-from learning.samples import tiny, toy_data
+from tests.support import processes
+from tests.support.learning import tiny, toy_data
 
 UNIT = dpps.Record(noise_multiplier=2.0)
 

@@ -12,7 +12,7 @@ import dpps
 from dpps.errors import RunError, UsageError
 from dpps.privacy import LedgerFile
 from dpps.runs import Run, RunFolder, TensorBoard, TrainConfig, data_ledger, make_run, whole_rounds
-from tests.learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 UNIT = dpps.Record(noise_multiplier=2.0)
 

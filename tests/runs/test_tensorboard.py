@@ -9,7 +9,7 @@ import pytest
 import dpps
 from dpps.errors import UsageError
 from dpps.runs import TensorBoard
-from tests.learning.samples import tiny, toy_data
+from tests.support.learning import tiny, toy_data
 
 
 def run(folder: Path) -> dpps.Run:

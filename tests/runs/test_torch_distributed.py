@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import dpps
 from dpps.errors import UsageError
 from dpps.transport import Cluster, Rendezvous
-from processes import Trainers, free_port
+from tests.support.processes import Trainers, free_port
 
 OPTIONS = [
     *("--nodes", "4", "--batch-size", "100", "--seed", "3", "--quiet", "--epochs", "2", "--seeded-noise"),

@@ -23,8 +23,8 @@ from dpps.sensitivity import (
 )
 from dpps.sensitivity import coefficients as table
 from dpps.topology import Base, DOut, Exponential, OnePeerRandom, Ring, Topology
-from tests.samples import Scripted
-from tests.sensitivity.samples import safe_mean
+from tests.support.protocol import Scripted
+from tests.support.sensitivity import safe_mean
 
 LAPLACE = Laplace(budget=5, noise_rate=0.001)
 

@@ -12,7 +12,7 @@ from scipy import stats
 from dpps.sensitivity import Coefficients, mean_abs, noise_factor
 from dpps.sensitivity import coefficients as table
 from dpps.topology import Base, DOut, Exponential, OnePeerRandom, Ring, Static, Topology
-from tests.sensitivity.samples import safe_mean, textbook_mean
+from tests.support.sensitivity import safe_mean, textbook_mean
 
 # --- m(c) and the tail ------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from dpps.topology import (
     Weights,
     from_networkx,
 )
-from tests.topology.samples import product
+from tests.support.topology import product
 
 
 def test_reports_of_large_networks_agree_with_formulas() -> None:

@@ -24,7 +24,7 @@ from dpps.topology import (
     from_networkx,
     parse,
 )
-from tests.topology.samples import COLUMN_ONLY, FAMILIES, SIZES, assert_sound
+from tests.support.topology import COLUMN_ONLY, FAMILIES, SIZES, assert_sound
 
 # What holds for every family
 

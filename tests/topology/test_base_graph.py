@@ -8,7 +8,7 @@ import pytest
 from dpps.topology import (
     Base,
 )
-from tests.topology.samples import assert_sound, product
+from tests.support.topology import assert_sound, product
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])

@@ -14,7 +14,7 @@ from dpps.topology import (
     Ring,
     Static,
 )
-from tests.topology.samples import FAMILIES, assert_sound
+from tests.support.topology import FAMILIES, assert_sound
 
 
 def censored(W: np.ndarray, here: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from dpps.topology import (
     Sequence,
     Static,
 )
-from tests.topology.samples import COLUMN_ONLY, SIZES, product
+from tests.support.topology import COLUMN_ONLY, SIZES, product
 
 
 @given(st.integers(2, 40), st.data())

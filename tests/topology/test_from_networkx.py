@@ -10,7 +10,7 @@ from dpps.errors import UsageError
 from dpps.topology import (
     from_networkx,
 )
-from tests.topology.samples import assert_sound
+from tests.support.topology import assert_sound
 
 
 def test_undirected_graphs_get_metropolis_weights() -> None:

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from processes import Trainers
-from tests.transport.samples import SEEDED
+from tests.support.processes import Trainers
+from tests.support.transport import SEEDED
 
 
 @pytest.fixture(scope="session")

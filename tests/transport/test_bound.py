@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import dpps
-import processes
 from dpps.noise import NoiseSource
 from dpps.privacy import Pairs
 from dpps.topology import parse
 from dpps.transport import SPREAD, Bound, Cluster, Distributed, Exchange, Message
+from tests.support import processes
 
 WIDTH = 300
 MOMENTUM = dpps.Momentum(0.9)

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import processes
 from dpps.cli import main
-from processes import Trainers
-from tests.transport.samples import COMMON, NODES, PRIVATE, SEEDED, furthest, summary_in, write_node_data
+from tests.support import processes
+from tests.support.processes import Trainers
+from tests.support.transport import COMMON, NODES, PRIVATE, SEEDED, furthest, summary_in, write_node_data
 
 
 def test_training_equals_simulation(undisturbed: Path, tmp_path: Path) -> None:

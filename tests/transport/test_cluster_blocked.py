@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dpps
-import processes
 from dpps.transport import Cluster, Distributed, Identity, Message, Rendezvous, Report
+from tests.support import processes
 
 SECRET = b"0123456789abcdef" * 4
 

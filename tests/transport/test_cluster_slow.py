@@ -12,8 +12,8 @@ from statistics import median
 import numpy as np
 import pytest
 
-from processes import Trainers
-from tests.transport.samples import NODES, PRIVATE, SEEDED, furthest, summary_in, write_node_data
+from tests.support.processes import Trainers, needs_proc
+from tests.support.transport import NODES, PRIVATE, SEEDED, furthest, summary_in, write_node_data
 
 
 @pytest.mark.slow
@@ -36,6 +36,7 @@ def test_ten_random_kills(undisturbed: Path, tmp_path: Path) -> None:
         assert summary_in(out)["privacy"]["epsilon_sum"] == pytest.approx(100 * max(charged))  # type: ignore[index]
 
 
+@needs_proc
 @pytest.mark.slow
 def test_torchrun_brings_a_run_back(undisturbed: Path, tmp_path: Path) -> None:
     """Its elastic restart goes on from the last common checkpoint, without --resume."""
@@ -44,7 +45,19 @@ def test_torchrun_brings_a_run_back(undisturbed: Path, tmp_path: Path) -> None:
     options = [*SEEDED, "--epochs", "2", "--checkpoint-every", "3", "--out", str(out)]
     with (tmp_path / "log").open("wb") as log:
         agent = subprocess.Popen(
-            [*command, "--max-restarts", "2", "-m", "dpps", "train", *options], stdout=log, stderr=log
+            [
+                *command,
+                "--log-dir",
+                str(tmp_path / "torchrun"),
+                "--max-restarts",
+                "2",
+                "-m",
+                "dpps",
+                "train",
+                *options,
+            ],
+            stdout=log,
+            stderr=log,
         )
     while not (out / "rank-1" / "checkpoint").exists():
         assert agent.poll() is None, (tmp_path / "log").read_text()
@@ -70,6 +83,7 @@ class Watched:
         self.handles.append(len(list((self._folder / "fd").iterdir())))
 
 
+@needs_proc
 @pytest.mark.slow
 def test_soak(tmp_path: Path) -> None:
     """Training for 5,000 rounds in 4 processes, with noise, ledger and checkpoints: memory is flat in the last half, no file handles grow."""

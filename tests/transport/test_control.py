@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import dpps
-import processes
 from dpps.topology import parse
 from dpps.transport import Alone, Cluster, Distributed, blocks, rounds_until_heard
+from tests.support import processes
 
 
 @pytest.mark.parametrize(

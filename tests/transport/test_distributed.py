@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dpps
-import processes
 from dpps.noise import Seeded
 from dpps.sensitivity import Unclipped
 from dpps.topology import parse
 from dpps.transport import Cluster, Distributed, Exchange, Rendezvous, Stacked, blocks
+from tests.support import processes
 
 NODES, WIDTH, ROUNDS = 10, 333, 7
 
@@ -275,11 +275,14 @@ def test_nobody_comes_twice_and_who_is_missing_is_named() -> None:
         cluster.meet(GOOD)
 
 
+@processes.needs_proc
 def test_the_meeting_point_listens_on_one_address_only() -> None:
     port = processes.free_port()
     cluster = Cluster(Rendezvous(0, 1, "127.0.0.1", port), timeout=60).join()
     cluster.meet(GOOD)
-    tables = [path for path in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()]
+    tables = [
+        path for path in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()
+    ]  # the latter needs IPv6
     sockets = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
     listening = [words[1] for words in sockets if words[3] == "0A"]
     assert [a for a in listening if a.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]

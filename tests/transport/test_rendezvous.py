@@ -6,7 +6,7 @@ import pytest
 
 from dpps.errors import UsageError
 from dpps.transport import Rendezvous, address_towards, restarted, started_distributed, wait_for
-from processes import free_port
+from tests.support.processes import free_port
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

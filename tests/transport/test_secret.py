@@ -4,9 +4,9 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import dpps
-import processes
 from dpps.cli import main
 from dpps.transport import SECRET, Cluster, Identity, SignedStore, check_secret, digest, read_secret
+from tests.support import processes
 
 LONG = "0123456789abcdef" * 2
 

@@ -7,12 +7,14 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from dpps.audit.bounds import ALPHA
 from dpps.audit.coalition import pair_noise
 from dpps.noise.mechanisms import Gaussian
 from dpps.noise.pairs import SecurePairs, SeededPairs
 from dpps.noise.source import Outgoing
 from dpps.privacy.trust import Pairs, Partners
+
+CHANCE = 1e-10
+"""That right noise is found outside the limits. Secure noise is different every time: this is how often an audit fails for no reason."""
 
 
 class WrongSign(SecurePairs):
@@ -79,4 +81,4 @@ def mean_variance(source: SecurePairs | SeededPairs, partners: Partners, trials:
     )
     promised = partners.shares().independent ** 2 / partners.nodes
     total = float((rows.mean(0) ** 2).sum()) / promised
-    return total / float(chi2.ppf(1 - ALPHA / 2, trials)), total / float(chi2.ppf(ALPHA / 2, trials))
+    return total / float(chi2.isf(CHANCE / 2, trials)), total / float(chi2.ppf(CHANCE / 2, trials))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
+    from dpps.data.cache import user_cache
     from dpps.data.catalog import folder_beside, load, obtain
     from dpps.data.dataset import DataSet, Images
     from dpps.data.encoding import encode, encode_inputs
@@ -90,5 +91,6 @@ __all__ = [
     "table_dataset",
     "unlabelled_images",
     "unpack",
+    "user_cache",
 ]
 __getattr__, __dir__ = lazy_imports(__name__)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dpps.data import DATA_SETS, IDX, idx_sources, read_idx_files
-from tests.data.samples import write_idx
+from tests.support.data import write_idx
 
 
 def test_images_get_a_channel_and_labels_stay(tmp_path: Path) -> None:

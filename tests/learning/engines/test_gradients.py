@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dpps
 from dpps.learning import Chained, Loop, Partition, Vectorised, is_chain
-from tests.learning.samples import batch_norm_model, toy_data
+from tests.support.learning import batch_norm_model, toy_data
 
 
 class Branched(nn.Module):

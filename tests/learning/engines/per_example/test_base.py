@@ -18,7 +18,7 @@ from dpps.learning import (
     per_example,
     squared_norms,
 )
-from tests.learning.samples import tiny
+from tests.support.learning import tiny
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import gc
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ import torch.nn.functional as F
 
 from dpps.learning import BookKeeping, Call, Partition, Recorder, Rows
 from dpps.learning.engines.per_example import book as book_module
-from tests.learning.engines.per_example.zoo import BATCH, NODES, ZOO, cnn
+from tests.support.processes import needs_proc
+from tests.support.zoo import BATCH, NODES, ZOO, cnn
 
 _BATCH_OF_2000 = """
 import torch, torch.nn.functional as F
@@ -35,7 +35,7 @@ print(open("/proc/self/status").read())
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
+@needs_proc
 def test_a_batch_of_2000_of_the_small_cnn_stays_below_a_gigabyte_and_a_half():
     done = subprocess.run(
         [sys.executable, "-c", _BATCH_OF_2000], capture_output=True, text=True, check=False, timeout=300

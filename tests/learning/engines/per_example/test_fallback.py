@@ -5,7 +5,7 @@ import logging
 import torch
 
 from dpps.learning import General
-from tests.learning.engines.per_example.rules.samples import (
+from tests.support.rules import (
     check_rule,
     randn,
 )

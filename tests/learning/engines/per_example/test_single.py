@@ -17,7 +17,7 @@ from dpps.learning import (
     gradient_of_one,
     leaves_of,
 )
-from tests.learning.samples import tiny
+from tests.support.learning import tiny
 
 
 class Squeamish(nn.Module):

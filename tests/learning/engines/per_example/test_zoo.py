@@ -19,7 +19,7 @@ from dpps.learning import (
     pick,
     tensors_in,
 )
-from tests.learning.engines.per_example.zoo import (
+from tests.support.zoo import (
     BATCH,
     NODES,
     SHARED,

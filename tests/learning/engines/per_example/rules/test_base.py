@@ -5,7 +5,7 @@ import torch
 
 from dpps.learning import Explicit, Rule, register, rule_for
 from dpps.learning.engines.per_example.rules import base
-from tests.learning.engines.per_example.rules.samples import check_rule, randn
+from tests.support.rules import check_rule, randn
 
 
 class Shift(Rule):

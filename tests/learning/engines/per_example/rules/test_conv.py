@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpps.learning import Conv, ConvTransposed, each
-from tests.learning.engines.per_example.rules.samples import check_rule, make_call, randn
+from tests.support.rules import check_rule, make_call, randn
 
 BOTH = {("weight", -1), ("bias", -1)}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpps.learning import Broadcast, Repeated
-from tests.learning.engines.per_example.rules.samples import check_rule, make_call, randn
+from tests.support.rules import check_rule, make_call, randn
 
 A, B = {("a", -1)}, {("b", -1)}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpps.learning import Embedding, EmbeddingBag, IrregularModel
-from tests.learning.engines.per_example.rules.samples import by_rule, check_rule, make_call, randn
+from tests.support.rules import by_rule, check_rule, make_call, randn
 
 TABLE = {("weight", -1)}
 WORDS = torch.tensor([[1, 4, 1, 0], [2, 2, 2, 2], [0, 5, 3, 1]])

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dpps.learning import AddedProduct, Linear, RightProduct
-from tests.learning.engines.per_example.rules.samples import check_rule, make_call, randn
+from tests.support.rules import check_rule, make_call, randn
 
 WEIGHT, BIAS, PRODUCT = ("weight", -1), ("bias", -1), ("mat2", -1)
 

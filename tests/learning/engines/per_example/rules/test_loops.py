@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpps.learning import gru, lstm, plain
-from tests.learning.engines.per_example.rules.samples import randn
+from tests.support.rules import randn
 
 STEPS, EXAMPLES, WIDTH = 4, 2, 3
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpps.learning import Recurrent
-from tests.learning.engines.per_example.rules.samples import check_rule, make_call, randn
+from tests.support.rules import check_rule, make_call, randn
 
 GATES = {torch.lstm: 4, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
 STEPS, EXAMPLES, INPUTS, WIDTH = 5, 3, 2, 3

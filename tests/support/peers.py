@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from dpps.peers import REQUEST, Federation, Identity, Key, Request, Rules, convene
+from dpps.peers import REQUEST, Federation, Identity, Key, Peer, Request, Rules, Status, convene, now
 
 PLAN = {"topology": "ring", "unit": "record", "nodes": 3, "algorithm": "partpsp", "model": "mlp", "epochs": 1}
 NAMES = ("hospital-a", "hospital-b", "hospital-c")
+STATES = ("here", "here", "away", "left", "expelled", "refused", "finished", "here")
 
 
 class Organisations:
@@ -29,3 +30,39 @@ class Organisations:
         requests = [Request.read(folder / name / REQUEST) for name in NAMES]
         rules = Rules(min_members=2, soft_deadline=soft, hard_deadline=hard)
         self.federation: Federation = convene(plan or PLAN, requests, self.convener, rules=rules)
+
+
+def status() -> Status:
+    """A run of eight members, one in every state there is."""
+    members = [
+        Peer(
+            f"hospital-{'abcdefgh'[k]}",
+            state,
+            10 + k,
+            None if k == 4 else 3.0 * k,
+            state == "here",
+            1000 * k,
+            10**k,
+        )
+        for k, state in enumerate(STATES)
+    ]
+    return Status(
+        "hospital-a",
+        "0123456789abcdef",
+        2,
+        "running",
+        17,
+        100,
+        "record",
+        1.2341,
+        17,
+        3.0,
+        1e-5,
+        123_456_789,
+        0.5,
+        91.0,
+        members,
+        [(0, 1), (0, 2), (0, 4), (1, 2)],
+        ["refused <b>somebody</b> (10.0.0.1): stranger"],
+        updated=now(),
+    )

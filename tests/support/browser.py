@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -59,10 +60,18 @@ return [...document.body.querySelectorAll("*")].filter((e) => e.checkVisibility(
 
 
 def programs() -> tuple[str, str] | None:
-    """Chromium and its driver, or None when either is not installed."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
+    """Chromium or Chrome and its driver ($CHROME and $CHROMEDRIVER, or on the path), or None when either is not installed."""
+    named = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    installed = [name for name in named if name and not _is_snap(Path(name))]
+    browser = os.environ.get("CHROME") or next(iter(installed), None)
+    driver = os.environ.get("CHROMEDRIVER") or shutil.which("chromedriver")
     return (browser, driver) if browser and driver else None
+
+
+def _is_snap(program: Path) -> bool:
+    """Ubuntu's Chromium: it has temporary folders of its own, and so can open no page that a test writes."""
+    with program.resolve().open("rb") as file:
+        return program.resolve().name == "snap" or (file.read(2) == b"#!" and b"/snap/" in file.read(4096))
 
 
 class Browser:

@@ -14,10 +14,11 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import pytest
 import torch
 
 from dpps.transport import Cluster, Rendezvous
-from holding.sitecustomize import hold
+from tests.support.holding.sitecustomize import hold
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.engines.per_example", "torch.func"])
@@ -25,6 +26,14 @@ context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.engines.per_exa
 
 PATIENCE = 300.0
 """Seconds after which a test says that something hangs; nothing else depends on it."""
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc, which only Linux has")
+
+
+def open_files() -> int:
+    """How many this process has open, on Linux and macOS."""
+    return len(os.listdir("/dev/fd"))
 
 
 def holding(round_: int, gate: Path, needs: str = "PATH") -> dict[str, str]:
@@ -107,6 +116,14 @@ class Processes:
                 process.kill()
                 process.join()
         return found
+
+
+def until(true: Callable[[], bool], what: str = "") -> None:
+    """Wait for something that another thread or process does."""
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
 
 
 def run(size: int, function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE) -> list[Any]:
