@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ from dpps.peers.outbox import Outbox
 from dpps.peers.post import Post
 from dpps.peers.view import ACTIVE, DONE, LEFT
 from dpps.privacy.accountant import label
-from dpps.privacy.statement import Privacy
 from dpps.privacy.trust import Pairs
 from dpps.runs.data_ledger import checksum
 from dpps.runs.deployment import Deployment
@@ -417,13 +415,12 @@ class Member(Deployment):
         if self._outbox is not None:
             self._outbox.unlock()
 
-    def privacy(self, privacy: Privacy, run: Run) -> Privacy:
-        if privacy.unit == "none":
-            return privacy
-        words = f"{privacy.statement} {OBSERVER}"
-        if self.seeded_noise:
-            words = SEEDED + words
-        return replace(privacy, statement=words)
+    @property
+    def preface(self) -> str:
+        return SEEDED if self.seeded_noise else ""
+
+    def remarks(self, run: Run) -> list[str]:
+        return [OBSERVER]
 
     def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
         """Of this member's node; nobody collects those of all."""

@@ -62,6 +62,8 @@ def account(
     distance: float = 0.0,
     ahead: Sequence[Charge] = (),
     promised: float | None = None,
+    preface: str = "",
+    remarks: Sequence[str] = (),
 ) -> Privacy:
     """The privacy of a run from what was charged.
 
@@ -72,6 +74,8 @@ def account(
         distance: of the noise drawn from the noise charged for, in all rounds.
         ahead: what every node may still be charged, where the run has not reached its last planned round.
         promised: the total that these rounds were promised to keep to; None: that of all of them, planned ones included.
+        preface: what the statement begins with, where noise that is not private was sent to others.
+        remarks: what it ends with.
     """
     if unit is None:
         text = "No protection: messages were sent without noise."
@@ -101,7 +105,7 @@ def account(
         epsilon=finite_or_none(guarantee),
         delta=total.delta,
         accountant=total.accountant,
-        statement=words.statement(private_noise),
+        statement=" ".join(words.sentences(private_noise, preface, remarks)),
         epsilon_by_node=by_node if all(map(math.isfinite, by_node)) else (),
         simulated=not private_noise,
         epsilon_spent=finite_or_none(total.epsilon),
@@ -128,11 +132,12 @@ class _Words:
     ahead: Sequence[Charge]
     replacement: float | None
 
-    def statement(self, private_noise: bool) -> str:
+    def sentences(self, private_noise: bool, preface: str, remarks: Sequence[str]) -> list[str]:
         """In plain words."""
         if not self.charges:
-            return "Nothing was sent, so nothing was revealed."
-        parts = [f"Protected: {self.unit.who()}.", self._guarantee()]
+            return ["Nothing was sent, so nothing was revealed."]
+        parts = [preface] if preface else []
+        parts += [f"Protected: {self.unit.who()}.", self._guarantee()]
         if self.replacement is not None and self.replacement != self.guarantee:
             parts.append(f"For replacing it by any other: {label(self.replacement)} at the same delta.")
         if self.ahead:
@@ -141,10 +146,9 @@ class _Words:
             parts.append(
                 f"That is the node that paid most; others paid less, down to {label(min(self.by_node))} (epsilon_by_node has them all)."
             )
-        if not private_noise:
+        if not private_noise and not preface:
             parts.append(SIMULATED)
-        parts.append(f"Not covered: {self.unit.limits()}; {OWN_EYES}.")
-        return " ".join(parts)
+        return [*parts, f"Not covered: {self.unit.limits()}; {OWN_EYES}.", *remarks]
 
     @property
     def _rounds(self) -> int:

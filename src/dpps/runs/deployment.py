@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from dpps.errors import RunError, UsageError
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Seeded
 from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.statement import Privacy
 from dpps.runs.folder import RunFolder
 from dpps.transport import Fabric, Stacked
 
@@ -86,9 +84,14 @@ class Deployment(ABC):
     def close(self) -> None:  # noqa: B027 - most have nothing to do
         """The run is over, finished or failed: end what goes on beside it."""
 
-    def privacy(self, privacy: Privacy, run: Run) -> Privacy:
-        """What can be said about the run as it was carried out here."""
-        return privacy
+    @property
+    def preface(self) -> str:
+        """What a statement of privacy begins with: where messages left without private noise, that there is none."""
+        return ""
+
+    def remarks(self, run: Run) -> list[str]:
+        """What it ends with, about the run as it was carried out here."""
+        return []
 
     def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
         """The summary of all nodes from that of the nodes here; None where there is none to write."""
@@ -137,11 +140,8 @@ class Here(Deployment):
     def after_round(self, run: Run) -> None:
         """There is nobody else whose messages would have to be noted."""
 
-    def privacy(self, privacy: Privacy, run: Run) -> Privacy:
-        tracked = run.protocol.track_real or run.protocol.watch
-        if not tracked or privacy.unit == "none":
-            return privacy
-        return replace(privacy, statement=f"{privacy.statement} {TRACKED}")
+    def remarks(self, run: Run) -> list[str]:
+        return [TRACKED] if run.protocol.track_real or run.protocol.watch else []
 
 
 def finished(run: Run) -> bool:

@@ -93,7 +93,7 @@ class Results(Frozen):
     _metrics: Mapping[str, Metric]
     _undefined: set[tuple[str, int]]
     _by_node: list[float] | None
-    _privacy: tuple[tuple[int, int], Privacy] | None
+    _privacy: tuple[tuple[int, int, bool], Privacy] | None
     _clipped: tuple[int, int]
     _advised: bool
     _csv: IO[str] | None
@@ -125,7 +125,8 @@ class Results(Frozen):
         at its results, so what was spent so far is none.
         """
         messages, done = self.ledger.messages, self.state.round
-        if self._privacy is None or self._privacy[0] != (messages, done):
+        paused = self.ended_by_callback and done == self.plan.count
+        if self._privacy is None or self._privacy[0] != (messages, done, paused):
             calibration = self.nodes.calibration
             ahead = charges_ahead(calibration, self.plan, done, messages) if calibration else []
             found = account(
@@ -135,12 +136,11 @@ class Results(Frozen):
                 distance=self.nodes.noise_distance(messages + sum(charge.count for charge in ahead)),
                 ahead=ahead,
                 promised=self.unit.epsilon if self.unit else None,
+                preface=self.where.preface,
+                remarks=[*self.where.remarks(self._run()), *([_CHOSEN_PAUSE] if paused else [])],
             )
-            self._privacy = ((messages, done), self.where.privacy(found, self._run()))
-        if not self.ended_by_callback or self.unit is None or done < self.plan.count:
-            return self._privacy[1]
-        words = f"{self._privacy[1].statement} {_CHOSEN_PAUSE}"
-        return replace(self._privacy[1], statement=words)
+            self._privacy = ((messages, done, paused), found)
+        return self._privacy[1]
 
     @property
     def shared(self) -> Tensor:

@@ -179,7 +179,7 @@ class Run(Results):
         self._csv: IO[str] | None = None
         self._by_node: list[float] | None = None
         self._clipped, self._advised = (0, 0), False
-        self._privacy: tuple[tuple[int, int], Privacy] | None = None
+        self._privacy: tuple[tuple[int, int, bool], Privacy] | None = None
         self._safe = -1  # the round of the checkpoint that was written or taken up last
 
     @classmethod

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +17,6 @@ from dpps.noise.pair_keys import IdentityKey, PairKeys
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Seeded
 from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.statement import SIMULATED, Privacy
 from dpps.privacy.trust import Pairs
 from dpps.privacy.witness import unused
 from dpps.runs.checkpoint import set_aside_after, whole_rounds
@@ -37,7 +35,7 @@ log = logging.getLogger(__name__)
 
 SEEDED = (
     "No privacy: the noise of this distributed run came from a seed that all processes know (--seeded-noise, for tests), "
-    "so everybody can subtract it. With noise of its own at every node it would be: "
+    "so everybody can subtract it. With noise of its own at every node it would be:"
 )
 
 
@@ -243,10 +241,9 @@ class TorchDistributed(Deployment):
             log.warning("everybody goes on from round %d: %s", common, where)
         return common
 
-    def privacy(self, privacy: Privacy, run: Run) -> Privacy:
-        if not self.seeded_noise or privacy.unit == "none":
-            return privacy
-        return replace(privacy, statement=SEEDED + privacy.statement.replace(f"{SIMULATED} ", ""))
+    @property
+    def preface(self) -> str:
+        return SEEDED if self.seeded_noise else ""
 
     def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
         """Rank 0 writes what everybody may know: the largest epsilon, and nothing that was measured without noise."""
