@@ -69,10 +69,14 @@ class Bare:
     die_at: set[tuple[int, str]] = field(default_factory=set)
     """(round, "before" or "after" it is on disk): the process ends there, once."""
 
+    def make(self, post: SimulatedPost) -> Peers:
+        """This member's fabric; liars have one of their own."""
+        return Peers(self.membership, post, post.clock)
+
     def __call__(self, post: SimulatedPost) -> None:
         self.held = None
         own = self.membership.own
-        fabric = self.fabric = Peers(self.membership, post, post.clock)
+        fabric = self.fabric = self.make(post)
         noise, mechanism, bound = Seeded(own), Gaussian(0.1), Bounded(2.0, clip=1.0)
         protocol = DPPS(self.topology, mechanism, bound, noise=noise, fabric=fabric)
         state = protocol.start(torch.zeros(1, WIDTH, dtype=torch.float64), common_start=True)
