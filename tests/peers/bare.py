@@ -1,6 +1,7 @@
 """Members without learning: the protocol on tiny rows, with outbox and ledger, on a simulated network. What tests of failures share."""
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,9 @@ from dpps.noise.source import Seeded
 from dpps.peers.fabric import Peers, averaging_rounds
 from dpps.peers.frames import LEARNING, Frame, decode
 from dpps.peers.ledger import OutboxLedger
-from dpps.peers.membership import Membership
+from dpps.peers.membership import Membership, Terms
 from dpps.peers.outbox import Outbox
+from dpps.peers.rows import TAIL
 from dpps.peers.simulated import Killed, Network, SimulatedPost
 from dpps.protocol import DPPS
 from dpps.sensitivity.bounded import Bounded
@@ -43,6 +45,13 @@ def membership_of(
         neighbours = frozenset(names[n] for n in both - {own})
     named = {"soft": SOFT, "hard": HARD, "neighbours": neighbours} | more
     return Membership("run", names, own, sign_as(names[own]), verify, **named)
+
+
+def terms_of(topology: Topology, rounds: int, growth: tuple[float, float] = (1.0, 0.2)) -> Terms:
+    """What all rounds together can add to a row, each adding so much."""
+    step, deviation = growth
+    reach = rounds * step + math.sqrt(rounds) * deviation * (math.sqrt(WIDTH) + TAIL)
+    return Terms(topology, rounds, reach)
 
 
 @dataclass
@@ -80,6 +89,7 @@ class Bare:
         noise, mechanism, bound = Seeded(own), Gaussian(0.1), Bounded(2.0, clip=1.0)
         protocol = DPPS(self.topology, mechanism, bound, noise=noise, fabric=fabric)
         state = protocol.start(torch.zeros(1, WIDTH, dtype=torch.float64), common_start=True)
+        fabric.agree(terms_of(self.topology, self.rounds, protocol.growth(state, 1.0)))
         outbox = Outbox(self.folder / "outbox")
         found, header = outbox.read(), {"rows": [own], "run": "x"}
         opening = OutboxLedger.create if found is None else OutboxLedger.open
@@ -200,7 +210,7 @@ def mass(members: list[Bare], network: Network) -> float:
             live[k] = metas[k]["mass"]["0"]
     total += sum(live.values())
     for k, meta in metas.items():
-        letters = {(phase, r): a for phase, r, a, _, _ in meta["letters"]}
+        letters = {(phase, r): a for phase, r, a, _ in meta["letters"]}
         for to, outlet in meta["outlets"].items():
             counted = metas[int(to)]["inlets"][str(k)]["counted"]
             for number, weight, phase, r in outlet["waiting"]:
