@@ -7,10 +7,11 @@ import pytest
 
 from dpps.errors import PeerError
 from dpps.peers.convener import renew
+from dpps.peers.frames import PROTOCOL
 from dpps.peers.hello import LARGEST_HELLO, Hello, newer_file, refuse_other, refuse_replayed, verdict
 from peers.samples import Organisations
 
-FACTS = {"version": "0.2.0", "model": "abc"}
+FACTS = {"version": "0.2.0", "protocol": PROTOCOL, "model": "abc"}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,8 @@ def test_a_hello_is_not_read_beyond_its_length() -> None:
     [
         ({"federation": "other"}, "wrong run"),
         ({"facts": {**FACTS, "version": "9"}}, "other version: it has 9, here is 0.2.0"),
-        ({"facts": {"version": "0.2.0"}}, "other model: it has nothing"),
+        ({"facts": {"version": "0.2.0", "protocol": PROTOCOL}}, "other model: it has nothing"),
+        ({"facts": {"version": "0.2.0", "model": "abc"}}, f"protocol.*{PROTOCOL}"),
         ({"digest": "other"}, "wrong epoch"),
     ],
 )
