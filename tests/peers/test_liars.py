@@ -36,6 +36,8 @@ class Teller:
     draw: random.Random
     names: tuple[str, ...]
     to: int = 0
+    first: dict[int, Share] = field(default_factory=dict)
+    """Of the shares for each member."""
 
     def whole(self, value: int) -> int:
         """Another whole number than this."""
@@ -136,6 +138,15 @@ of_share(
 of_share("phase", lambda t, s: (replace(s.claim, phase=1 - s.claim.phase), s.row), caught=True)
 of_share("round", lambda t, s: (replace(s.claim, round=abs(t.whole(s.claim.round))), s.row))
 of_share("round beyond the plan", lambda t, s: (replace(s.claim, round=HUGE), s.row), caught=True)
+
+
+def _again(teller: Teller, share: Share) -> tuple[Claim, bytes]:
+    """The first share once more, under the number of this one."""
+    first = teller.first.setdefault(teller.to, share)
+    return replace(first.claim, number=share.claim.number), first.row
+
+
+of_share("share again", _again, caught=True)
 
 
 def _row(*values: float) -> Callable[[Teller, Share], tuple[Claim, bytes]]:
