@@ -17,10 +17,10 @@ from dpps.peers.ledger import OutboxLedger
 from dpps.peers.membership import Membership, Terms
 from dpps.peers.outbox import Outbox
 from dpps.peers.rows import TAIL
-from dpps.peers.simulated import Killed, Network, SimulatedPost
 from dpps.protocol import DPPS
 from dpps.sensitivity.bounded import Bounded
 from dpps.topology import Topology
+from tests.peers.simulated import Killed, Network, SimulatedPost
 
 WIDTH = 3
 SOFT, HARD = 0.3, 1.5

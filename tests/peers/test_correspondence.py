@@ -10,9 +10,9 @@ import torch
 from dpps.errors import RunError
 from dpps.peers.fabric import Peers
 from dpps.peers.frames import LEARNING, Claim, Frame, decode
-from dpps.peers.simulated import Network, SimulatedPost
 from dpps.topology import Complete
 from tests.peers.bare import HARD, WIDTH, membership_of, sign_as, terms_of, verify
+from tests.peers.simulated import Network, SimulatedPost
 
 A, B = NAMES = ("a", "b")
 ROW = torch.ones(WIDTH, dtype=torch.float64)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dpps.peers.fabric import Peers
-from dpps.peers.simulated import Network, SimulatedPost
 from dpps.topology import Exponential
 from tests.peers.bare import WIDTH, Bare, membership_of
+from tests.peers.simulated import Network, SimulatedPost
 
 N, BAD = 6, 2
 NAMES = tuple(f"m{k}" for k in range(N))

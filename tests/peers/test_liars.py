@@ -20,10 +20,10 @@ from torch import Tensor
 from dpps.peers.fabric import Peers
 from dpps.peers.frames import LEARNING, Claim, Frame, Presence, Share, decode
 from dpps.peers.post import Post
-from dpps.peers.simulated import Network, SimulatedPost
 from dpps.peers.view import STARTS
 from dpps.topology import Complete, Exponential, Ring, Topology
 from tests.peers.bare import WIDTH, Bare, membership_of, sign_as, verify
+from tests.peers.simulated import Network, SimulatedPost
 
 LIAR, ROUNDS = 1, 6
 HUGE = 1 << 61

@@ -16,11 +16,11 @@ from dpps.errors import RunError, UsageError
 from dpps.peers.fabric import Peers
 from dpps.peers.frames import LEARNING, Presence
 from dpps.peers.member import Heart, Member
-from dpps.peers.simulated import Network, SimulatedPost
 from dpps.peers.view import LEFT
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.runs.run import Run
 from tests.peers.bare import HARD, SOFT, membership_of
+from tests.peers.simulated import Network, SimulatedPost
 
 N, EXAMPLES, FEATURES = 4, 40, 6
 NAMES = tuple(f"m{k}" for k in range(N))

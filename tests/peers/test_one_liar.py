@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dpps.peers.fabric import JUMP, Peers
 from dpps.peers.frames import AVERAGING, LEARNING, Presence
-from dpps.peers.simulated import Network, SimulatedPost
 from dpps.peers.view import HERE, LEFT
 from dpps.topology import Complete, Ring, Topology
 from tests.peers.bare import HARD, SOFT, WIDTH, Bare, membership_of
+from tests.peers.simulated import Network, SimulatedPost
 
 LIAR = 2
 LONG = 1 << 60

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from dpps.peers.channel import Channel
 from dpps.peers.post import Post
-from dpps.peers.simulated import Network
 from peers.samples import NAMES, Organisations
 from processes import free_port
+from tests.peers.simulated import Network
 
 
 def drops_what_nobody_takes(post: Post) -> None:
