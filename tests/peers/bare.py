@@ -1,6 +1,7 @@
 """Members without learning: the protocol on tiny rows, with outbox and ledger, on a simulated network. What tests of failures share."""
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,22 +10,13 @@ from typing import Any
 import torch
 
 from dpps.noise import Gaussian, Seeded
-from dpps.peers import (
-    LEARNING,
-    Frame,
-    Killed,
-    Membership,
-    Network,
-    Outbox,
-    OutboxLedger,
-    Peers,
-    SimulatedPost,
-    averaging_rounds,
-    decode,
-)
+from dpps.peers import LEARNING, Frame, Membership, Outbox, OutboxLedger, Peers, averaging_rounds, decode
+from dpps.peers.membership import Terms
+from dpps.peers.rows import TAIL
 from dpps.protocol import DPPS
 from dpps.sensitivity import Bounded
 from dpps.topology import Topology
+from tests.peers.simulated import Killed, Network, SimulatedPost
 
 WIDTH = 3
 SOFT, HARD = 0.3, 1.5
@@ -51,6 +43,13 @@ def membership_of(
     return Membership("run", names, own, sign_as(names[own]), verify, **named)
 
 
+def terms_of(topology: Topology, rounds: int, growth: tuple[float, float] = (1.0, 0.2)) -> Terms:
+    """What all rounds together can add to a row, each adding so much."""
+    step, deviation = growth
+    reach = rounds * step + math.sqrt(rounds) * deviation * (math.sqrt(WIDTH) + TAIL)
+    return Terms(topology, rounds, reach)
+
+
 @dataclass
 class Bare:
     """One member: every start of its process goes on from its folder."""
@@ -75,13 +74,18 @@ class Bare:
     die_at: set[tuple[int, str]] = field(default_factory=set)
     """(round, "before" or "after" it is on disk): the process ends there, once."""
 
+    def make(self, post: SimulatedPost) -> Peers:
+        """This member's fabric; liars have one of their own."""
+        return Peers(self.membership, post, post.clock)
+
     def __call__(self, post: SimulatedPost) -> None:
         self.held = None
         own = self.membership.own
-        fabric = self.fabric = Peers(self.membership, post, post.clock)
+        fabric = self.fabric = self.make(post)
         noise, mechanism, bound = Seeded(own), Gaussian(0.1), Bounded(2.0, clip=1.0)
         protocol = DPPS(self.topology, mechanism, bound, noise=noise, fabric=fabric)
         state = protocol.start(torch.zeros(1, WIDTH, dtype=torch.float64), common_start=True)
+        fabric.agree(terms_of(self.topology, self.rounds, protocol.growth(state, 1.0)))
         outbox = Outbox(self.folder / "outbox")
         found, header = outbox.read(), {"rows": [own], "run": "x"}
         opening = OutboxLedger.create if found is None else OutboxLedger.open
@@ -203,7 +207,7 @@ def mass(members: list[Bare], network: Network) -> float:
             live[k] = metas[k]["mass"]["0"]
     total += sum(live.values())
     for k, meta in metas.items():
-        letters = {(phase, r): a for phase, r, a, _, _ in meta["letters"]}
+        letters = {(phase, r): a for phase, r, a, _ in meta["letters"]}
         for to, outlet in meta["outlets"].items():
             counted = metas[int(to)]["inlets"][str(k)]["counted"]
             for number, weight, phase, r in outlet["waiting"]:

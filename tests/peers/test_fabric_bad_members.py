@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpps.peers import Network, Peers, SimulatedPost
+from dpps.peers import Peers
 from dpps.topology import Exponential
 from tests.peers.bare import WIDTH, Bare, membership_of
+from tests.peers.simulated import Network, SimulatedPost
 
 N, BAD = 6, 2
 NAMES = tuple(f"m{k}" for k in range(N))

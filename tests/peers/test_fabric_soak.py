@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dpps.peers import Network
 from dpps.topology import Exponential
 from tests.peers.bare import Bare, mass, membership_of
+from tests.peers.simulated import Network
 
 N = 8
 NAMES = tuple(f"m{k}" for k in range(N))

@@ -6,7 +6,7 @@ from dpps.peers import Claim, Inlet, Outlet, Share
 
 
 def _share(number: int) -> Share:
-    return Share(number, 0.5, 1.0, Claim(0, number, "d", b"s"), b"")
+    return Share(Claim(0, number, "d", number, 0.5, 1.0, b"s"), b"")
 
 
 def test_shares_are_kept_until_they_are_safe_at_the_receiver() -> None:
@@ -64,5 +64,5 @@ def test_links_survive_on_disk() -> None:
     outlet.add(0.25, (1, 9))
     again = Outlet.from_json(outlet.to_json())
     assert (again.number, again.waiting[0].letter, again.waiting[0].weight) == (1, (1, 9), 0.25)
-    inlet = Inlet(5, 4, seen=Claim(0, 2, "d", b"\x01"), receipt=b"\x02")
+    inlet = Inlet(5, 4, seen=Claim(0, 2, "d", 5, 0.1, 1.3, b"\x01"), receipt=b"\x02")
     assert Inlet.from_json(inlet.to_json()) == Inlet(5, 5, seen=inlet.seen, receipt=b"\x02")

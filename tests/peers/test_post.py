@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from dpps.peers import Channel, Network, Post
+from dpps.peers import Channel, Post
 from peers.samples import NAMES, Organisations
 from processes import free_port
+from tests.peers.simulated import Network
 
 
 def drops_what_nobody_takes(post: Post) -> None:

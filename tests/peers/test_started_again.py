@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.peers import Key, Network, Participation, Request, SimulatedPost, accept, convene
+from dpps.peers import Key, Participation, Request, accept, convene
 from peers.samples import NAMES as THREE
 from peers.samples import PLAN, Organisations
 from peers.test_join import three  # noqa: F401 - a fixture
 from tests.peers.bare import SOFT
+from tests.peers.simulated import Network, SimulatedPost
 from tests.peers.test_correspondence import A, B, listen, met, started
 from tests.peers.test_member import make_run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -19,9 +20,10 @@ from dpps.noise.source import NoiseSource, Seeded
 from dpps.peers.fabric import Peers, averaging_rounds
 from dpps.peers.frames import LEARNING
 from dpps.peers.ledger import OUTBOX, OutboxLedger
-from dpps.peers.membership import Membership
+from dpps.peers.membership import Membership, Terms
 from dpps.peers.outbox import Outbox
 from dpps.peers.post import Post
+from dpps.peers.rows import TAIL
 from dpps.peers.view import ACTIVE, DONE, LEFT
 from dpps.privacy.accountant import label
 from dpps.privacy.statement import Privacy
@@ -180,6 +182,7 @@ class Member(Deployment):
         """Go on from the outbox; at the first start, begin one."""
         assert self._outbox is not None
         self._outbox.lock()  # a run without noise has no ledger, which would be locked
+        self.fabric.agree(_terms(run))
         found = self._outbox.read()
         if found is None:
             if run.resumed and run.ledger.messages:
@@ -432,6 +435,32 @@ class Member(Deployment):
 def _checksums(run: Run) -> str:
     """Of the files of this member's own data; nothing of a public data set, or of data given in Python."""
     return "".join(f"{checksum(Path(source))}\n" for source in run.description.sources)
+
+
+def _terms(run: Run) -> Terms:
+    """What all members know of each other's rows and shares, from the plan alone."""
+    state, optimizer = run.state.shared, run.algorithm.optimizer
+    gain = 1.0 if optimizer is None else optimizer.gain
+    steps = variance = 0.0
+    for rate, count in run.plan.rounds:
+        step, deviation = run.protocol.growth(state, rate)
+        steps, variance = steps + count * step, variance + count * deviation**2
+    reach = steps + math.sqrt(variance) * (math.sqrt(state.s.shape[1]) + TAIL)
+    clocks = _clocks(run)
+    known = math.isfinite(reach) and math.isfinite(gain)
+    return Terms(run.topology, run.plan.count, gain * reach if known else math.inf, clocks.__getitem__)
+
+
+def _clocks(run: Run) -> list[int]:
+    """The topology's round of every round: it restarts where the rates of an epoch change."""
+    clock, rate, found = 0, 1.0, []
+    for round_ in range(run.plan.count):
+        epoch, within = divmod(round_, run.rounds_per_epoch)
+        if within == 0 and run.algorithm.schedule is None and run.algorithm.rate(epoch + 1) != rate:
+            clock, rate = 0, run.algorithm.rate(epoch + 1)
+        found.append(clock)
+        clock += 1
+    return found
 
 
 def _read_log(path: Path) -> list[RoundLog]:
