@@ -10,7 +10,17 @@ from typing import Any
 import torch
 
 from dpps.noise import Gaussian, Seeded
-from dpps.peers import LEARNING, Frame, Membership, Outbox, OutboxLedger, Peers, averaging_rounds, decode
+from dpps.peers import (
+    DONE,
+    LEARNING,
+    Frame,
+    Membership,
+    Outbox,
+    OutboxLedger,
+    Peers,
+    averaging_rounds,
+    decode,
+)
 from dpps.peers.membership import Terms
 from dpps.peers.rows import TAIL
 from dpps.protocol import DPPS
@@ -128,7 +138,8 @@ class Bare:
             post._process.killed = True
             raise Killed
 
-    def _assemble(self) -> None:
+    def _assemble(self, patience: float = math.inf) -> None:
+        """As `Member` does it."""
         assert self.fabric is not None
         begun = self.fabric.clock()
         while True:
@@ -136,11 +147,15 @@ class Bare:
             waited = self.fabric.clock() - begun
             if self.fabric.assembled(self.membership.min_members, waited < SOFT):
                 return
-            if any(k.state == 1 for k in self.fabric.view.known):
+            if self.fabric.over() or (waited >= patience and self.fabric.deserted()):
                 return
             self.fabric.wait(SOFT / 3)
 
     def _live(self, post: SimulatedPost, protocol: DPPS, state: Any, fabric: Peers) -> None:
+        if fabric.state == DONE:  # it was started once more, for those who come late
+            assert self.result is not None
+            fabric.stay(self.result)
+            return
         while state.round < self.rounds:
             self._assemble()
             if self.leave_at is not None and state.round >= self.leave_at:
@@ -148,7 +163,7 @@ class Bare:
                 fabric.hand_over(state.s[0], float(state.a[0]), state.round)
                 state.a = torch.zeros(1)
                 return
-            target = min(fabric.behind(state.round), self.rounds)
+            target = self.rounds if fabric.over() else min(fabric.behind(state.round), self.rounds)
             self.skipped += target - state.round
             state.round = state.clock = target
             if target == self.rounds:
@@ -162,7 +177,9 @@ class Bare:
         while post.clock() < self.quiet:
             fabric.wait(self.quiet - post.clock())
         fewest = averaging_rounds(self.topology)
-        self.result, self.apart = fabric.average(state.y[0], self.rounds, fewest, before=self._assemble)
+        self.result, self.apart = fabric.average(
+            state.y[0], self.rounds, fewest, before=lambda: self._assemble(self.membership.hard)
+        )
         state.a = torch.zeros(1)
         fabric.finish()
         fabric.stay(self.result)

@@ -31,7 +31,8 @@ class Attacker(Bare):
                 return
             sent = self.change(row)
             honest(fabric, phase, round_, sent, a, parts, rest)
-            fabric.hold(phase, rest * (row - sent).nan_to_num(0.0, 0.0, 0.0), 0.0)
+            if rest:
+                fabric.hold(phase, rest * (row - sent).nan_to_num(0.0, 0.0, 0.0), 0.0)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Peers, "_give", give)

@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpps.peers import LEARNING, Claim, Frame, Peers, Post, Presence, Share, decode
+from dpps.peers import DONE, LEARNING, Claim, Frame, Peers, Post, Presence, Share, decode
+from dpps.peers.frames import FINAL
 from dpps.peers.view import STARTS
 from dpps.topology import Complete, Exponential, Ring, Topology
-from tests.peers.bare import WIDTH, Bare, membership_of, sign_as, verify
+from tests.peers.bare import HARD, WIDTH, Bare, membership_of, sign_as, verify
 from tests.peers.simulated import Network, SimulatedPost
 
 LIAR, ROUNDS = 1, 6
@@ -133,7 +134,7 @@ of_share("all mass", lambda t, s: (replace(s.claim, a=float(len(t.names))), s.ro
 of_share(
     "more than all mass", lambda t, s: (replace(s.claim, a=t.draw.choice([1e3, 1e18])), s.row), caught=True
 )
-of_share("phase", lambda t, s: (replace(s.claim, phase=1 - s.claim.phase), s.row), caught=True)
+of_share("phase", lambda t, s: (replace(s.claim, phase=(s.claim.phase + 1) % 3), s.row), caught=True)
 of_share("round", lambda t, s: (replace(s.claim, round=abs(t.whole(s.claim.round))), s.row))
 of_share("round beyond the plan", lambda t, s: (replace(s.claim, round=HUGE), s.row), caught=True)
 
@@ -147,10 +148,33 @@ def _again(teller: Teller, share: Share) -> tuple[Claim, bytes]:
 of_share("share again", _again, caught=True)
 
 
+def _final(claim: Claim) -> Claim:
+    """As the last share of a link has it."""
+    return replace(claim, phase=FINAL, weight=1.0, a=1.0)
+
+
+@lie("finished")
+def _finished(teller: Teller, frame: Frame) -> Frame:
+    return teller.present(frame, LIAR, replace(frame.view[LIAR], state=DONE))
+
+
+@lie("final average in the run", caught=True)
+def _final_early(teller: Teller, frame: Frame) -> Frame:
+    """All it ever gives is a final average, and it says that it has finished."""
+    return _final_and_on(teller, _finished(teller, frame))
+
+
+@lie("final average of one who goes on", caught=True)
+def _final_and_on(teller: Teller, frame: Frame) -> Frame:
+    if frame.share is None:
+        return frame
+    return replace(frame, share=teller.signed(_final(frame.share.claim), frame.share.row))
+
+
 def _row(*values: float) -> Callable[[Teller, Share], tuple[Claim, bytes]]:
     def change(teller: Teller, share: Share) -> tuple[Claim, bytes]:
         value = teller.draw.choice(values)
-        return share.claim, torch.full((WIDTH,), value, dtype=torch.float64).numpy().tobytes()
+        return share.claim, _filled(value)
 
     return change
 
@@ -158,6 +182,28 @@ def _row(*values: float) -> Callable[[Teller, Share], tuple[Claim, bytes]]:
 of_share("row that is none", _row(float("nan"), float("inf"), -float("inf")), caught=True)
 of_share("row of any length", _row(1e4, 1e30, -1e300), caught=True)
 of_share("row within the bound", _row(-10.0, 10.0, 30.0))
+
+
+def _of_final(*changes: dict[str, float]) -> Callable[[Teller, Share], tuple[Claim, bytes]]:
+    """Honest until the end: only the final average is another one."""
+
+    def change(teller: Teller, share: Share) -> tuple[Claim, bytes]:
+        if share.claim.phase != FINAL:
+            return share.claim, share.row
+        values = dict(teller.draw.choice(changes))
+        fill = values.pop("fill", None)
+        row = share.row if fill is None else _filled(fill)
+        return replace(share.claim, **values), row
+
+    return change
+
+
+def _filled(value: float) -> bytes:
+    return torch.full((WIDTH,), value, dtype=torch.float64).numpy().tobytes()
+
+
+of_share("final claim", _of_final({"weight": 0.5}, {"a": 2.0}, {"a": 0.0}, {"round": HUGE}))
+of_share("final row", _of_final({"fill": 10.0}, {"fill": -30.0}, {"fill": 1e30}, {"fill": float("nan")}))
 
 
 @lie("signature", caught=True)
@@ -274,10 +320,13 @@ class Liar(Bare):
         return Shameless(self.membership, LyingPost(post, self.teller, self.lies, self.often), post.clock)
 
 
-def federate(folder: Path, seed: int, lies: tuple[str, ...], often: float) -> list[Honest]:
-    """Run a small federation with a liar; what became of the honest ones."""
+def federate(
+    folder: Path, seed: int, lies: tuple[str, ...], often: float, late: bool = False
+) -> list[Honest]:
+    """Run a small federation with a liar; what became of the honest ones. `late`: one of them is killed and comes back when the others
+    have finished, which join once more after they have gone."""
     draw = random.Random(seed)
-    n = draw.choice([3, 4, 5])
+    n = draw.choice([4, 5] if late else [3, 4, 5])
     kinds: list[Topology] = [Ring(n), Complete(n), Exponential(n)]
     topology, names = draw.choice(kinds), tuple(f"m{k}" for k in range(n))
     honest, mains, left = [], {}, set(names) - {names[LIAR]}
@@ -315,14 +364,27 @@ def federate(folder: Path, seed: int, lies: tuple[str, ...], often: float) -> li
         duplicate=draw.choice([0.0, 0.1]),
         delay=(0.01, draw.choice([0.01, 0.04])),
     )
+    victim = honest[seed % len(honest)]
+
+    def come_back() -> None:
+        if any(member.result is None for member in honest if member is not victim):
+            network.at(network.now + 0.1, come_back)
+            return
+        network.at(network.now + 0.2, lambda: network.restart(victim.membership.name))
+        for name in sorted({member.membership.name for member in honest}):
+            network.at(network.now + 4 * HARD, lambda name=name: network.restart(name))
+
+    if late:
+        network.at(draw.uniform(0.1, 0.8), lambda: network.kill(victim.membership.name))
+        network.at(1.0, come_back)
     network.run(until=300.0)
     return honest
 
 
-def check(folder: Path, seed: int, lies: tuple[str, ...], often: float) -> list[Honest]:
+def check(folder: Path, seed: int, lies: tuple[str, ...], often: float, late: bool = False) -> list[Honest]:
     """The claims at the top of this file."""
-    honest = federate(folder, seed, lies, often)
-    told = f"seed {seed}: {lies}, {often}"
+    honest = federate(folder, seed, lies, often, late)
+    told = f"seed {seed}: {lies}, {often}, {late}"
     fabrics: dict[int, Counting] = {}
     for member in honest:
         fabric = member.fabric
@@ -335,6 +397,8 @@ def check(folder: Path, seed: int, lies: tuple[str, ...], often: float) -> list[
         for message, signature in fabric.evidence.values():
             assert verify(fabric.membership.names[LIAR], signature, message), told
         assert fabric._home[LEARNING][1] <= fabric.nodes
+    if late:  # what a member has counted and given is forgotten with its process
+        return honest
     check_mass(honest, fabrics, told, made_up=bool({"a", "all mass", "weight", "state"} & set(lies)))
     return honest
 
@@ -388,6 +452,29 @@ def together(folder: Path, seeds: range) -> None:
         draw = random.Random(f"together {seed}")
         lies = tuple(draw.sample(sorted(LIES), draw.randint(2, 6)))
         check(folder / str(seed), seed, lies, draw.choice([1.0, 0.5, 0.1, 0.02]))
+
+
+def to_a_latecomer(folder: Path, seeds: range, names: list[str] | None = None) -> None:
+    """Lies, alone and together, while one honest member is away at the end."""
+    for seed in seeds:
+        draw = random.Random(f"late {seed}")
+        lies = tuple(names or draw.sample(sorted(LIES), draw.randint(1, 4)))
+        check(folder / str(seed), seed, lies, draw.choice([1.0, 0.5, 0.1]), late=True)
+
+
+@pytest.mark.parametrize("name", sorted(LIES))
+def test_one_lie_to_a_latecomer(name: str, tmp_path: Path) -> None:
+    to_a_latecomer(tmp_path, range(1), [name])
+
+
+def test_lies_together_to_a_latecomer(tmp_path: Path) -> None:
+    to_a_latecomer(tmp_path, range(20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_many_lies_to_latecomers(part: int, tmp_path: Path) -> None:
+    to_a_latecomer(tmp_path, range(1000 + 50 * part, 1050 + 50 * part))
 
 
 @pytest.mark.parametrize("name", sorted(LIES))

@@ -512,6 +512,9 @@ class Correspondence:
             "pushed": self.pushed,
             "mass": {str(phase): a for phase, (_, a) in self._home.items()},
             "voices": list(self._voices),
+            "finished": {
+                str(n): [p.beats, p.pushed, p.signature.hex()] for n, p in self.view.finished().items()
+            },
             "letters": [[*key, each.a, each.digest] for key, each in self._letters.items()],
             "digests": [[*key, digest] for key, digest in self._digests.items()],
             "outlets": {str(node): outlet.to_json() for node, outlet in self._outlets.items()},
@@ -538,6 +541,8 @@ class Correspondence:
         }
         self.begin(meta["start"] + 1)
         self.state, self.pushed = meta["state"], meta["pushed"]
+        for node, (beats, pushed, signature) in meta["finished"].items():
+            self.view.recall(int(node), Presence(beats, pushed, DONE, bytes.fromhex(signature)))
         self._home = {phase: (tensors[f"home/{phase}"], meta["mass"][str(phase)]) for phase in self._home}
         self._voices = {node: tensors[f"voice/{node}"] for node in meta["voices"]}
         self._letters = {}

@@ -9,7 +9,7 @@ Before anything of a round leaves, `keep` has put the whole state on disk.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 
 import numpy as np
@@ -57,6 +57,7 @@ class Peers(Correspondence, Fabric):
         self.control = Alone()  # nobody stops the others: a member that stops is away
         self.late = False
         """Whether the average was taken over from neighbours that had finished."""
+        self._noted: Set[int] = frozenset()
         self._waiting_for: tuple[int, int, Sequence[int]] | None = None
         self._columns = lru_cache(maxsize=64)(given)
         self._no_room: set[int] = set()
@@ -235,13 +236,20 @@ class Peers(Correspondence, Fabric):
         return mean, self._rows.apart(mean, position - fewest)
 
     def over(self) -> bool:
-        """Whether the run has ended without this member: neighbours that can be reached have finished, and none of them takes part
-        any more."""
-        return self.deserted()
+        """Whether the run has ended without this member: neighbours that can be reached have finished, none of them takes part
+        any more, and that is not the word of one alone."""
+        return self.deserted() and self._ended()
 
     def deserted(self) -> bool:
-        """Whether all neighbours that can be reached say that they have finished, and there are some."""
+        """Whether there are neighbours that say that they have finished, and none that takes part."""
         return bool(self._done()) and not self.partners()
+
+    def _ended(self) -> bool:
+        """Whether two members have signed that they have finished, here or not: one of them may be a liar. Where there is only one
+        other member, its word must do."""
+        known, gone = self.view.known, {self.membership.own, *self.view.ignored}
+        others = [n for n in range(self.nodes) if n not in gone and known[n].state != LEFT]
+        return sum(known[n].state == DONE for n in others) >= max(1, min(2, len(others)))
 
     def _done(self) -> set[int]:
         """Neighbours that can be reached and have finished."""
@@ -249,14 +257,16 @@ class Peers(Correspondence, Fabric):
         return {n for n in self._connected if known[n].state == DONE and n not in self.view.ignored}
 
     def _final(self) -> dict[int, Tensor]:
-        """The final average, as the neighbours say that have finished."""
+        """The final average, as the neighbours say that have finished; nothing before it is sure that the run has ended."""
+        if not self._ended():
+            return {}
         known, ignored = self.view.known, self.view.ignored
         return {n: row for n, row in self._voices.items() if known[n].state == DONE and n not in ignored}
 
     def _await_final(self) -> dict[int, Tensor]:
-        """The same, when neighbours that can be reached had time to say: all of the hard deadline for the first, and after
-        that the soft one for the rest."""
-        if self._done():
+        """The same, when neighbours that can be reached had time to say it: the hard deadline for the first of them, then the soft
+        one for the rest."""
+        if self._done() and self._ended():
             self._tell_everybody()
             self._wait_until(lambda: bool(self._final()) or not self._done(), self.membership.hard)
             if self._final():
@@ -369,9 +379,17 @@ class Peers(Correspondence, Fabric):
             while self.unfinished() and self.clock() < deadline and not ended():
                 self._hand_on_average(mean)
                 self.wait(deadline - self.clock())
+                self._note_finished()
             arriving = [self._outlets[n] for n in self._connected if self._outlets[n].gave(FINAL)]
             self._wait_until(lambda: not any(each.waiting for each in arriving), self.membership.soft)
             self._tell_everybody()
+
+    def _note_finished(self) -> None:
+        """Put on disk who has signed that it has finished: if this member is started once more, it shows that to latecomers."""
+        if (done := self.view.finished()).keys() != self._noted:
+            self._check_silence()
+            self._keep(FINAL)
+            self._noted = done.keys()
 
     def unfinished(self) -> list[str]:
         """Neighbours that have neither finished nor left, whether they are here or not; but for those who take nothing from this

@@ -301,8 +301,9 @@ class Member(Deployment):
             )
         return False
 
-    def _assemble(self) -> None:
-        """Wait until as many members are here as `_wanted` says, and those have answered who can know of earlier starts."""
+    def _assemble(self, patience: float = math.inf) -> None:
+        """Wait until as many members are here as `_wanted` says, and those have answered who can know of earlier starts.
+        Where nobody takes part any more, and only one member says that it has finished, `patience` is how long others are waited for."""
         fabric, begun = self.fabric, self.clock()
         tell_at = begun + self.membership.soft
         if self._heart is not None:
@@ -315,7 +316,8 @@ class Member(Deployment):
             doubt = not self._met and now - begun < self.membership.hard and fabric.doubtful()
             asked = self._leave_asked.is_set() or (self._run is not None and self._run.stop_asked)
             too_late = fabric.over() and (not answers or fabric.answered())
-            if asked or (not doubt and (fabric.assembled(wanted, answers) or too_late)):
+            deserted = now - begun >= patience and fabric.deserted()
+            if asked or (not doubt and (fabric.assembled(wanted, answers) or too_late or deserted)):
                 self._met = True
                 return
             if now >= tell_at:
@@ -335,6 +337,11 @@ class Member(Deployment):
     def _why_waiting(self, here: list[str], wanted: int) -> str:
         if self.fabric.doubtful():
             return "waits for all neighbours to answer: one says that this member has sent more than is on its disk"
+        if self.fabric.deserted() and not self.fabric.over():
+            return (
+                "waits: only one member says that the run has ended, which is not enough; ask another one that has finished to give its dpps "
+                "join once more, or the convener to expel those who are gone for good"
+            )
         if len(here) >= wanted:
             return f"waits: none of its neighbours answers ({', '.join(sorted(self.membership.partners))})"
         present, known = self.membership.present, self.fabric.view.known
@@ -385,7 +392,9 @@ class Member(Deployment):
         row = run.nodes.shared_rows(run.state)[0]
         self._write_log(run)
         fewest = averaging_rounds(run.topology)
-        mean, self.agreement = self.fabric.average(row, run.plan.count, fewest, before=self._assemble)
+        mean, self.agreement = self.fabric.average(
+            row, run.plan.count, fewest, before=lambda: self._assemble(self.membership.hard)
+        )
         if self.agreement is None:
             raise RunError(
                 f"the others have finished, and none of them has handed the final model over to this member, which has spent "

@@ -67,6 +67,14 @@ class View:
                 if presence.pushed >= self._farthest[node].pushed:
                     self._farthest[node] = presence
 
+    def finished(self) -> dict[int, Presence]:
+        """Of the other members, those that have signed that they have finished; for the disk."""
+        return {n: known for n, known in enumerate(self.known) if known.state == DONE and n != self.own}
+
+    def recall(self, node: int, presence: Presence) -> None:
+        """What an earlier start of this process has heard of a member; whether it is here is another question."""
+        self.known[node] = self._farthest[node] = presence
+
     def age(self, node: int, now: float) -> float | None:
         """Seconds since the last sign of life; None: never heard of."""
         since = self._since[node]
