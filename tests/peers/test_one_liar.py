@@ -299,3 +299,28 @@ def test_one_member_does_not_hold_the_average_open(late: bool, tmp_path: Path) -
     Network({member.membership.name: ending(member) for member in found}).run(until=3000.0)
     assert max(ends[member.membership.name] for member in honest(found)) < 4 * 30.0
     assert HARD < 30.0
+
+
+def test_a_refusal_for_something_that_is_never_sent_again_outlives_a_restart(tmp_path: Path) -> None:
+    """Nothing but the disk can tell the new process of it."""
+    found = members(tmp_path, Complete(4), 40, liar=Bare)
+    network = Network({member.membership.name: member for member in found})
+    before: list[dict[int, str]] = []
+
+    def garbage() -> None:
+        assert found[LIAR].fabric is not None
+        found[LIAR].fabric.post.send("m0", b"garbage")
+
+    def kill() -> None:
+        assert found[0].fabric is not None
+        before.append(dict(found[0].fabric.refused))
+        network.kill("m0")
+
+    network.at(0.5, garbage)
+    network.at(1.5, kill)
+    network.at(1.6, lambda: network.restart("m0"))
+    network.run(until=60.0)
+    assert set(before[0]) == {LIAR}
+    assert found[0].fabric is not None
+    assert found[0].fabric.start_number == 2
+    assert found[0].fabric.refused == before[0]

@@ -33,6 +33,8 @@ PATIENCE, LONGEST = 10, 200
 _FEWEST, _MOST = 6, 1000
 _LARGEST = 400  # members of whom eigenvalues are computed; more of them get the most rounds
 _LATELY = 4  # rounds
+_VAIN = 4
+"""Hard deadlines after which a member that gets nothing from anybody, though they are there, ends the average alone."""
 JUMP = 8
 """Where a single other member is here, its word takes this one on by so many rounds at a time."""
 
@@ -192,7 +194,8 @@ class Peers(Correspondence, Fabric):
             before: called before every round.
 
         It ends when every member that is here says that its neighbours are as near as can be asked for, or after many times the
-        rounds that it takes if nothing fails; who is late in them is waited for as long as the hard deadline, in all of them together.
+        rounds that it takes if nothing fails; who is late in them is waited for as long as the hard deadline, in all of them together. A
+        member to whom none of its neighbours gives anything ends after four times as long.
 
         Returns:
             The average, and how far (L2, relative) this member's neighbours were from it when they last told; None if there was
@@ -208,7 +211,7 @@ class Peers(Correspondence, Fabric):
         takes_part = position == first and self.behind(first) <= first + fewest // 3
         if takes_part:
             self.hold(AVERAGING, row, 1.0)
-        while position < last and vain * self.membership.soft < self.membership.hard:
+        while position < last and vain * self.membership.soft < _VAIN * self.membership.hard:
             if not takes_part and self._final():
                 self.state = HERE
                 break

@@ -42,6 +42,8 @@ class Sent:
     next_time: float = 0.0
     """When it is sent again unless the receiver says that it has it."""
     wait: float = 0.0
+    repeated: bool = False
+    """Whether it was sent more than once."""
     signature: bytes = b""
     """This member's own, made when it is first sent."""
 
@@ -80,7 +82,13 @@ class Outlet:
             self.start, self.got = start, got
             for sent in self.waiting:
                 sent.next_time = sent.wait = 0.0
-        self.got = max(self.got, got)
+        if got > self.got:
+            self.got = got
+            for sent in self.waiting:
+                if (
+                    sent.number == got + 1 and sent.repeated
+                ):  # it came out of order, and the receiver had to leave it
+                    sent.next_time = sent.wait = 0.0
         for sent in self.waiting:
             if sent.number <= kept:
                 self.safe = sent.letter
@@ -98,6 +106,7 @@ class Outlet:
         """What must be sent now, for the first time or again; the time between attempts doubles from `first`."""
         found = [s for s in self.waiting if s.number > self.got and s.next_time <= now]
         for sent in found:
+            sent.repeated = sent.wait > 0
             sent.wait = max(first, 2 * sent.wait)
             sent.next_time = now + sent.wait
         return found
