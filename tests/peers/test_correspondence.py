@@ -1,14 +1,17 @@
 """What must not leave: a row that is not on disk, and anything after a neighbour has shown that the disk is an older copy."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.peers import LEARNING, Claim, Frame, Network, Peers, SimulatedPost, decode
-from tests.support.bare import HARD, WIDTH, membership_of, sign_as, verify
+from dpps.peers import LEARNING, Claim, Frame, Peers, decode
+from dpps.topology import Complete
+from tests.support.bare import HARD, WIDTH, membership_of, sign_as, terms_of, verify
+from tests.support.simulated import Network, SimulatedPost
 
 A, B = NAMES = ("a", "b")
 ROW = torch.ones(WIDTH, dtype=torch.float64)
@@ -17,6 +20,7 @@ ROW = torch.ones(WIDTH, dtype=torch.float64)
 def started(post: SimulatedPost, own: int, **more: float) -> Peers:
     fabric = Peers(membership_of(NAMES, own, **more), post, post.clock)
     fabric.start(torch.zeros(1, WIDTH, dtype=torch.float64), common=True)
+    fabric.agree(terms_of(Complete(2), 1000))
     return fabric
 
 
@@ -113,8 +117,8 @@ def test_a_member_that_is_back_at_once_gets_at_once_what_it_has_forgotten() -> N
 
 def shown(fabric: Peers, round_: int, digest: str) -> None:
     """B shows A's own signature."""
-    claim = Claim(LEARNING, round_, digest, b"")
-    claim = Claim(LEARNING, round_, digest, sign_as(A)(claim.message("run", A)))
+    claim = Claim(LEARNING, round_, digest, round_ + 1, 0.5, 1.0)
+    claim = replace(claim, signature=sign_as(A)(claim.message("run", A, B)))
     receipt = sign_as(B)(claim.receipt("run", A, B))
     assert verify(B, receipt, claim.receipt("run", A, B))
     fabric._check_seen(1, claim, receipt)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpps.peers import Network, Peers, SimulatedPost
+from dpps.peers import Peers
 from dpps.topology import Exponential
 from tests.support.bare import WIDTH, Bare, membership_of
+from tests.support.simulated import Network, SimulatedPost
 
 N, BAD = 6, 2
 NAMES = tuple(f"m{k}" for k in range(N))
@@ -30,7 +31,8 @@ class Attacker(Bare):
                 return
             sent = self.change(row)
             honest(fabric, phase, round_, sent, a, parts, rest)
-            fabric.hold(phase, rest * (row - sent).nan_to_num(0.0, 0.0, 0.0), 0.0)
+            if rest:
+                fabric.hold(phase, rest * (row - sent).nan_to_num(0.0, 0.0, 0.0), 0.0)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Peers, "_give", give)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpps.peers import Network
 from dpps.privacy import LedgerFile
 from dpps.topology import Complete, DOut, Exponential, Ring, Topology
 from tests.support.bare import HARD, WIDTH, Bare, Tap, mass, membership_of
+from tests.support.simulated import Network
 
 FAST, ALL = range(6), range(6, 40)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dpps.peers import Network
 from dpps.topology import Exponential
 from tests.support.bare import Bare, mass, membership_of
 from tests.support.processes import needs_proc, open_files
+from tests.support.simulated import Network
 
 N = 8
 NAMES = tuple(f"m{k}" for k in range(N))

@@ -11,9 +11,10 @@ import pytest
 from dpps.peers import Claim, Frame, FrameError, Presence, Share, decode, largest
 
 ROW = bytes(range(24))
-VIEW = (Presence(5, 2, 0), Presence(1 << 40, -1, 3))
-SHARE = Share(7, 0.5, 1.25, Claim(0, 3, "x", b"signed"), ROW)
-FRAME = Frame("run", 1, True, 2, 4, 3, VIEW, SHARE, Claim(1, 9, "digest", b"other"), b"receipt")
+VIEW = (Presence(5, 2, 0, b"mine"), Presence(1 << 40, -1, 3, b"its own"))
+SHARE = Share(Claim(0, 3, "x", 7, 0.5, 1.25, b"signed"), ROW)
+SEEN = Claim(1, 9, "digest", 2, 0.25, 1.0, b"other")
+FRAME = Frame("run", 1, True, 2, 4, 3, VIEW, SHARE, SEEN, b"receipt", "a row of NaN")
 
 
 def test_frames_come_back() -> None:
@@ -23,7 +24,7 @@ def test_frames_come_back() -> None:
     assert len(digest) == 64, "computed from the row, not believed"
     claim = replace(SHARE.claim, digest=digest)
     assert back == replace(FRAME, share=replace(SHARE, claim=claim))
-    plain = replace(FRAME, share=None, seen=None, receipt=b"")
+    plain = replace(FRAME, share=None, seen=None, receipt=b"", refusal="")
     assert decode(plain.encode(), "run", 2, len(ROW)) == plain
     assert len(FRAME.encode()) <= largest(len(ROW))
 
@@ -34,40 +35,44 @@ def _with(**changes: object) -> bytes:
     length = struct.unpack_from("<4sI", data)[1]
     header = json.loads(data[8 : 8 + length]) | changes
     text = json.dumps(header).encode()
-    return struct.pack("<4sI", b"DPP1", len(text)) + text + data[8 + length :]
+    return struct.pack("<4sI", b"DPP2", len(text)) + text + data[8 + length :]
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"",
-        b"DPP1",
+        b"DPP2",
         FRAME.encode()[:-1],
         FRAME.encode() + b"x",
         b"HTTP" + FRAME.encode()[4:],
-        struct.pack("<4sI", b"DPP1", 1 << 31) + b"{}",
-        struct.pack("<4sI", b"DPP1", 2) + b"{}",
-        struct.pack("<4sI", b"DPP1", 5000) + b"[" * 5000,
+        struct.pack("<4sI", b"DPP2", 1 << 31) + b"{}",
+        struct.pack("<4sI", b"DPP2", 2) + b"{}",
+        struct.pack("<4sI", b"DPP2", 5000) + b"[" * 5000,
         _with(run="another"),
         _with(start=0),
         _with(start=True),
         _with(got=-1),
         _with(kept=1 << 70),
-        _with(view=[[1, 1, 0]]),
-        _with(view=[[1, 1, 0], [1, 1, 9]]),
-        _with(share=[0, 0.5, 1.0, 0, 3, ""]),
-        _with(share=[1, 1.5, 1.0, 0, 3, ""]),
-        _with(share=[1, 0.5, 2.5, 0, 3, ""]),
-        _with(share=[1, -0.5, 1.0, 0, 3, ""]),
-        _with(share=[1, math.nan, 1.0, 0, 3, ""]),
-        _with(share=[1, 0.5, math.inf, 0, 3, ""]),
-        _with(share=[1, 0.5, 1.0, 3, 3, ""]),
-        _with(share=[1, 0.5, 1.0, 0, 3, "not hex"]),
+        _with(view=[[1, 1, 0, ""]]),
+        _with(view=[[1, 1, 0, ""], [1, 1, 9, ""]]),
+        _with(view=[[1, 1, 0, ""], [1, 1, 0, "not hex"]]),
+        _with(view=[[1, 1, 0], [1, 1, 0]]),
+        _with(share=[0, 3, 0, 0.5, 1.0, ""]),
+        _with(share=[0, -1, 1, 0.5, 1.0, ""]),
+        _with(share=[0, 3, 1, -0.5, 1.0, ""]),
+        _with(share=[0, 3, 1, math.nan, 1.0, ""]),
+        _with(share=[0, 3, 1, 0.5, math.inf, ""]),
+        _with(share=[3, 3, 1, 0.5, 1.0, ""]),
+        _with(share=[0, 3, 1, 0.5, 1.0, "not hex"]),
+        _with(share=[0, 3, 1, 0.5, 1.0]),
         _with(share=None),
         _with(seen=[0, 1]),
-        _with(seen=[0, 1, "\ud800", ""]),
-        _with(seen=[0, 1, "é" * 64, ""]),
+        _with(seen=[0, 1, "\ud800", 1, 0.5, 1.0, ""]),
+        _with(seen=[0, 1, "é" * 64, 1, 0.5, 1.0, ""]),
         _with(receipt=7),
+        _with(refusal=7),
+        _with(refusal="x" * 1001),
     ],
 )
 def test_what_no_honest_member_sends_is_refused(data: bytes) -> None:

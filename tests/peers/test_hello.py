@@ -7,9 +7,10 @@ import pytest
 
 from dpps.errors import PeerError
 from dpps.peers import LARGEST_HELLO, Hello, newer_file, refuse_other, refuse_replayed, renew, verdict
+from dpps.peers.frames import PROTOCOL
 from tests.support.peers import Organisations
 
-FACTS = {"version": "0.2.0", "model": "abc"}
+FACTS = {"version": "0.2.0", "protocol": PROTOCOL, "model": "abc"}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,8 @@ def test_a_hello_is_not_read_beyond_its_length() -> None:
     [
         ({"federation": "other"}, "wrong run"),
         ({"facts": {**FACTS, "version": "9"}}, r"other version.* 9,.*0\.2\.0"),
-        ({"facts": {"version": "0.2.0"}}, "other model"),
+        ({"facts": {"version": "0.2.0", "protocol": PROTOCOL}}, "other model"),
+        ({"facts": {"version": "0.2.0", "model": "abc"}}, f"protocol.*{PROTOCOL}"),
         ({"digest": "other"}, "wrong epoch"),
     ],
 )

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.peers import LEARNING, Network, Peers, SimulatedPost, decode
-from dpps.peers.frames import AVERAGING, FINAL
+from dpps.peers import LEARNING, Peers, decode
+from dpps.peers.frames import AVERAGING, FINAL, PROTOCOL
 from dpps.privacy import LedgerFile, label
 from tests.peers.test_member import FEATURES, NAMES, Federation
 from tests.support.bare import HARD, WIDTH, membership_of
+from tests.support.simulated import Network, SimulatedPost
 
 LATE, OTHERS = "m1", ("m0", "m2", "m3")
 ROW_BYTES = 4 * 2 * (FEATURES + 1)
@@ -112,7 +113,7 @@ def test_without_the_model_a_latecomer_ends_in_one_line_and_can_try_again(
 
     federation = Late(tmp_path, come_back, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(Peers, "_hand_on_average", lambda fabric, mean, given: None)
+        patch.setattr(Peers, "_hand_on_average", lambda fabric, mean: None)
         with pytest.raises(RunError) as told:
             federation.network.run()
     assert label(federation.runs[LATE].privacy.epsilon) in str(told.value)
@@ -144,20 +145,18 @@ def test_where_all_are_there_to_the_end_nothing_is_handed_over(
     assert FINAL not in phases
 
 
-def test_an_outbox_of_version_0_2_has_no_final_average_and_is_taken_up() -> None:
+def test_an_outbox_of_version_0_2_is_refused_in_one_line() -> None:
+    told: list[str] = []
+
     def main(post: SimulatedPost) -> None:
         fabric = Peers(membership_of(NAMES, 0), post, post.clock)
         fabric.start(torch.zeros(1, WIDTH, dtype=torch.float64), common=True)
-        fabric.hold(LEARNING, torch.ones(WIDTH), 1.0)
-        tensors, meta = fabric.tensors(), fabric.meta()
-        del tensors[f"home/{FINAL}"], meta["mass"][str(FINAL)]
-        again = Peers(membership_of(NAMES, 0), post, post.clock)
-        again.start(torch.zeros(1, WIDTH, dtype=torch.float64), common=True)
-        again.load(tensors, meta)
-        assert again.take(LEARNING)[1] == 1.0
-        assert again.take(FINAL)[1] == 0.0
-        loaded.append(again)
+        meta = fabric.meta()
+        del meta["protocol"]
+        with pytest.raises(RunError, match=PROTOCOL) as refused:
+            fabric.load(fabric.tensors(), meta)
+        told.append(str(refused.value))
 
-    loaded: list[Peers] = []
     Network({NAMES[0]: main}).run()
-    assert loaded
+    assert len(told) == 1
+    assert "\n" not in told[0]

@@ -6,7 +6,7 @@ from dpps.peers import Claim, Inlet, Outlet, Share
 
 
 def _share(number: int) -> Share:
-    return Share(number, 0.5, 1.0, Claim(0, number, "d", b"s"), b"")
+    return Share(Claim(0, number, "d", number, 0.5, 1.0, b"s"), b"")
 
 
 def test_shares_are_kept_until_they_are_safe_at_the_receiver() -> None:
@@ -64,5 +64,21 @@ def test_links_survive_on_disk() -> None:
     outlet.add(0.25, (1, 9))
     again = Outlet.from_json(outlet.to_json())
     assert (again.number, again.waiting[0].letter, again.waiting[0].weight) == (1, (1, 9), 0.25)
-    inlet = Inlet(5, 4, seen=Claim(0, 2, "d", b"\x01"), receipt=b"\x02")
+    inlet = Inlet(5, 4, seen=Claim(0, 2, "d", 5, 0.1, 1.3, b"\x01"), receipt=b"\x02")
     assert Inlet.from_json(inlet.to_json()) == Inlet(5, 5, seen=inlet.seen, receipt=b"\x02")
+
+
+def test_a_share_that_came_out_of_order_is_sent_again_as_soon_as_the_one_before_has_arrived() -> None:
+    outlet = Outlet()
+    for round_ in (3, 4):
+        outlet.add(0.5, (0, round_))
+    for now in (0.0, 1.0, 3.0, 7.0):
+        assert len(outlet.due(now, first=1.0)) == 2
+    outlet.hear(start=1, got=1, kept=0)
+    assert [sent.number for sent in outlet.due(7.5, first=1.0)] == [2]
+    outlet.hear(start=1, got=1, kept=1)
+    assert not outlet.due(7.6, first=1.0), "the same word again changes nothing"
+    outlet.add(0.5, (0, 5))
+    assert [sent.number for sent in outlet.due(7.7, first=1.0)] == [3]
+    outlet.hear(start=1, got=2, kept=1)
+    assert not outlet.due(7.8, first=1.0), "it may well arrive yet"

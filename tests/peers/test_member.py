@@ -13,11 +13,12 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.peers import LEARNING, Heart, Member, Network, Peers, Presence, SimulatedPost
+from dpps.peers import LEARNING, Heart, Member, Peers, Presence
 from dpps.peers.view import LEFT
 from dpps.privacy import LedgerFile
 from dpps.runs import Run
 from tests.support.bare import HARD, SOFT, membership_of
+from tests.support.simulated import Network, SimulatedPost
 
 N, EXAMPLES, FEATURES = 4, 40, 6
 NAMES = tuple(f"m{k}" for k in range(N))
@@ -45,7 +46,8 @@ def make_run(post: SimulatedPost, k: int, folder: Path, **more: Any) -> Run:
         "privacy": dpps.Record(noise_multiplier=1.0, clip=1.0),
         "declared_sizes": EXAMPLES,
     } | more
-    algorithm = dpps.PartPSP(nn.Linear(FEATURES, 2), lr_shared=0.5, lr_local=0.5, batch_size=10)
+    learning = {"lr_shared": 0.5, "lr_local": 0.5, "batch_size": 10} | options.pop("learning", {})
+    algorithm = dpps.PartPSP(nn.Linear(FEATURES, 2), **learning)
     data = [TensorDataset(*examples(k + 1))]
     return Run(algorithm, data, topology=topology, where=where, folder=folder, seed=k, **options)
 
@@ -345,3 +347,44 @@ def test_a_member_that_was_killed_before_its_results_writes_them_at_its_next_sta
     assert (folder / "models" / "node-1.safetensors").exists()
     Network({"m1": federation._main(1)}).run()  # it stays for those who come late, and that is all
     assert torch.equal(federation.runs["m1"].shared, model)
+
+
+def fabrics(federation: Federation) -> list[Peers]:
+    wheres = [federation.runs[name].where for name in NAMES]
+    return [where.fabric for where in wheres if isinstance(where, Member)]
+
+
+def test_shares_have_the_topologys_weight_where_its_clock_restarts(tmp_path: Path) -> None:
+    """Three rounds an epoch and a topology of period two: what a round's weights are does not follow from its number alone."""
+    federation = Federation(tmp_path, epochs=3, learning={"lr_step": 1, "batch_size": 13})
+    federation.network.run()
+    assert all(run.rounds_per_epoch == 3 for run in federation.runs.values())
+    for fabric in fabrics(federation):
+        assert fabric.refused == {}
+        assert [fabric._terms._clock(round_) for round_ in range(9)] == [0, 1, 2] * 3
+    models = federation.models()
+    assert all(torch.allclose(model, models[0], atol=1e-4) for model in models)
+
+
+@pytest.mark.parametrize("optimizer", [None, dpps.Momentum(0.5), dpps.Adam(0.01)])
+def test_the_bound_on_rows_follows_from_the_plan(optimizer: Any, tmp_path: Path) -> None:
+    """Clip 1 of batches of 10 with rate 0.5, at most a step of 0.5 and noise of 0.05 a round."""
+    learning = {} if optimizer is None else {"optimizer": optimizer}
+    found: list[float] = []
+
+    def main(post: SimulatedPost) -> None:
+        run = make_run(post, 0, tmp_path / "m0", learning=learning)
+        assert isinstance(run.where, Member)
+        run.start(3)
+        step, deviation = run.protocol.growth(run.state.shared, 1.0)
+        reach = 12 * step + 12**0.5 * deviation * (run.state.shared.s.shape[1] ** 0.5 + 41)
+        found.extend((run.where.fabric._rows.longest(1.0), float(run.state.shared.s.norm()), reach))
+        run.close()
+
+    Network({"m0": main}).run()
+    longest, start, reach = found
+    if isinstance(optimizer, dpps.Adam):
+        assert longest == float("inf")
+    else:
+        assert longest == pytest.approx(2 * (start + reach * (1 if optimizer is None else 2)))
+        assert reach < 100

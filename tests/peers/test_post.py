@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from dpps.peers import Channel, Network, Post
+from dpps.peers import Channel, Post
 from tests.support.peers import NAMES, Organisations
 from tests.support.processes import free_port
+from tests.support.simulated import Network
 
 
 def drops_what_nobody_takes(post: Post) -> None:

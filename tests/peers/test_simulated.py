@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpps.peers import Network, SimulatedPost
+from tests.support.simulated import Network, SimulatedPost
 
 
 def test_frames_arrive_after_their_delay_and_time_passes_only_by_waiting() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,14 @@ import torch
 from dpps.errors import RunError
 from dpps.learning import NodeData, Poisson
 from dpps.noise import Gaussian, Keystream, Outgoing, SecureNoise
-from dpps.peers import LEARNING, Channel, Claim, Frame, Network, SimulatedPost, decode
+from dpps.peers import LEARNING, Channel, Claim, Frame, decode
 from dpps.peers import Outgoing as Queue
 from tests.peers.test_correspondence import ROW, A, B, met, started
 from tests.support.bare import HARD, WIDTH, sign_as
 from tests.support.peers import NAMES as THREE
 from tests.support.peers import Organisations
 from tests.support.processes import free_port, until
+from tests.support.simulated import Network, SimulatedPost
 
 CUT, MEND, SPEAKS = 1.0, 2.0, 3.0
 
@@ -85,8 +87,9 @@ def test_evidence_comes_before_a_waiting_share() -> None:
         fabric = started(post, 1, soft=0.3, hard=3000.0)
         while post.clock() < CUT + 0.5:
             fabric.wait(0.05)
-        unsigned = Claim(LEARNING, 0, "0" * 64, b"").message("run", A)
-        fabric._inlets[0].seen = Claim(LEARNING, 0, "0" * 64, sign_as(A)(unsigned))
+        claim = Claim(LEARNING, 0, "0" * 64, 1, 0.5, 1.0)
+        signature = sign_as(A)(claim.message("run", A, B))
+        fabric._inlets[0].seen = replace(claim, signature=signature)
         while True:
             fabric.wait(0.05)
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.peers import Key, Network, Participation, Request, SimulatedPost, accept, convene
+from dpps.peers import Key, Participation, Request, accept, convene
 from tests.peers.test_correspondence import A, B, listen, met, started
 from tests.peers.test_join import three  # noqa: F401 - a fixture
 from tests.peers.test_member import make_run
 from tests.support.bare import SOFT
 from tests.support.peers import NAMES as THREE
 from tests.support.peers import PLAN, Organisations
+from tests.support.simulated import Network, SimulatedPost
 
 
 def _taking_part(made: Organisations, data: Path) -> Participation:

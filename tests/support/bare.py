@@ -1,6 +1,7 @@
 """Members without learning: the protocol on tiny rows, with outbox and ledger, on a simulated network. What tests of failures share."""
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,21 +11,22 @@ import torch
 
 from dpps.noise import Gaussian, Seeded
 from dpps.peers import (
+    DONE,
     LEARNING,
     Frame,
-    Killed,
     Membership,
-    Network,
     Outbox,
     OutboxLedger,
     Peers,
-    SimulatedPost,
     averaging_rounds,
     decode,
 )
+from dpps.peers.membership import Terms
+from dpps.peers.rows import TAIL
 from dpps.protocol import DPPS
 from dpps.sensitivity import Bounded
 from dpps.topology import Topology
+from tests.support.simulated import Killed, Network, SimulatedPost
 
 WIDTH = 3
 SOFT, HARD = 0.3, 1.5
@@ -51,6 +53,13 @@ def membership_of(
     return Membership("run", names, own, sign_as(names[own]), verify, **named)
 
 
+def terms_of(topology: Topology, rounds: int, growth: tuple[float, float] = (1.0, 0.2)) -> Terms:
+    """What all rounds together can add to a row, each adding so much."""
+    step, deviation = growth
+    reach = rounds * step + math.sqrt(rounds) * deviation * (math.sqrt(WIDTH) + TAIL)
+    return Terms(topology, rounds, reach)
+
+
 @dataclass
 class Bare:
     """One member: every start of its process goes on from its folder."""
@@ -75,13 +84,18 @@ class Bare:
     die_at: set[tuple[int, str]] = field(default_factory=set)
     """(round, "before" or "after" it is on disk): the process ends there, once."""
 
+    def make(self, post: SimulatedPost) -> Peers:
+        """This member's fabric; liars have one of their own."""
+        return Peers(self.membership, post, post.clock)
+
     def __call__(self, post: SimulatedPost) -> None:
         self.held = None
         own = self.membership.own
-        fabric = self.fabric = Peers(self.membership, post, post.clock)
+        fabric = self.fabric = self.make(post)
         noise, mechanism, bound = Seeded(own), Gaussian(0.1), Bounded(2.0, clip=1.0)
         protocol = DPPS(self.topology, mechanism, bound, noise=noise, fabric=fabric)
         state = protocol.start(torch.zeros(1, WIDTH, dtype=torch.float64), common_start=True)
+        fabric.agree(terms_of(self.topology, self.rounds, protocol.growth(state, 1.0)))
         outbox = Outbox(self.folder / "outbox")
         found, header = outbox.read(), {"rows": [own], "run": "x"}
         opening = OutboxLedger.create if found is None else OutboxLedger.open
@@ -124,7 +138,8 @@ class Bare:
             post._process.killed = True
             raise Killed
 
-    def _assemble(self) -> None:
+    def _assemble(self, patience: float = math.inf) -> None:
+        """As `Member` does it."""
         assert self.fabric is not None
         begun = self.fabric.clock()
         while True:
@@ -132,11 +147,15 @@ class Bare:
             waited = self.fabric.clock() - begun
             if self.fabric.assembled(self.membership.min_members, waited < SOFT):
                 return
-            if any(k.state == 1 for k in self.fabric.view.known):
+            if self.fabric.over() or (waited >= patience and self.fabric.deserted()):
                 return
             self.fabric.wait(SOFT / 3)
 
     def _live(self, post: SimulatedPost, protocol: DPPS, state: Any, fabric: Peers) -> None:
+        if fabric.state == DONE:  # it was started once more, for those who come late
+            assert self.result is not None
+            fabric.stay(self.result)
+            return
         while state.round < self.rounds:
             self._assemble()
             if self.leave_at is not None and state.round >= self.leave_at:
@@ -144,7 +163,7 @@ class Bare:
                 fabric.hand_over(state.s[0], float(state.a[0]), state.round)
                 state.a = torch.zeros(1)
                 return
-            target = min(fabric.behind(state.round), self.rounds)
+            target = self.rounds if fabric.over() else min(fabric.behind(state.round), self.rounds)
             self.skipped += target - state.round
             state.round = state.clock = target
             if target == self.rounds:
@@ -158,7 +177,9 @@ class Bare:
         while post.clock() < self.quiet:
             fabric.wait(self.quiet - post.clock())
         fewest = averaging_rounds(self.topology)
-        self.result, self.apart = fabric.average(state.y[0], self.rounds, fewest, before=self._assemble)
+        self.result, self.apart = fabric.average(
+            state.y[0], self.rounds, fewest, before=lambda: self._assemble(self.membership.hard)
+        )
         state.a = torch.zeros(1)
         fabric.finish()
         fabric.stay(self.result)
@@ -203,7 +224,7 @@ def mass(members: list[Bare], network: Network) -> float:
             live[k] = metas[k]["mass"]["0"]
     total += sum(live.values())
     for k, meta in metas.items():
-        letters = {(phase, r): a for phase, r, a, _, _ in meta["letters"]}
+        letters = {(phase, r): a for phase, r, a, _ in meta["letters"]}
         for to, outlet in meta["outlets"].items():
             counted = metas[int(to)]["inlets"][str(k)]["counted"]
             for number, weight, phase, r in outlet["waiting"]:

@@ -7,7 +7,7 @@ Where to look, from what people do down to what travels:
 - rounds that nobody has to wait for, every part of a row counted once: `fabric`, `correspondence`, `links`, `rows`, `view`, `membership`
 - what is on disk before anything leaves: `outbox`, `ledger`
 - bytes between two members: `frames`, and how they get there: `post`, which is `channel` (gRPC and TLS: `dialling`, `listening`, `hello`,
-  `queues`, `grpc_options`) or, for rehearsals, `simulated`
+  `queues`, `grpc_options`) or, for rehearsals, the simulated one of `tests/peers`
 """
 
 from typing import TYPE_CHECKING
@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.peers.post import Post
     from dpps.peers.queues import FRAMES, Incoming, Outgoing
     from dpps.peers.rows import Rows
-    from dpps.peers.simulated import Killed, Network, SimulatedPost
     from dpps.peers.status import (
         FILE,
         FINISHED,
@@ -100,11 +99,9 @@ __all__ = [
     "Incoming",
     "Inlet",
     "Key",
-    "Killed",
     "LivePage",
     "Member",
     "Membership",
-    "Network",
     "Outbox",
     "OutboxLedger",
     "Outgoing",
@@ -118,7 +115,6 @@ __all__ = [
     "Rows",
     "Rules",
     "Share",
-    "SimulatedPost",
     "Status",
     "View",
     "accept",

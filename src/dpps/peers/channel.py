@@ -15,6 +15,7 @@ from typing import Self
 from dpps.errors import PeerError
 from dpps.peers.dialling import Dialler
 from dpps.peers.federation import LARGEST_FILE, Contact, Federation
+from dpps.peers.frames import PROTOCOL
 from dpps.peers.grpc_options import load_grpc
 from dpps.peers.hello import Hello
 from dpps.peers.identity import Identity
@@ -100,7 +101,7 @@ class Channel(Post):
         Raises:
             RunError: the port cannot be listened at.
         """
-        self.facts = {"version": __version__, **(facts or {})}
+        self.facts = {"version": __version__, "protocol": PROTOCOL, **(facts or {})}
         self._limit(largest)
         if self.identity.listen:
             self._listener = Listener(self, self.identity.listen)

@@ -8,7 +8,8 @@ Before anything of a round leaves, `keep` has put the whole state on disk.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from dpps.errors import RunError, UsageError
 from dpps.peers.correspondence import Correspondence
 from dpps.peers.frames import AVERAGING, FINAL, LEARNING
-from dpps.peers.membership import Membership
+from dpps.peers.membership import Membership, Terms, given
 from dpps.peers.post import Post
 from dpps.peers.rows import Rows
 from dpps.peers.view import ACTIVE, DONE, HERE, LEFT, NEAR
@@ -32,6 +33,10 @@ PATIENCE, LONGEST = 10, 200
 _FEWEST, _MOST = 6, 1000
 _LARGEST = 400  # members of whom eigenvalues are computed; more of them get the most rounds
 _LATELY = 4  # rounds
+_VAIN = 4
+"""Hard deadlines after which a member that gets nothing from anybody, though they are there, ends the average alone."""
+JUMP = 8
+"""Where a single other member is here, its word takes this one on by so many rounds at a time."""
 
 
 class Peers(Correspondence, Fabric):
@@ -54,8 +59,11 @@ class Peers(Correspondence, Fabric):
         self.control = Alone()  # nobody stops the others: a member that stops is away
         self.late = False
         """Whether the average was taken over from neighbours that had finished."""
+        self._noted: Set[int] = frozenset()
         self._waiting_for: tuple[int, int, Sequence[int]] | None = None
-        self._columns = lru_cache(maxsize=64)(self._column)
+        self._columns = lru_cache(maxsize=64)(given)
+        self._no_room: set[int] = set()
+        self._late: Counter[int] = Counter()
         self._sources = lru_cache(maxsize=64)(self._row)
 
     # The fabric of a protocol
@@ -63,6 +71,12 @@ class Peers(Correspondence, Fabric):
     def start(self, s: Tensor, common: bool) -> Link:
         self._prepare(Rows(s[0], common))
         return {}
+
+    def agree(self, terms: Terms) -> None:
+        """What the contract makes of every row and share; before the first frame is taken in."""
+        self._terms = terms
+        self._last = terms.rounds + max(PATIENCE * averaging_rounds(terms.topology), LONGEST)
+        self._rows.bound(terms.reach)
 
     def push(self, exchange: Exchange, s: Tensor, a: Tensor, link: Link) -> None:
         if exchange.weights is None or exchange.present is not None:
@@ -75,11 +89,10 @@ class Peers(Correspondence, Fabric):
                 "on from what is on disk"
             )
         with self.lock:
-            self._rows.grow(exchange.step, exchange.deviation)
             self._take_in()
-            given, sources = self._columns(exchange.weights), self._sources(exchange.weights)
-            self._await_room(exchange.round, given)
-            self._push(LEARNING, exchange.round, given, sources, s[0], float(a[0]))
+            parts = self._columns(exchange.weights, self.membership.own)
+            self._await_room(exchange.round, parts)
+            self._push(LEARNING, exchange.round, parts, self._sources(exchange.weights), s[0], float(a[0]))
 
     def collect(self, seconds: float | None = None) -> Arrived:
         with self.lock:
@@ -115,16 +128,19 @@ class Peers(Correspondence, Fabric):
         self._give(phase, round_, row, a, parts, 1.0 - sum(parts.values()))
         self._waiting_for = phase, round_, sources
 
-    def _await_room(self, round_: int, given: Mapping[int, float]) -> None:
-        """Wait for those who are to get a part and have not said yet that they have the one before: slow is not gone."""
+    def _await_room(self, round_: int, parts: Mapping[int, float]) -> None:
+        """Wait for those who are to get a part and have not said yet that they have the one before: slow is not gone.
+        But who does not say so within the deadline is not waited for again until it has."""
         deadline = self.clock() + self.membership.soft
-        while slow := [
-            n for n in given if n in self.partners() and not self._outlets[n].ready(LEARNING, round_)
-        ]:
-            if not (slow := [n for n in slow if n not in self._given_up]):
+        while True:
+            ready = {n for n in parts if self._outlets[n].ready(LEARNING, round_)}
+            self._no_room -= ready
+            slow = set(self.partners()) & set(parts) - ready - self._no_room - set(self._given_up)
+            if not slow:
                 return
             if self.clock() >= deadline:
-                self._given_up.update(slow)
+                self._no_room |= slow
+                self._silent |= slow
                 return
             self.wait(deadline - self.clock())
 
@@ -135,25 +151,26 @@ class Peers(Correspondence, Fabric):
         deadline = self.clock() + (self.membership.soft if seconds is None else seconds)
         while missing := [node for node in sources if self._awaits(node, round_)]:
             if self.clock() >= deadline:
-                self._given_up.update(missing)
+                self._given_up.update({node: self.view.pushed(node) for node in missing})
+                self._silent.update(missing)
+                self._late.update(missing)
                 break
             self.wait(deadline - self.clock())
-        came = (
-            n for n in sources if (seen := self._inlets[n].seen) is not None and seen.order == (phase, round_)
-        )
-        return frozenset(came) | {self.membership.own}
+        seen = {n: self._inlets[n].seen for n in sources}
+        came = (n for n, claim in seen.items() if claim is not None and claim.order == (phase, round_))
+        found = frozenset(came) | {self.membership.own}
+        if phase == LEARNING:
+            for node in found:
+                self._late.pop(node, None)
+        return found
 
     def _awaits(self, node: int, round_: int) -> bool:
-        """Whether a part of this round may still come soon."""
-        if self.view.pushed(node) >= round_ or node in self._given_up or node in self.refused:
+        """Whether a part of this round may still come soon. Who was late again and again, as long as the hard deadline in all, is
+        not waited for: in learning until it is on time, in the average no more."""
+        if self.view.pushed(node) >= round_ or node in self._given_up:
             return False
-        known = self.view.known[node]
-        return node in self._connected and self.view.is_here(node, self.clock()) and known.state in ACTIVE
-
-    def _column(self, weights: Weights) -> dict[int, float]:
-        mine = (weights.senders == self.membership.own) & (weights.receivers != self.membership.own)
-        pairs = zip(weights.receivers[mine].tolist(), weights.values[mine].tolist(), strict=True)
-        return dict(pairs)
+        patience = self.membership.hard / self.membership.soft
+        return node in self.partners() and self._late[node] < patience
 
     def _row(self, weights: Weights) -> list[int]:
         first, last = weights.indptr[self.membership.own : self.membership.own + 2]
@@ -176,19 +193,28 @@ class Peers(Correspondence, Fabric):
             fewest: how many rounds it takes if nothing fails.
             before: called before every round.
 
-        It ends when every member that is here says that its neighbours are as near as can be asked for.
+        It ends when every member that is here says that its neighbours are as near as can be asked for, or after many times the
+        rounds that it takes if nothing fails; who is late in them is waited for as long as the hard deadline, in all of them together. A
+        member to whom none of its neighbours gives anything ends after four times as long.
 
         Returns:
             The average, and how far (L2, relative) this member's neighbours were from it when they last told; None if there was
             nobody to average with.
         """
+        self.state = HERE
         position, last = max(first, self.pushed + 1), first + max(PATIENCE * fewest, LONGEST)
         # from here on nobody pulls the average farther away than the contract allows, in all rounds together
         self._rows.follow(row)
+        self._late.clear()
+        vain = 0
         before()
-        if position == first and self.behind(first) <= first + fewest // 3:
+        takes_part = position == first and self.behind(first) <= first + fewest // 3
+        if takes_part:
             self.hold(AVERAGING, row, 1.0)
-        while position < last:
+        while position < last and vain * self.membership.soft < _VAIN * self.membership.hard:
+            if not takes_part and self._final():
+                self.state = HERE
+                break
             self.state = NEAR if position >= first + fewest and self._agrees(position) else HERE
             if self.state == NEAR and self._all_near():
                 break
@@ -202,28 +228,62 @@ class Peers(Correspondence, Fabric):
                 equal = dict.fromkeys(reached, 1 / (len(reached) + 1))
                 self._push(AVERAGING, position, equal, self.partners(), z, b)
                 if self._collect() == {self.membership.own}:
-                    self._wait_for_mass(self._home[AVERAGING][1])
+                    vain = 0 if self._wait_for_mass(self._home[AVERAGING][1]) else vain + 1
             position = max(position + 1, min(self.behind(position + 1), last))
-        if self.state != NEAR and self.over():
-            self._tell_everybody()
-            self._wait_until(lambda: self._home[FINAL][1] > 0 or not self.over(), self.membership.hard)
-            self.late = self._home[FINAL][1] > 0
-        phase = FINAL if self.late else AVERAGING
-        z, b = self._home[phase]
+        voices = {} if self.state == NEAR else self._await_final()
+        if voices:
+            self.late = True
+            return self._rows.middle(list(voices.values()), self.membership.gossip_clip)
+        z, b = self._home[AVERAGING]
         mean = self._rows.narrow(z / b) if b > 0 else row
-        return mean, self._rows.apart(mean, 0 if phase == FINAL else position - fewest)
+        return mean, self._rows.apart(mean, position - fewest)
 
     def over(self) -> bool:
-        """Whether neighbours that can be reached have finished, and none of them takes part any more."""
-        done = (self.view.known[n].state == DONE and n not in self.refused for n in self._connected)
-        return any(done) and not self.partners()
+        """Whether the run has ended without this member: neighbours that can be reached have finished, none of them takes part
+        any more, and that is not the word of one alone."""
+        return self.deserted() and self._ended()
 
-    def _wait_for_mass(self, held: float) -> None:
-        """Until there is more than that, or nobody who could give it, at most as long as the soft deadline."""
-        self._wait_until(
-            lambda: self._home[AVERAGING][1] > held or not self.partners() or self._all_near(),
-            self.membership.soft,
-        )
+    def deserted(self) -> bool:
+        """Whether there are neighbours that say that they have finished, and none that takes part."""
+        return bool(self._done()) and not self.partners()
+
+    def _ended(self) -> bool:
+        """Whether two members have signed that they have finished, here or not: one of them may be a liar. Where there is only one
+        other member, its word must do."""
+        known, gone = self.view.known, {self.membership.own, *self.view.ignored}
+        others = [n for n in range(self.nodes) if n not in gone and known[n].state != LEFT]
+        return sum(known[n].state == DONE for n in others) >= max(1, min(2, len(others)))
+
+    def _done(self) -> set[int]:
+        """Neighbours that can be reached and have finished."""
+        known = self.view.known
+        return {n for n in self._connected if known[n].state == DONE and n not in self.view.ignored}
+
+    def _final(self) -> dict[int, Tensor]:
+        """The final average, as the neighbours say that have finished; nothing before it is sure that the run has ended."""
+        if not self._ended():
+            return {}
+        known, ignored = self.view.known, self.view.ignored
+        return {n: row for n, row in self._voices.items() if known[n].state == DONE and n not in ignored}
+
+    def _await_final(self) -> dict[int, Tensor]:
+        """The same, when neighbours that can be reached had time to say it: the hard deadline for the first of them, then the soft
+        one for the rest."""
+        if self._done() and self._ended():
+            self._tell_everybody()
+            self._wait_until(lambda: bool(self._final()) or not self._done(), self.membership.hard)
+            if self._final():
+                self._wait_until(lambda: self._done() <= set(self._final()), self.membership.soft)
+        return self._final()
+
+    def _wait_for_mass(self, held: float) -> bool:
+        """Until there is more than that, or nobody who could give it, at most as long as the soft deadline; whether it was no longer."""
+
+        def done() -> bool:
+            return self._home[AVERAGING][1] > held or not self.partners() or self._all_near()
+
+        self._wait_until(done, self.membership.soft)
+        return done()
 
     def _all_near(self) -> bool:
         """Whether all who are here see no difference to their neighbours any more."""
@@ -238,8 +298,17 @@ class Peers(Correspondence, Fabric):
         return apart is not None and apart <= TOLERANCE
 
     def behind(self, round_: int) -> int:
-        """The round to go on with: a member that is more than one round behind the others goes where they are."""
-        others = self.view.others_round(self.clock())
+        """The round to go on with: a member that is more than one round behind the others goes where they are.
+
+        Where they are is the (lower) median of what those who are here have signed, so one of them alone takes nobody along; a single
+        one is believed for a few rounds at a time.
+        """
+        rounds = self.view.rounds(self.clock())
+        if not rounds:
+            return round_
+        others = rounds[(len(rounds) - 1) // 2]
+        if len(rounds) == 1:
+            others = min(others, round_ + JUMP)
         return others if others > round_ + 1 else round_
 
     def hand_over(self, row: Tensor, a: float, round_: int) -> list[str]:
@@ -296,6 +365,7 @@ class Peers(Correspondence, Fabric):
         with self.lock:
             self._check_silence()
             self.state = DONE
+            self._voices.clear()
             self._keep(AVERAGING)
             self._tell_everybody()
 
@@ -308,27 +378,35 @@ class Peers(Correspondence, Fabric):
             ended: whether somebody wants this to end.
         """
         with self.lock:
-            deadline, given = self.clock() + self.membership.hard, set[int]()
+            deadline = self.clock() + self.membership.hard
             while self.unfinished() and self.clock() < deadline and not ended():
-                self._hand_on_average(mean, given)
+                self._hand_on_average(mean)
                 self.wait(deadline - self.clock())
-            arriving = [self._outlets[node] for node in given]
+                self._note_finished()
+            arriving = [self._outlets[n] for n in self._connected if self._outlets[n].gave(FINAL)]
             self._wait_until(lambda: not any(each.waiting for each in arriving), self.membership.soft)
             self._tell_everybody()
 
-    def unfinished(self) -> list[str]:
-        """Neighbours that have neither finished nor left, whether they are here or not."""
-        nodes = {name: self.membership.names.index(name) for name in self.membership.partners}
-        known = self.view.known
-        return sorted(name for name, n in nodes.items() if known[n].state in ACTIVE and n not in self.refused)
+    def _note_finished(self) -> None:
+        """Put on disk who has signed that it has finished: if this member is started once more, it shows that to latecomers."""
+        if (done := self.view.finished()).keys() != self._noted:
+            self._check_silence()
+            self._keep(FINAL)
+            self._noted = done.keys()
 
-    def _hand_on_average(self, mean: Tensor, given: set[int]) -> None:
-        """Who is still averaging, and sees no difference to its neighbours, needs nothing."""
+    def unfinished(self) -> list[str]:
+        """Neighbours that have neither finished nor left, whether they are here or not; but for those who take nothing from this
+        member, or it from them."""
+        nodes = {name: self.membership.names.index(name) for name in self.membership.partners}
+        known, refused = self.view.known, {*self.refused, *self.refused_by}
+        return sorted(name for name, n in nodes.items() if known[n].state in ACTIVE and n not in refused)
+
+    def _hand_on_average(self, mean: Tensor) -> None:
+        """Once to every neighbour; who is still averaging, and sees no difference to its neighbours, needs nothing."""
         round_, now, known = max(self.pushed, 0), self.clock(), self.view.known
-        late = [n for n in self.partners() if known[n].state == HERE and n not in given | self._unheard]
-        able = [n for n in late if self._can_take(n, FINAL, round_, now)]
+        late = [n for n in self.partners() if known[n].state == HERE and n not in self._unheard]
+        able = [n for n in late if not self._outlets[n].gave(FINAL) and self._can_take(n, FINAL, round_, now)]
         if able:
-            given.update(able)
             self._give(FINAL, round_, mean, 1.0, dict.fromkeys(able, 1.0), 0.0)
 
 

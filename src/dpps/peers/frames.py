@@ -2,47 +2,63 @@
 
 Every frame says how far its sender is, what it has counted of the receiver's shares, and whom it has heard of lately. Most also
 carry a *share*: a part of a released row. A share has a number on its link, so that it counts exactly once, whatever the
-network does; and its sender's signature under (run, phase, round, digest of the row),
-which the receiver keeps: shown to a sender that comes back with an older copy of its ledger,
-its own signature says how far it had really gone.
+network does; and its sender's signature under everything that says what it is and how much of it:
+run, sender, receiver, phase, round, digest of the row, number, weight and a. The receiver keeps it: shown to a sender that comes
+back with an older copy of its ledger, its own signature says how far it had really gone; and if no honest member can have sent it, it is evidence.
+What a frame says of other members' presence carries their own signatures.
 """
 
 import hashlib
 import json
-import math
 import struct
 from dataclasses import dataclass
 from typing import Any
 
-MAGIC = b"DPP1"
+MAGIC = b"DPP2"
+PROTOCOL = "2"
+"""Said in the hello, where another one is refused: change both with the format of frames."""
 LEARNING, AVERAGING, FINAL = 0, 1, 2
 """The phases of a run: rows that learn; the average at the end; and the finished average, for members that come back too late to
 take part in it."""
 _HEAD = struct.Struct("<4sI")
-_LARGEST_HEADER = 1 << 16
+_LARGEST_HEADER = 1 << 20
 _LARGEST_NUMBER = 1 << 62
 
 
 class FrameError(ValueError):
-    """A frame that no honest member sends; the message says what is wrong with it."""
+    """A frame that no honest member sends; the message says what is wrong with it.
+
+    Attributes:
+        evidence: (what the sender has signed, its signature), where that alone shows it.
+    """
+
+    def __init__(self, words: str, evidence: tuple[bytes, bytes] | None = None) -> None:
+        super().__init__(words)
+        self.evidence = evidence
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A member's signature under one of its released rows: (phase, round) and the digest."""
+    """A member's signature under one of its shares: `weight` times (row, a) of (phase, round), the so-many-th on its link."""
 
     phase: int
     round: int
     digest: str
-    signature: bytes
+    """Of the row."""
+    number: int
+    """On its link, from 1."""
+    weight: float
+    a: float
+    signature: bytes = b""
 
-    def message(self, run: str, name: str) -> bytes:
-        """What member `name` has signed."""
-        return f"dpps share\n{run}\n{name}\n{self.phase}\n{self.round}\n{self.digest}".encode()
+    def message(self, run: str, name: str, to: str) -> bytes:
+        """What member `name` has signed for `to`."""
+        what = (self.phase, self.round, self.digest, self.number, repr(self.weight), repr(self.a))
+        return "\n".join(("dpps share", run, name, to, *map(str, what))).encode()
 
     def receipt(self, run: str, name: str, by: str) -> bytes:
         """What member `by` signs that has received it from `name`."""
-        return b"dpps received\n" + by.encode() + b"\n" + self.message(run, name)
+        return b"dpps received\n" + self.message(run, name, by)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -52,23 +68,25 @@ class Claim:
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a released row: `weight` times (row, a)."""
+    """A part of a released row."""
 
-    number: int
-    """On its link, from 1."""
-    weight: float
-    a: float
     claim: Claim
     row: bytes
 
 
 @dataclass(frozen=True)
 class Presence:
-    """What is known of one member: how often it has shown a sign of life, how far it is, and what it is doing."""
+    """What is known of one member: how often it has shown a sign of life, how far it is, and what it is doing, signed by itself."""
 
     beats: int
+    """0: nothing was heard of it yet."""
     pushed: int
     state: int
+    signature: bytes = b""
+
+    def message(self, run: str, name: str) -> bytes:
+        """What member `name` has signed."""
+        return f"dpps presence\n{run}\n{name}\n{self.beats}\n{self.pushed}\n{self.state}".encode()
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,7 @@ class Frame:
         share: a part of the sender's row.
         seen: the latest claim of the *receiver's* that the sender has; None where there is none.
         receipt: the sender's signature under that claim.
+        refusal: why the sender refuses the receiver; empty: it does not.
     """
 
     run: str
@@ -98,6 +117,7 @@ class Frame:
     share: Share | None = None
     seen: Claim | None = None
     receipt: bytes = b""
+    refusal: str = ""
 
     def encode(self) -> bytes:
         """As bytes."""
@@ -109,12 +129,11 @@ class Frame:
             "answers": self.answers,
             "got": self.got,
             "kept": self.kept,
-            "view": [[p.beats, p.pushed, p.state] for p in self.view],
-            "share": None
-            if share is None
-            else [share.number, share.weight, share.a, *_listed(share.claim, with_digest=False)],
+            "view": [[p.beats, p.pushed, p.state, p.signature.hex()] for p in self.view],
+            "share": None if share is None else _listed(share.claim, with_digest=False),
             "seen": None if self.seen is None else _listed(self.seen),
             "receipt": self.receipt.hex(),
+            "refusal": self.refusal,
         }
         text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
         return b"".join((_HEAD.pack(MAGIC, len(text)), text, b"" if share is None else share.row))
@@ -165,20 +184,16 @@ def decode(data: bytes, run: str, nodes: int, row_bytes: int) -> Frame:
 
 
 def _frame(header: Any, row: bytes, nodes: int) -> Frame:
-    view = tuple(Presence(_whole(b), _whole(r, -1), _whole(s, 0, 3)) for b, r, s in header["view"])
+    view = tuple(
+        Presence(_whole(beats), _whole(pushed, -1), _whole(state, 0, 3), _signature(signature))
+        for beats, pushed, state, signature in header["view"]
+    )
     if len(view) != nodes:
         raise ValueError(f"a view of {len(view)} members: there are {nodes}")
     share = None
     if header["share"] is not None:
-        number, weight, a, phase, round_, signature = header["share"]
-        digest = hashlib.sha256(row).hexdigest()
-        share = Share(
-            _whole(number, 1),
-            _part(weight, 1.0),
-            _part(a, float(nodes)),
-            _claim(phase, round_, digest, signature),
-            row,
-        )
+        phase, round_, *rest = header["share"]
+        share = Share(_claim(phase, round_, hashlib.sha256(row).hexdigest(), *rest), row)
     seen = None if header["seen"] is None else _claim(*header["seen"])
     return Frame(
         _text(header["run"]),
@@ -190,17 +205,27 @@ def _frame(header: Any, row: bytes, nodes: int) -> Frame:
         view,
         share,
         seen,
-        bytes.fromhex(_text(header["receipt"])),
+        _signature(header["receipt"]),
+        _text(header["refusal"]),
     )
 
 
-def _claim(phase: Any, round_: Any, digest: Any, signature: Any) -> Claim:
-    return Claim(_whole(phase, 0, FINAL), _whole(round_), _text(digest), bytes.fromhex(_text(signature)))
+def _claim(phase: Any, round_: Any, digest: Any, number: Any, weight: Any, a: Any, signature: Any) -> Claim:
+    """Whether its numbers are those of an honest member is looked at when the signature was."""
+    return Claim(
+        _whole(phase, 0, FINAL),
+        _whole(round_),
+        _text(digest),
+        _whole(number, 1),
+        _number(weight),
+        _number(a),
+        _signature(signature),
+    )
 
 
 def _listed(claim: Claim, with_digest: bool = True) -> list[Any]:
     digest = [claim.digest] if with_digest else []
-    return [claim.phase, claim.round, *digest, claim.signature.hex()]
+    return [claim.phase, claim.round, *digest, claim.number, claim.weight, claim.a, claim.signature.hex()]
 
 
 def _whole(value: Any, low: int = 0, high: int = _LARGEST_NUMBER) -> int:
@@ -209,11 +234,15 @@ def _whole(value: Any, low: int = 0, high: int = _LARGEST_NUMBER) -> int:
     return value
 
 
-def _part(value: Any, most: float) -> float:
-    """A weight, or a scalar a: at most N, with room for rounding."""
-    if type(value) not in (int, float) or not 0 <= value <= most * (1 + 1e-9) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a number from 0 to {most:g}")
+def _number(value: Any) -> float:
+    """A weight, or a scalar a."""
+    if type(value) not in (int, float) or not 0 <= value <= _LARGEST_NUMBER:
+        raise ValueError(f"{value!r} is not a number from 0")
     return float(value)
+
+
+def _signature(value: Any) -> bytes:
+    return bytes.fromhex(_text(value))
 
 
 def _text(value: Any) -> str:

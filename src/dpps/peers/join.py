@@ -286,7 +286,12 @@ class Participation:
             told["round"] = min(told["round"], status.rounds)  # the average at the end counts on
             status.members.append(Peer(**told, sent=sent, received=received))
         status.bytes_sent = sum(each.sent for each in traffic.values())
-        status.refusals = list(self.channel.refusals)
+        fabric, names = self.member.fabric, self.member.membership.names
+        status.refusals = [
+            *self.channel.refusals,
+            *(f"refused {names[n]}: it sent {why}" for n, why in fabric.refused.items()),
+            *(f"{names[n]} refuses this member: it was sent {why}" for n, why in fabric.refused_by.items()),
+        ]
 
     def _end(self, state: str, message: str = "") -> None:
         self._over.set()

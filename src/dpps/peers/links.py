@@ -12,7 +12,7 @@ would need two vectors per link in double width on the disk and on the wire in e
 with so few shares on their way there is nothing that they save.)
 """
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -26,19 +26,9 @@ class Letter:
 
     row: Tensor
     a: float
-    claim: Claim
+    digest: str
     data: bytes
     """The row as it is sent, made once for all neighbours and attempts."""
-
-    def to_json(self) -> list[Any]:
-        """For the disk, beside the row."""
-        return [*self.claim.order, self.a, self.claim.digest, self.claim.signature.hex()]
-
-    @classmethod
-    def from_json(cls, saved: list[Any], row: Tensor, data: bytes) -> "Letter":
-        """What `to_json` gave, with its row."""
-        phase, round_, a, digest, signature = saved
-        return cls(row, a, Claim(phase, round_, digest, bytes.fromhex(signature)), data)
 
 
 @dataclass
@@ -52,6 +42,14 @@ class Sent:
     next_time: float = 0.0
     """When it is sent again unless the receiver says that it has it."""
     wait: float = 0.0
+    repeated: bool = False
+    """Whether it was sent more than once."""
+    signature: bytes = b""
+    """This member's own, made when it is first sent."""
+
+    def claim(self, letter: Letter) -> Claim:
+        """What is signed for its receiver."""
+        return Claim(*self.letter, letter.digest, self.number, self.weight, letter.a, self.signature)
 
 
 @dataclass
@@ -84,7 +82,13 @@ class Outlet:
             self.start, self.got = start, got
             for sent in self.waiting:
                 sent.next_time = sent.wait = 0.0
-        self.got = max(self.got, got)
+        if got > self.got:
+            self.got = got
+            for sent in self.waiting:
+                if (
+                    sent.number == got + 1 and sent.repeated
+                ):  # it came out of order, and the receiver had to leave it
+                    sent.next_time = sent.wait = 0.0
         for sent in self.waiting:
             if sent.number <= kept:
                 self.safe = sent.letter
@@ -94,10 +98,15 @@ class Outlet:
         """Of the rows that the receiver may have as the latest."""
         return {sent.letter for sent in self.waiting} | ({self.safe} if self.safe else set())
 
+    def gave(self, phase: int) -> bool:
+        """Whether the last row, or one that waits, is of this phase."""
+        return any(each == phase for each, _ in self.letters())
+
     def due(self, now: float, first: float) -> list[Sent]:
         """What must be sent now, for the first time or again; the time between attempts doubles from `first`."""
         found = [s for s in self.waiting if s.number > self.got and s.next_time <= now]
         for sent in found:
+            sent.repeated = sent.wait > 0
             sent.wait = max(first, 2 * sent.wait)
             sent.next_time = now + sent.wait
         return found
@@ -129,12 +138,12 @@ class Inlet:
 
     def expects(self, share: Share) -> bool:
         """Whether this is the next share of the link: any other was counted before, or comes again."""
-        return share.number == self.counted + 1
+        return share.claim.number == self.counted + 1
 
     def to_json(self) -> dict[str, Any]:
         """For the disk."""
         seen = self.seen
-        claim = None if seen is None else [seen.phase, seen.round, seen.digest, seen.signature.hex()]
+        claim = None if seen is None else [*astuple(seen)[:-1], seen.signature.hex()]
         return {"counted": self.counted, "seen": claim, "receipt": self.receipt.hex()}
 
     @classmethod
@@ -142,7 +151,7 @@ class Inlet:
         """What `to_json` gave."""
         seen = None
         if saved["seen"] is not None:
-            phase, round_, digest, signature = saved["seen"]
-            seen = Claim(phase, round_, digest, bytes.fromhex(signature))
+            phase, round_, digest, number, weight, a, signature = saved["seen"]
+            seen = Claim(phase, round_, digest, number, weight, a, bytes.fromhex(signature))
         receipt = bytes.fromhex(saved["receipt"])
         return cls(saved["counted"], saved["counted"], seen=seen, receipt=receipt)

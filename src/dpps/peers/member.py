@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -18,9 +19,10 @@ from dpps.noise.source import NoiseSource, Seeded
 from dpps.peers.fabric import Peers, averaging_rounds
 from dpps.peers.frames import LEARNING
 from dpps.peers.ledger import OUTBOX, OutboxLedger
-from dpps.peers.membership import Membership
+from dpps.peers.membership import Membership, Terms
 from dpps.peers.outbox import Outbox
 from dpps.peers.post import Post
+from dpps.peers.rows import TAIL
 from dpps.peers.view import ACTIVE, DONE, LEFT
 from dpps.privacy.accountant import label
 from dpps.privacy.trust import Pairs
@@ -179,6 +181,7 @@ class Member(Deployment):
         """Go on from the outbox; at the first start, begin one."""
         assert self._outbox is not None
         self._outbox.lock()  # a run without noise has no ledger, which would be locked
+        self.fabric.agree(_terms(run))
         found = self._outbox.read()
         if found is None:
             if run.resumed and run.ledger.messages:
@@ -297,8 +300,9 @@ class Member(Deployment):
             )
         return False
 
-    def _assemble(self) -> None:
-        """Wait until as many members are here as `_wanted` says, and those have answered who can know of earlier starts."""
+    def _assemble(self, patience: float = math.inf) -> None:
+        """Wait until as many members are here as `_wanted` says, and those have answered who can know of earlier starts.
+        Where nobody takes part any more, and only one member says that it has finished, `patience` is how long others are waited for."""
         fabric, begun = self.fabric, self.clock()
         tell_at = begun + self.membership.soft
         if self._heart is not None:
@@ -311,7 +315,8 @@ class Member(Deployment):
             doubt = not self._met and now - begun < self.membership.hard and fabric.doubtful()
             asked = self._leave_asked.is_set() or (self._run is not None and self._run.stop_asked)
             too_late = fabric.over() and (not answers or fabric.answered())
-            if asked or (not doubt and (fabric.assembled(wanted, answers) or too_late)):
+            deserted = now - begun >= patience and fabric.deserted()
+            if asked or (not doubt and (fabric.assembled(wanted, answers) or too_late or deserted)):
                 self._met = True
                 return
             if now >= tell_at:
@@ -331,6 +336,11 @@ class Member(Deployment):
     def _why_waiting(self, here: list[str], wanted: int) -> str:
         if self.fabric.doubtful():
             return "waits for all neighbours to answer: one says that this member has sent more than is on its disk"
+        if self.fabric.deserted() and not self.fabric.over():
+            return (
+                "waits: only one member says that the run has ended, which is not enough; ask another one that has finished to give its dpps "
+                "join once more, or the convener to expel those who are gone for good"
+            )
         if len(here) >= wanted:
             return f"waits: none of its neighbours answers ({', '.join(sorted(self.membership.partners))})"
         present, known = self.membership.present, self.fabric.view.known
@@ -381,7 +391,9 @@ class Member(Deployment):
         row = run.nodes.shared_rows(run.state)[0]
         self._write_log(run)
         fewest = averaging_rounds(run.topology)
-        mean, self.agreement = self.fabric.average(row, run.plan.count, fewest, before=self._assemble)
+        mean, self.agreement = self.fabric.average(
+            row, run.plan.count, fewest, before=lambda: self._assemble(self.membership.hard)
+        )
         if self.agreement is None:
             raise RunError(
                 f"the others have finished, and none of them has handed the final model over to this member, which has spent "
@@ -430,6 +442,32 @@ class Member(Deployment):
 def _checksums(run: Run) -> str:
     """Of the files of this member's own data; nothing of a public data set, or of data given in Python."""
     return "".join(f"{checksum(Path(source))}\n" for source in run.description.sources)
+
+
+def _terms(run: Run) -> Terms:
+    """What all members know of each other's rows and shares, from the plan alone."""
+    state, optimizer = run.state.shared, run.algorithm.optimizer
+    gain = 1.0 if optimizer is None else optimizer.gain
+    steps = variance = 0.0
+    for rate, count in run.plan.rounds:
+        step, deviation = run.protocol.growth(state, rate)
+        steps, variance = steps + count * step, variance + count * deviation**2
+    reach = steps + math.sqrt(variance) * (math.sqrt(state.s.shape[1]) + TAIL)
+    clocks = _clocks(run)
+    known = math.isfinite(reach) and math.isfinite(gain)
+    return Terms(run.topology, run.plan.count, gain * reach if known else math.inf, clocks.__getitem__)
+
+
+def _clocks(run: Run) -> list[int]:
+    """The topology's round of every round: it restarts where the rates of an epoch change."""
+    clock, rate, found = 0, 1.0, []
+    for round_ in range(run.plan.count):
+        epoch, within = divmod(round_, run.rounds_per_epoch)
+        if within == 0 and run.algorithm.schedule is None and run.algorithm.rate(epoch + 1) != rate:
+            clock, rate = 0, run.algorithm.rate(epoch + 1)
+        found.append(clock)
+        clock += 1
+    return found
 
 
 def _read_log(path: Path) -> list[RoundLog]:

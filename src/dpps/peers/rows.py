@@ -2,24 +2,26 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpps.peers.frames import FrameError, Share
+from dpps.peers.frames import Claim, FrameError, Share
 
-_TAIL = 41.0  # see dpps.transport.base
+TAIL = 41.0  # see dpps.transport.base
 _SLACK = 2.0
-"""Members are some rounds apart, and rates may grow: rows twice as long as possible are still let pass."""
 
 
 class Rows:
     r"""What all rows of a run have in common.
 
     Updates and noise are scaled by a member's own a, so $y_i = s_i / a_i$ moves by at most the clip and its
-    noise, and mixing makes it a convex combination of others': after r rounds an honest row has $\|s_i\| \le a_i (\|s_0\| + r \Delta + \sqrt{r} \sigma (\sqrt d + 41))$,
-    but for a chance of $10^{-12}$ (:mod:`dpps.transport.base`).
+    noise, and mixing makes it a convex combination of others': while everybody is honest, $\|s_i\| \le a_i (\|s_0\| + R)$
+    at all times, but for a chance of $10^{-12}$, with R what clip, rates and noise can add up to in the whole plan (:mod:`dpps.transport.base`).
+    All of it is in the contract: no member's word, not even about its round, makes a row longer.
+
+    Rows up to $B = 2 a (\|s_0\| + R)$ count as they are. One that is longer counts as if it were just so long, so the parameters of
+    an honest member, whatever a liar sends, stay within $B + a R < 2 B$: what is longer than 2 B no honest member has, and gets its sender refused.
 
     Args:
         row: a row as all start with.
@@ -30,7 +32,7 @@ class Rows:
         self.width, self.dtype, self.device = row.numel(), row.dtype, row.device
         self.size = self.width * row.element_size()
         self._start = float(torch.linalg.vector_norm(row.double())) if common else math.inf
-        self._step = self._deviation = math.inf  # not known before the first round
+        self._reach = math.inf
         self._own = row.double().cpu()
         self._seen: dict[int, tuple[int, Tensor]] = {}
 
@@ -46,21 +48,17 @@ class Rows:
         """The bytes of a row."""
         return row.detach().to("cpu", self.dtype).contiguous().view(torch.uint8).numpy().tobytes()
 
-    def grow(self, step: float, deviation: float) -> None:
-        """What a round adds to rows at most."""
-        known = math.isfinite(self._step + self._deviation)
-        self._step = max(self._step, step) if known else step
-        self._deviation = max(self._deviation, deviation) if known else deviation
+    def bound(self, reach: float) -> None:
+        """How far parameters can get from the start in the whole plan; infinite: not known."""
+        self._reach = reach
 
-    def longest(self, a: float, round_: int) -> float:
-        """The longest row with this a that is accepted in a round."""
-        if not math.isfinite(self._start + self._step + self._deviation):
-            return math.inf
-        noise = math.sqrt(round_ + 2) * self._deviation * (math.sqrt(self.width) + _TAIL)
-        return _SLACK * a * (self._start + (round_ + 2) * self._step + noise)
+    def longest(self, a: float) -> float:
+        """The longest row with this a that counts as it is."""
+        most = self._start + self._reach
+        return _SLACK * a * most if math.isfinite(most) else math.inf
 
     def checked(self, share: Share) -> Tensor:
-        """The row of a share.
+        """The row of a share, not longer than `longest`.
 
         Raises:
             FrameError: no honest member can have it.
@@ -72,12 +70,12 @@ class Rows:
         where = f"a row of round {share.claim.round}"
         if not math.isfinite(norm):
             raise FrameError(f"{where} that holds NaN or infinity")
-        most = self.longest(share.a, share.claim.round)
-        if norm > most:
+        most = self.longest(share.claim.a)
+        if norm > _SLACK * most:
             raise FrameError(
-                f"{where} of norm {norm:.4g}: clip, rates and noise make at most {most:.4g} possible"
+                f"{where} of norm {norm:.4g}: clip, rates and noise make at most {_SLACK * most:.4g} possible"
             )
-        return row
+        return row if norm <= most else row * (most / norm)
 
     def clipped(self, row: Tensor, a: float, most: float) -> Tensor:
         """Clipped gossip: a row whose y is farther than `most` from one's own counts as if it were just so far away."""
@@ -85,16 +83,35 @@ class Rows:
             return row
         apart = row / a - self._own
         norm = float(torch.linalg.vector_norm(apart))
+        if not math.isfinite(norm):  # a so small that its direction is lost
+            return a * self._own
         return row if norm <= most else a * (self._own + apart * (most / norm))
 
     def follow(self, y: Tensor) -> None:
         """One's own parameters, from which others' are measured."""
         self._own = y.detach().double().cpu()
 
-    def saw(self, node: int, row: Tensor, share: Share) -> None:
+    def saw(self, node: int, row: Tensor, claim: Claim) -> None:
         """What a neighbour's parameters were when it last told."""
-        if share.a > 0:
-            self._seen[node] = share.claim.round, (row / share.a).to(self.dtype)
+        if claim.a > 0:
+            self._seen[node] = claim.round, (row / claim.a).to(self.dtype)
+
+    def middle(self, rows: Sequence[Tensor], most: float) -> tuple[Tensor, float]:
+        """What several members say of the same row (a = 1): its median, coordinate by coordinate, so that one among three or more
+        moves it no farther than the others are apart; and how far (L2, relative to its norm) the farthest of them is from it.
+
+        Args:
+            rows: what they say, at least one.
+            most: those that are farther than this from one's own row count as if they were just so far away; 0: no limit.
+        """
+        told = [self.clipped(row.double(), 1.0, most) if most > 0 else row.double() for row in rows]
+        ordered = torch.stack(told).sort(0).values
+        found = (ordered[(len(told) - 1) // 2] + ordered[len(told) // 2]) / 2
+        norm = float(torch.linalg.vector_norm(found))
+        if norm > (longest := self.longest(1.0)):
+            found, norm = found * (longest / norm), longest
+        far = max(float(torch.linalg.vector_norm(row - found)) for row in told)
+        return self.narrow(found), far / norm if norm else far
 
     def told(self, nodes: Sequence[int], since: int) -> bool:
         """Whether each of these has told since that round."""
@@ -109,13 +126,3 @@ class Rows:
         norm = float(torch.linalg.vector_norm(here))
         far = max(float(torch.linalg.vector_norm(y.double() - here)) for y in told)
         return far / norm if norm else far
-
-    def meta(self) -> dict[str, Any]:
-        """For the disk."""
-        known = math.isfinite(self._step + self._deviation)
-        return {"step": self._step if known else None, "deviation": self._deviation if known else None}
-
-    def load(self, meta: dict[str, Any]) -> None:
-        """What `meta` gave."""
-        self._step = math.inf if meta["step"] is None else meta["step"]
-        self._deviation = math.inf if meta["deviation"] is None else meta["deviation"]

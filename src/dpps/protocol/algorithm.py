@@ -196,6 +196,15 @@ class DPPS(Frozen):
         noise_norms = add_noise(self, state, eps, half, level)  # half is the message from here on
         return Message(half, view, estimated, level, noise_norms, real, watched)
 
+    def growth(self, state: State, rate: float) -> tuple[float, float]:
+        """What a round with this factor on the rates adds to an honest node's row, where that is known beforehand: the most that its
+        perturbation moves it (L2), and the standard deviation of the noise on each coordinate. Infinite: not known."""
+        state = replace(state, rate=rate)
+        norms = torch.zeros(len(state.s), dtype=torch.float64)
+        view = RoundView(state.config, state.round, state.clock, rate, norms, state.s)
+        exchange = self._exchange(state, noise_level(self, state, view)[1].scale)
+        return exchange.step, exchange.deviation
+
     def _accept(self, state: State, message: Message, exchange: Exchange, arrived: Arrived) -> RoundRecord:
         """Take up what has arrived: the round is complete."""
         present, scale, view = exchange.present, message.level.scale, message.view

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dpps.peers.post import Post
+from dpps.peers import Post
 
 Main = Callable[["SimulatedPost"], None]
 Tap = Callable[[str, str, bytes], None]
