@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpps.errors import UsageError, needs_extra
+from dpps.errors import UsageError
 from dpps.topology.base import node_count
 from dpps.topology.families import Static
 from dpps.topology.weights import Weights
@@ -24,8 +24,7 @@ def from_networkx(graph: Any) -> Static:
     and self-loops of the graph whose rows and columns sum to 1 (Sinkhorn). Self-loops are added, parallel edges
     count once, and edge attributes are not read.
     """
-    with needs_extra("plots"):
-        import networkx as nx  # a quarter of a second to load, and few ask
+    import networkx as nx  # a quarter of a second to load, and few ask
 
     if not isinstance(graph, nx.Graph):
         raise UsageError(f"from_networkx got {type(graph).__name__}, needs a networkx Graph or DiGraph")
