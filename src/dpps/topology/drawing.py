@@ -37,7 +37,6 @@ def draw(topology: Topology, file: str | Path) -> None:
         raise UsageError(f"the directory {str(path.parent)!r} of the picture does not exist: create it first")
     with needs_extra("plots"):
         import matplotlib as mpl
-        import networkx as _  # noqa: F401
 
     # A fixed salt and no date: the same topology gives the same file.
     with mpl.rc_context({"svg.hashsalt": "dpps", "svg.fonttype": "none"}):

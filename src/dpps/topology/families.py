@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, issparse
 from scipy.sparse.csgraph import connected_components
 
-from dpps.errors import UsageError, needs_extra
+from dpps.errors import UsageError
 from dpps.topology.base import TOPOLOGIES, Topology, node_count, random_bits, whole
 from dpps.topology.weights import Weights, check_weights
 
@@ -194,8 +194,7 @@ def from_networkx(graph: Any) -> Static:
     and self-loops of the graph whose rows and columns sum to 1 (Sinkhorn). Self-loops are added, parallel edges
     count once, and edge attributes are not read.
     """
-    with needs_extra("plots"):
-        import networkx as nx  # a quarter of a second to load, and few ask
+    import networkx as nx  # a quarter of a second to load, and few ask
 
     if not isinstance(graph, nx.Graph):
         raise UsageError(f"from_networkx got {type(graph).__name__}: it needs a networkx Graph or DiGraph")
