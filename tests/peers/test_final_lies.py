@@ -20,6 +20,7 @@ from tests.support.bare import HARD, WIDTH, Bare, membership_of, sign_as, terms_
 from tests.support.simulated import Network, SimulatedPost
 
 LIAR, LATE = 2, 1
+UNTIL = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +92,7 @@ def test_one_members_word_ends_no_run(tmp_path: Path) -> None:
 
     network.at(1.5, look)
     network.at(0.4 + 3 * HARD, look)
-    network.run(until=60.0)
+    network.run(until=UNTIL)
     assert seen[0] == seen[1]
     assert seen[0][0] < rounds / 2
     assert seen[0][1] == 0
@@ -111,13 +112,14 @@ def late(
 
     def look() -> None:
         if any(member.result is None for k, member in enumerate(found) if k not in who):
-            network.at(network.now + 0.1, look)
+            if network.now < UNTIL:
+                network.at(network.now + 0.1, look)
             return
         for k in (*who, *again):
             network.at(network.now + after, lambda k=k: network.restart(f"m{k}"))
 
     network.at(1.0, look)
-    network.run(until=60.0)
+    network.run(until=UNTIL)
 
 
 @pytest.mark.parametrize("poison", [20.0, -300.0, 1e30, float("nan")])

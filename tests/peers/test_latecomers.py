@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.peers import LEARNING, Peers, decode
+from dpps.peers import DONE, LEARNING, Member, Peers, decode
 from dpps.peers.frames import AVERAGING, FINAL, PROTOCOL
 from dpps.privacy import LedgerFile, label
 from tests.peers.test_member import FEATURES, NAMES, Federation
@@ -160,3 +160,42 @@ def test_an_outbox_of_version_0_2_is_refused_in_one_line() -> None:
     Network({NAMES[0]: main}).run()
     assert len(told) == 1
     assert "\n" not in told[0]
+
+
+def test_one_that_says_it_has_finished_ends_nobody_elses_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """m1 can reach nobody but m3, which lies: it waits, and goes on when the others are back."""
+    send, stood = Peers._send, list[tuple[int, list[int]]]()
+
+    def lying(fabric: Peers, node: int, sent: Any = None) -> None:
+        state = fabric.state
+        if fabric.membership.name == "m3" and node == NAMES.index(LATE):
+            fabric.state = DONE
+        try:
+            send(fabric, node, sent)
+        finally:
+            fabric.state = state
+
+    monkeypatch.setattr(Peers, "_send", lying)
+    federation = Late(tmp_path, lambda: None, monkeypatch)
+    network, end = federation.network, 0.5 + 4 * HARD
+    network.at(0.5, lambda: network.restart(LATE))
+    for pair in (("m0", "m1"), ("m0", "m2"), ("m0", "m3"), ("m1", "m2"), ("m2", "m3")):
+        network.at(0.41, lambda pair=pair: network.cut(*pair))
+        network.at(end, lambda pair=pair: network.mend(*pair))
+
+    def look() -> None:
+        stood.append((federation.runs[LATE].state.round, federation.charged()))
+
+    network.at(1.0 + HARD, look)
+    network.at(end - 0.1, look)
+    with caplog.at_level(logging.WARNING):
+        network.run(until=60 * HARD)
+    assert stood[0] == stood[1]
+    assert stood[0][0] < federation.runs[LATE].plan.count
+    models = {name: federation.runs[name].shared for name in ("m0", "m1", "m2")}
+    assert all(torch.allclose(model, models["m0"], rtol=1e-4, atol=1e-5) for model in models.values())
+    where = federation.runs[LATE].where
+    assert isinstance(where, Member)
+    assert not where.fabric.late
