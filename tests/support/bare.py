@@ -77,6 +77,7 @@ class Bare:
     """When failures are over: the average at the end is taken after that."""
     skipped: int = 0
     handed_over: int | None = None
+    few_left: bool = False
     fabric: Peers | None = None
     held: tuple[Any, float] | None = None
     kept: dict[int, str] = field(default_factory=dict)
@@ -89,7 +90,7 @@ class Bare:
         return Peers(self.membership, post, post.clock)
 
     def __call__(self, post: SimulatedPost) -> None:
-        self.held = None
+        self.held, self.few_left = None, False
         own = self.membership.own
         fabric = self.fabric = self.make(post)
         noise, mechanism, bound = Seeded(own), Gaussian(0.1), Bounded(2.0, clip=1.0)
@@ -138,7 +139,7 @@ class Bare:
             post._process.killed = True
             raise Killed
 
-    def _assemble(self, patience: float = math.inf) -> None:
+    def _assemble(self, averaging: bool = False) -> None:
         """As `Member` does it."""
         assert self.fabric is not None
         begun = self.fabric.clock()
@@ -147,7 +148,9 @@ class Bare:
             waited = self.fabric.clock() - begun
             if self.fabric.assembled(self.membership.min_members, waited < SOFT):
                 return
-            if self.fabric.over() or (waited >= patience and self.fabric.deserted()):
+            if averaging and self.fabric.ending() and waited >= HARD:
+                self.few_left = True
+            if self.fabric.over() or self.few_left:
                 return
             self.fabric.wait(SOFT / 3)
 
@@ -178,7 +181,7 @@ class Bare:
             fabric.wait(self.quiet - post.clock())
         fewest = averaging_rounds(self.topology)
         self.result, self.apart = fabric.average(
-            state.y[0], self.rounds, fewest, before=lambda: self._assemble(self.membership.hard)
+            state.y[0], self.rounds, fewest, before=lambda: self._assemble(averaging=True)
         )
         state.a = torch.zeros(1)
         fabric.finish()

@@ -241,11 +241,17 @@ class Peers(Correspondence, Fabric):
     def over(self) -> bool:
         """Whether the run has ended without this member: neighbours that can be reached have finished, none of them takes part
         any more, and that is not the word of one alone."""
-        return self.deserted() and self._ended()
+        return bool(self._done()) and not self.partners() and self._ended()
 
-    def deserted(self) -> bool:
-        """Whether there are neighbours that say that they have finished, and none that takes part."""
-        return bool(self._done()) and not self.partners()
+    def doubted(self) -> bool:
+        """Whether that is the word of one alone."""
+        return bool(self._done()) and not self.partners() and not self._ended()
+
+    def ending(self) -> bool:
+        """Whether this member has a part in the average, and a neighbour has finished, still here or not."""
+        known, names = self.view.known, self.membership.names
+        nodes = {names.index(name) for name in self.membership.partners} - self.view.ignored
+        return self._home[AVERAGING][1] > 0 and any(known[n].state == DONE for n in nodes)
 
     def _ended(self) -> bool:
         """Whether two members have signed that they have finished, here or not: one of them may be a liar. Where there is only one
@@ -383,6 +389,7 @@ class Peers(Correspondence, Fabric):
                 self._hand_on_average(mean)
                 self.wait(deadline - self.clock())
                 self._note_finished()
+            self._note_finished()
             arriving = [self._outlets[n] for n in self._connected if self._outlets[n].gave(FINAL)]
             self._wait_until(lambda: not any(each.waiting for each in arriving), self.membership.soft)
             self._tell_everybody()

@@ -108,7 +108,7 @@ class Member(Deployment):
         """How far the neighbours were from the average when they last told, relative to its norm; None before the end."""
         self._leave_asked = threading.Event()
         self._heart = Heart(self.fabric) if heart else None
-        self._met = False
+        self._met = self._few_left = False
         self.staying = False
         """Whether all is done and written, and this member is only there for those who come back late."""
         self._logged = 0
@@ -300,9 +300,9 @@ class Member(Deployment):
             )
         return False
 
-    def _assemble(self, patience: float = math.inf) -> None:
+    def _assemble(self, averaging: bool = False) -> None:
         """Wait until as many members are here as `_wanted` says, and those have answered who can know of earlier starts.
-        Where nobody takes part any more, and only one member says that it has finished, `patience` is how long others are waited for."""
+        In the average, when a neighbour has finished, too few may be left: they are waited for as long as the hard deadline, once."""
         fabric, begun = self.fabric, self.clock()
         tell_at = begun + self.membership.soft
         if self._heart is not None:
@@ -315,8 +315,10 @@ class Member(Deployment):
             doubt = not self._met and now - begun < self.membership.hard and fabric.doubtful()
             asked = self._leave_asked.is_set() or (self._run is not None and self._run.stop_asked)
             too_late = fabric.over() and (not answers or fabric.answered())
-            deserted = now - begun >= patience and fabric.deserted()
-            if asked or (not doubt and (fabric.assembled(wanted, answers) or too_late or deserted)):
+            if averaging and fabric.ending() and now - begun >= self.membership.hard:
+                self._few_left = True
+            there = fabric.assembled(wanted, answers) or too_late or self._few_left
+            if asked or (there and not doubt):
                 self._met = True
                 return
             if now >= tell_at:
@@ -336,7 +338,7 @@ class Member(Deployment):
     def _why_waiting(self, here: list[str], wanted: int) -> str:
         if self.fabric.doubtful():
             return "waits for all neighbours to answer: one says that this member has sent more than is on its disk"
-        if self.fabric.deserted() and not self.fabric.over():
+        if self.fabric.doubted():
             return (
                 "waits: only one member says that the run has ended, which is not enough; ask another one that has finished to give its dpps "
                 "join once more, or the convener to expel those who are gone for good"
@@ -392,7 +394,7 @@ class Member(Deployment):
         self._write_log(run)
         fewest = averaging_rounds(run.topology)
         mean, self.agreement = self.fabric.average(
-            row, run.plan.count, fewest, before=lambda: self._assemble(self.membership.hard)
+            row, run.plan.count, fewest, before=lambda: self._assemble(averaging=True)
         )
         if self.agreement is None:
             raise RunError(
