@@ -299,7 +299,7 @@ def mass(folders: list[Path]) -> float:
         metas.append(found[1]["fabric"])
     total = sum(meta["mass"][str(LEARNING)] for meta in metas)
     for k, meta in enumerate(metas):
-        letters = {(phase, r): a for phase, r, a, _, _ in meta["letters"]}
+        letters = {(phase, r): a for phase, r, a, _ in meta["letters"]}
         for to, outlet in meta["outlets"].items():
             counted = metas[int(to)]["inlets"][str(k)]["counted"]
             total += sum(
