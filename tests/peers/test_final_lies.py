@@ -16,7 +16,7 @@ from dpps.peers import DONE, HERE, LEARNING, Claim, Frame, Peers, Presence, Shar
 from dpps.peers.frames import AVERAGING, FINAL
 from dpps.peers.view import NEAR, STARTS
 from dpps.topology import Complete, Topology
-from tests.support.bare import HARD, WIDTH, Bare, membership_of, sign_as, terms_of
+from tests.support.bare import HARD, WIDTH, Bare, membership_of, one_other, sign_as, terms_of
 from tests.support.simulated import Network, SimulatedPost
 
 LIAR, LATE = 2, 1
@@ -49,13 +49,7 @@ class Poisoner(Bare):
 def members(
     folder: Path, topology: Topology, rounds: int, liar: type[Bare] = Poisoner, **more: Any
 ) -> list[Bare]:
-    names = tuple(f"m{k}" for k in range(topology.nodes))
-    found = []
-    for k, name in enumerate(names):
-        (folder / name).mkdir()
-        kind = liar if k == LIAR else Bare
-        found.append(kind(membership_of(names, k, topology, **more), topology, folder / name, rounds))
-    return found
+    return one_other(folder, topology, rounds, LIAR, liar, **more)
 
 
 def finished_early(topology: Topology, rounds: int) -> Callable[[SimulatedPost], None]:

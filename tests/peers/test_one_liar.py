@@ -14,7 +14,7 @@ from dpps.peers.fabric import JUMP
 from dpps.peers.frames import AVERAGING
 from dpps.peers.view import LEFT
 from dpps.topology import Complete, Ring, Topology
-from tests.support.bare import HARD, SOFT, WIDTH, Bare, membership_of
+from tests.support.bare import HARD, SOFT, WIDTH, Bare, membership_of, one_other
 from tests.support.simulated import Network, SimulatedPost
 
 LIAR = 2
@@ -67,13 +67,7 @@ class Beating(Bare):
 def members(
     folder: Path, topology: Topology, rounds: int, liar: type[Bare] = Liar, **more: Any
 ) -> list[Bare]:
-    names = tuple(f"m{k}" for k in range(topology.nodes))
-    found = []
-    for k, name in enumerate(names):
-        (folder / name).mkdir()
-        kind = liar if k == LIAR else Bare
-        found.append(kind(membership_of(names, k, topology, **more), topology, folder / name, rounds))
-    return found
+    return one_other(folder, topology, rounds, LIAR, liar, **more)
 
 
 def run(found: list[Bare], until: float = 120.0) -> float:

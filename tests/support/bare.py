@@ -234,3 +234,16 @@ def mass(members: list[Bare], network: Network) -> float:
                 if number > counted and phase == LEARNING:
                     total += weight * letters[phase, r]
     return total
+
+
+def one_other(
+    folder: Path, topology: Topology, rounds: int, at: int, kind: type[Bare], **more: Any
+) -> list[Bare]:
+    """Members of a network of their own, each with a folder; the one with number `at` is of another kind."""
+    names = tuple(f"m{k}" for k in range(topology.nodes))
+    found = []
+    for k, name in enumerate(names):
+        (folder / name).mkdir()
+        membership = membership_of(names, k, topology, **more)
+        found.append((kind if k == at else Bare)(membership, topology, folder / name, rounds))
+    return found
