@@ -24,42 +24,4 @@ if TYPE_CHECKING:  # imported when first asked for
     )
     from dpps.audit.wiretap import Joined, Weakened, Wiretap, weakened
 
-__all__ = [
-    "ALPHA",
-    "CLAIM",
-    "DELTA",
-    "LARGEST_VALUE",
-    "Attack",
-    "Bound",
-    "Case",
-    "Finding",
-    "Joined",
-    "Knowledge",
-    "Listener",
-    "LocalRecordCase",
-    "MeanFinding",
-    "NoiseNormCase",
-    "Observer",
-    "Outcome",
-    "PairsCase",
-    "Progress",
-    "Weakened",
-    "Wiretap",
-    "WrongSign",
-    "absence_cases",
-    "attack",
-    "audit",
-    "audit_mean",
-    "certifiable",
-    "check_picture",
-    "clopper_pearson",
-    "coalition_cases",
-    "draw",
-    "epsilon_lower",
-    "invert",
-    "mean_variance",
-    "reconstruct",
-    "weakened",
-    "work",
-]
-__getattr__, __dir__ = lazy_imports(__name__)
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -20,25 +20,7 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.cli.plan import PlanConfig, answer
     from dpps.cli.progress import Progress, stopped_by_signals, working
 
-__all__ = [
-    "COMMANDS",
-    "DONE",
-    "FAILED",
-    "STOPPED",
-    "WRONG",
-    "PlanConfig",
-    "Progress",
-    "Shown",
-    "answer",
-    "log_lines",
-    "main",
-    "parse_options",
-    "plain_console",
-    "say_outcome",
-    "stopped_by_signals",
-    "working",
-]
-__getattr__, __dir__ = lazy_imports(__name__)
+__getattr__, __dir__, __all__ = lazy_imports(__name__)
 
 COMMANDS = {
     "train": "train a model privately over many nodes",

@@ -8,5 +8,4 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.features.extraction import FEATURES, extract, of_data_set
     from dpps.features.scattering import Scattering, morlet, normalised_scattering
 
-__all__ = ["FEATURES", "Scattering", "extract", "morlet", "normalised_scattering", "of_data_set"]
-__getattr__, __dir__ = lazy_imports(__name__)
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -18,29 +18,7 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.models.vit import ViT
     from dpps.models.weights import load_weights
 
-__all__ = [
-    "ELEMENTWISE",
-    "MLP",
-    "MODELS",
-    "Fitting",
-    "MLPResidual",
-    "NamedModel",
-    "ResNet18",
-    "Staged",
-    "ViT",
-    "build",
-    "build_own",
-    "call_stages",
-    "cnn",
-    "is_own",
-    "linear",
-    "load_weights",
-    "run_stages",
-    "shared_prefixes",
-    "stage_parameters",
-    "swapped",
-]
-__getattr__, __dir__ = lazy_imports(__name__)
+__getattr__, __dir__, __all__ = lazy_imports(__name__)
 
 
 def shared_prefixes(name: str, shared: str) -> tuple[str, ...]:

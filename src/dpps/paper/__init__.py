@@ -12,25 +12,4 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.paper.scope import MODELS, SEEDS, Scope
     from dpps.paper.theorem2 import Constants, Problem, Rates
 
-__all__ = [
-    "MODELS",
-    "SEEDS",
-    "SIGMA",
-    "Cell",
-    "Constants",
-    "Page",
-    "Problem",
-    "Rates",
-    "Scheduler",
-    "Scope",
-    "Spread",
-    "Store",
-    "Table",
-    "cores",
-    "mean_real",
-    "rounds_above",
-    "run",
-    "spread",
-    "text",
-]
-__getattr__, __dir__ = lazy_imports(__name__)
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

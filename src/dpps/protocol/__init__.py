@@ -10,5 +10,4 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.protocol.noising import Scratch
     from dpps.protocol.state import Message, RoundRecord, State
 
-__all__ = ["DPPS", "Message", "RoundRecord", "Scratch", "State", "bytes_of_round", "rows_by_rate"]
-__getattr__, __dir__ = lazy_imports(__name__)
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

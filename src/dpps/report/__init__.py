@@ -24,32 +24,7 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.report.reading import Accuracy, RunRecord
     from dpps.report.spending import by_round
 
-__all__ = [
-    "KEPT_POINTS",
-    "SIZE",
-    "Accuracy",
-    "Axis",
-    "Chart",
-    "Mark",
-    "RunRecord",
-    "applied",
-    "badges",
-    "by_round",
-    "command",
-    "data_name",
-    "from_run",
-    "model_card",
-    "number",
-    "read_folder",
-    "read_run",
-    "render",
-    "small",
-    "statement",
-    "thinned",
-    "write",
-    "write_card",
-]
-__getattr__, __dir__ = lazy_imports(__name__)
+__getattr__, __dir__, __all__ = lazy_imports(__name__)
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:

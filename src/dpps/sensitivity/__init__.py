@@ -19,24 +19,4 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.sensitivity.coefficients import WINDOW, Coefficients, mean_abs, noise_factor
     from dpps.sensitivity.paper import Oracle, Paper
 
-__all__ = [
-    "SENSITIVITIES",
-    "WINDOW",
-    "Bounded",
-    "Certified",
-    "Coefficients",
-    "Known",
-    "Memory",
-    "Oracle",
-    "Paper",
-    "ProtocolConfig",
-    "Released",
-    "RoundView",
-    "Sensitivity",
-    "Unclipped",
-    "WorstCase",
-    "mean_abs",
-    "noise_factor",
-    "real_sensitivity",
-]
-__getattr__, __dir__ = lazy_imports(__name__)
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -21,23 +21,4 @@ if TYPE_CHECKING:  # imported when first asked for
     )
     from dpps.topology.weights import Weights
 
-__all__ = [
-    "FORMATS",
-    "KEPT_ROUNDS",
-    "TOPOLOGIES",
-    "Base",
-    "Complete",
-    "DOut",
-    "Exponential",
-    "OnePeerRandom",
-    "Report",
-    "Ring",
-    "Sequence",
-    "Static",
-    "Topology",
-    "Weights",
-    "draw",
-    "from_networkx",
-    "parse",
-]
-__getattr__, __dir__ = lazy_imports(__name__)
+__getattr__, __dir__, __all__ = lazy_imports(__name__)
