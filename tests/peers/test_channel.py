@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import PeerError
-from dpps.peers import Channel, Federation, Outgoing, expel, renew
+from dpps.peers import Channel, Federation, expel, renew
+from dpps.peers.connections import Outgoing
 from tests.support.peers import NAMES, Organisations
 from tests.support.processes import PATIENCE, free_port, until
 
@@ -28,9 +29,9 @@ def join(three: Organisations) -> Iterator[Callable[..., Channel]]:
             name: str,
             federation: Federation | None = None,
             facts: dict[str, str] | None = None,
-            on_epoch: Callable[[Federation], None] | None = None,
+            on_revision: Callable[[Federation], None] | None = None,
         ) -> Channel:
-            channel = Channel(federation or three.federation, three.identities[name], on_epoch)
+            channel = Channel(federation or three.federation, three.identities[name], on_revision)
             stack.callback(channel.close)
             return channel.start(facts)
 
@@ -128,7 +129,7 @@ def test_expelled_members_are_refused_before_any_row(
     second = expel(three.federation, C, three.convener)
     here, there = refusals(join(A, second), join(C))
     assert here.startswith("refused somebody (127.0.0.1): ")
-    assert all(part in here for part in ("expelled: hospital-c", "epoch 2"))
+    assert all(part in here for part in ("expelled: hospital-c", "revision 2"))
     assert there.startswith("hospital-a")
     assert "expelled: hospital-c" in there
 
@@ -137,7 +138,7 @@ def test_a_new_epoch_spreads_and_disconnects_the_expelled(
     three: Organisations, join: Callable[..., Channel]
 ) -> None:
     seen: list[int] = []
-    one, other, third = join(A, on_epoch=lambda f: seen.append(f.epoch)), join(B), join(C)
+    one, other, third = join(A, on_revision=lambda f: seen.append(f.revision)), join(B), join(C)
     until(lambda: one.connected() == {B, C} and third.connected() == {A, B})
     second = expel(three.federation, C, three.convener)
     one.adopt(second)
@@ -145,7 +146,7 @@ def test_a_new_epoch_spreads_and_disconnects_the_expelled(
     assert seen == [2]
     other.close()
     other = join(B)  # comes with epoch 1, is given epoch 2
-    until(lambda: other.federation.epoch == 2)
+    until(lambda: other.federation.revision == 2)
     until(lambda: one.connected() == {B} and other.connected() == {A} and third.connected() == frozenset())
     third.send(A, b"row")
     assert one.receive(0.05) is None
@@ -158,10 +159,10 @@ def test_epochs_of_two_neighbours_are_told_in_their_order(three: Organisations) 
     later = threading.Thread(target=lambda: channel.adopt(third))
 
     def take_over(following: Federation) -> None:
-        if following.epoch == 2:
+        if following.revision == 2:
             later.start()
             later.join(0.3)  # longer than it takes if nobody holds it back
-        told.append(following.epoch)
+        told.append(following.revision)
 
     channel = Channel(three.federation, three.identities[A], take_over)
     channel.adopt(second)
@@ -186,7 +187,7 @@ def test_renewed_certificates_are_used_without_a_new_start(
     dials.close()
     dials = join(C)  # comes with the old certificate of the other, and is given the later epoch
     until(lambda: dials.connected() == {A}, str(dials.refusals))
-    assert dials.federation.epoch == listens.federation.epoch == 2
+    assert dials.federation.revision == listens.federation.revision == 2
     assert dials.refusals == []
 
 
@@ -199,13 +200,13 @@ def test_a_renewed_certificate_is_told_without_any_words_of_grpcs(
     listens.adopt(renew(three.federation, three.convener, days=500))
     dials = join(C)
     until(lambda: dials.connected() == {A}, str(dials.refusals))
-    assert dials.federation.epoch == 2
+    assert dials.federation.revision == 2
 
 
 def test_an_epoch_that_is_not_the_conveners_is_refused(
     three: Organisations, join: Callable[..., Channel], tmp_path: Path
 ) -> None:
-    forged = replace(three.federation, epoch=7, signature=b"x")
+    forged = replace(three.federation, revision=7, signature=b"x")
     here, there = refusals(join(A), join(C, forged))
-    assert all(part in here for part in ("wrong epoch", " 7"))
-    assert "wrong epoch" in there
+    assert all(part in here for part in ("wrong revision", " 7"))
+    assert "wrong revision" in there

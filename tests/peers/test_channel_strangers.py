@@ -15,19 +15,9 @@ import numpy as np
 import pytest
 
 from dpps.errors import PeerError, RunError
-from dpps.peers import (
-    METHOD,
-    SERVICE,
-    Channel,
-    Federation,
-    Hello,
-    Identity,
-    Request,
-    listening,
-    load_grpc,
-    server_name,
-)
-from dpps.peers import channel as channel_module
+from dpps.peers import Channel, Federation, Identity, Request, connections, server_name
+from dpps.peers.connections import METHOD, SERVICE, load_grpc
+from dpps.peers.messages import Hello
 from tests.support.garbage import throw
 from tests.support.peers import NAMES, Organisations
 from tests.support.processes import PATIENCE, free_port, open_files, until
@@ -125,7 +115,7 @@ def expired(three: Organisations, row: int) -> Federation:
 def test_expired_certificates(
     three: Organisations, opened: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "PATIENCE", 0.5)
+    monkeypatch.setattr(connections, "HANDSHAKE", 0.5)
     monkeypatch.setattr(
         Federation, "check_for", lambda self, identity: self.by_fingerprint(identity.fingerprint)
     )
@@ -158,7 +148,7 @@ def credentials(three: Organisations, folder: Path, name: str) -> ssl.SSLContext
 def test_strangers_and_old_tls_end_at_the_handshake(
     three: Organisations, opened: Callable[..., Channel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "PATIENCE", 0.3)
+    monkeypatch.setattr(connections, "HANDSHAKE", 0.3)
     listens = opened(three.federation, three.identities[A])
     name = server_name(three.federation.members[0].fingerprint)
 
@@ -202,7 +192,7 @@ def refused_as(three: Organisations, answer: Callable[[Hello], bytes]) -> str:
     grpc = load_grpc()
     made, link = call_of(three, C)
     frames: list[bytes] = []
-    ready = channel_module.Outgoing(1 << 26)
+    ready = connections.Outgoing(1 << 26)
     call = link(ready)
     with made:
         theirs = Hello.decoded(next(call))
@@ -292,7 +282,7 @@ def test_idle_connections_do_not_take_all_file_handles(
     """Nobody needs a certificate to open them, and without a handle no outbox is written."""
     listens, friend = (opened(three.federation, three.identities[name]) for name in (A, B))
     until(lambda: friend.connected() == {A} and listens.connected() == {B})
-    before, allowed = open_files(), listening.STRANGERS + 2 * (len(NAMES) + 4)
+    before, allowed = open_files(), connections.STRANGERS + 2 * (len(NAMES) + 4)
     with ExitStack() as stack:
         idle = [
             stack.enter_context(socket.create_connection(("127.0.0.1", own_port(three)), PATIENCE))
@@ -322,15 +312,15 @@ def test_few_connections_of_one_member_may_wait_for_its_hello(
     three: Organisations, opened: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # those that wait are still there, however slow this is
-    monkeypatch.setattr(listening, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(connections, "PATIENCE", PATIENCE)
     listens = opened(three.federation, three.identities[A])
     grpc = load_grpc()
     with ExitStack() as stack:
         silent = []
-        for _ in range(listening.HELLOS):
+        for _ in range(connections.HELLOS):
             made, link = call_of(three, C)
             stack.enter_context(made)
-            ready = channel_module.Outgoing(1 << 26)
+            ready = connections.Outgoing(1 << 26)
             stack.callback(ready.end)
             silent.append(link(ready))
             Hello.decoded(next(silent[-1]))
@@ -351,7 +341,7 @@ def test_few_connections_of_one_member_may_wait_for_its_hello(
 def test_a_version_of_tls_that_is_not_told_is_refused(
     three: Organisations, told: dict[str, list[bytes]]
 ) -> None:
-    listener = listening.Listener.__new__(listening.Listener)
+    listener = connections._Listener.__new__(connections._Listener)
 
     class Context:
         def auth_context(self) -> dict[str, list[bytes]]:

@@ -22,7 +22,7 @@ def requests(three: Organisations) -> list[Request]:
 def test_members_keep_the_order_of_their_requests_and_every_epoch_is_signed(three: Organisations) -> None:
     made = convene(PLAN, requests(three), three.convener)
     assert [member.name for member in made.members] == list(NAMES)
-    assert made.epoch == 1
+    assert made.revision == 1
     made.check_next(renew(made, three.convener, days=30))
 
 
@@ -50,8 +50,8 @@ def test_of_two_neighbours_one_must_listen(three: Organisations) -> None:
 
 def test_nobody_is_expelled_twice_or_below_the_least_number(three: Organisations) -> None:
     without = expel(three.federation, "hospital-c", three.convener)
-    assert without.epoch == three.federation.epoch + 1
-    with pytest.raises(UsageError, match=r"hospital-c .*epoch 2"):
+    assert without.revision == three.federation.revision + 1
+    with pytest.raises(UsageError, match=r"hospital-c .*revision 2"):
         expel(without, "hospital-c", three.convener)
     with pytest.raises(UsageError, match=r"hospital-b .*\b1 members.*\b2\b"):
         expel(without, "hospital-b", three.convener)

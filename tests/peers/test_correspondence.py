@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.peers import LEARNING, Claim, Frame, Peers, decode
+from dpps.peers import LEARNING, Frame, Peers, decode
+from dpps.peers.messages import Claim
 from dpps.topology import Complete
 from tests.support.bare import HARD, WIDTH, membership_of, sign_as, terms_of, verify
 from tests.support.simulated import Network, SimulatedPost

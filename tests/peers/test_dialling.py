@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from dpps.errors import PeerError
-from dpps.peers import TURN, Dialler
-from dpps.peers.dialling import _next, _printable, _read_verdict, _shown
+from dpps.peers.connections import TURN, _Dialler, _file_in, _next, _printable, _shown
 from tests.support.peers import NAMES, Organisations
 from tests.support.processes import free_port
 
@@ -29,26 +28,26 @@ def test_of_two_that_listen_the_later_row_leaves_dialling_to_the_other(
     three: Organisations, own: int, other: int, waits: bool
 ) -> None:
     channel: Any = SimpleNamespace(federation=three.federation, own=three.federation.members[own])
-    assert Dialler(channel, NAMES[other])._turn() == (TURN if waits else 0.0)
+    assert _Dialler(channel, NAMES[other])._turn() == (TURN if waits else 0.0)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"file": 3}', b"[" * 100_000])
 def test_an_answer_that_is_not_understood(content: bytes) -> None:
     with pytest.raises(PeerError, match=r"answer.*hello"):
-        _read_verdict(content)
+        _file_in(content)
 
 
 def test_an_answer_holds_a_file_or_nothing() -> None:
-    assert _read_verdict(b'{"file": ""}') == ""
-    assert _read_verdict(b'{"file": "text"}') == "text"
+    assert _file_in(b'{"file": ""}') == ""
+    assert _file_in(b'{"file": "text"}') == "text"
     with pytest.raises(PeerError, match="hello"):
         _next(iter(()))
 
 
 def test_a_file_that_is_no_text_does_not_end_the_dialling(three: Organisations) -> None:
     channel: Any = SimpleNamespace(federation=three.federation, own=three.federation.members[0], adopt=None)
-    with pytest.raises(PeerError, match="wrong epoch"):
-        Dialler(channel, NAMES[1])._take_over("\ud800")
+    with pytest.raises(PeerError, match="wrong revision"):
+        _Dialler(channel, NAMES[1])._adopt("\ud800")
 
 
 def test_where_nobody_speaks_tls_no_certificate_is_shown(three: Organisations) -> None:

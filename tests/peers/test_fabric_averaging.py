@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from dpps.peers import TOLERANCE, averaging_rounds
+from dpps.peers import averaging_rounds
+from dpps.peers.gossip import TOLERANCE
 from dpps.topology import Complete, DOut, Exponential, Ring, Topology
 
 

@@ -85,4 +85,4 @@ def test_clipped_gossip_limits_what_one_member_does(tmp_path: Path) -> None:
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the disk, nor for an agreement that an attacker never grants."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr("dpps.peers.fabric.LONGEST", 0)
+    monkeypatch.setattr("dpps.peers.gossip.LONGEST", 0)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.peers import LARGEST_FILE, Federation, Identity, Key, Request, Rules, convene, expel, renew
-from dpps.peers import federation as federation_module
+from dpps.peers import Federation, Identity, Key, Request, Rules, convene, expel, renew
+from dpps.peers import contract as contract_module
+from dpps.peers.contract import LARGEST_FILE
 from tests.support.peers import NAMES, PLAN, Organisations
 
 
@@ -36,10 +37,10 @@ def test_nothing_is_parsed_before_the_signature_is_verified(
 ) -> None:
     """Neither TOML nor a certificate; of an epoch that others bring, not even where another key has signed it."""
     parsed: list[str] = []
-    loads, certificate = tomllib.loads, federation_module.certificate_in
+    loads, certificate = tomllib.loads, contract_module._certificate
     monkeypatch.setattr("tomllib.loads", lambda text: (parsed.append("toml"), loads(text))[1])
     monkeypatch.setattr(
-        federation_module, "certificate_in", lambda text: (parsed.append("x509"), certificate(text))[1]
+        contract_module, "_certificate", lambda text: (parsed.append("x509"), certificate(text))[1]
     )
     text = three.federation.to_toml()
     other = Key.make(tmp_path / "other.key")
@@ -119,12 +120,12 @@ def test_another_convener_can_sign_only_its_own(three: Organisations, tmp_path: 
 def test_expelled_in_the_next_epoch(three: Organisations) -> None:
     first, second = three.federation, expel(three.federation, "hospital-c", three.convener)
     read = Federation.parse(second.to_toml().encode())
-    assert (read.epoch, read.active) == (2, {"hospital-a", "hospital-b"})
+    assert (read.revision, read.active) == (2, {"hospital-a", "hospital-b"})
     assert read.names == NAMES  # rows stay
     first.check_next(read)
-    with pytest.raises(UsageError, match=r"epoch 1 .*epoch 2"):
+    with pytest.raises(UsageError, match=r"revision 1 .*revision 2"):
         read.check_next(first)
-    with pytest.raises(UsageError, match=r"hospital-c .*epoch 2"):
+    with pytest.raises(UsageError, match=r"hospital-c .*revision 2"):
         read.check_for(three.identities["hospital-c"])
     with pytest.raises(UsageError, match=r"hospital-b .*\b1 members.*\b2\b"):
         expel(read, "hospital-b", three.convener)
@@ -135,20 +136,20 @@ def test_expelled_in_the_next_epoch(three: Organisations) -> None:
 def test_what_no_epoch_may_change(three: Organisations) -> None:
     first = three.federation
     for changed in (
-        replace(first, epoch=2, plan={**PLAN, "epochs": 100}),
-        replace(first, epoch=2, rules=Rules(3, 1.0, 3.0)),
-        replace(first, epoch=2, schema="other"),
-        replace(first, epoch=2, members=first.members[::-1]),
+        replace(first, revision=2, plan={**PLAN, "epochs": 100}),
+        replace(first, revision=2, rules=Rules(3, 1.0, 3.0)),
+        replace(first, revision=2, schema="other"),
+        replace(first, revision=2, members=first.members[::-1]),
     ):
-        with pytest.raises(UsageError, match="epoch 2"):
+        with pytest.raises(UsageError, match="revision 2"):
             first.check_next(changed.signed(three.convener))
     with pytest.raises(UsageError, match="0000000000000000"):
-        first.check_next(replace(first, epoch=2, id="0" * 16).signed(three.convener))
-    with pytest.raises(UsageError, match=r"epoch 1 .*epoch 1"):  # two different files of one epoch
-        first.check_next(replace(renew(first, three.convener), epoch=1).signed(three.convener))
+        first.check_next(replace(first, revision=2, id="0" * 16).signed(three.convener))
+    with pytest.raises(UsageError, match=r"revision 1 .*revision 1"):  # two different files of one epoch
+        first.check_next(replace(renew(first, three.convener), revision=1).signed(three.convener))
     without = expel(first, "hospital-c", three.convener)
     with pytest.raises(UsageError, match="takes hospital-c back"):
-        without.check_next(replace(first, epoch=3).signed(three.convener))
+        without.check_next(replace(first, revision=3).signed(three.convener))
 
 
 def test_renewed_certificates_have_the_same_keys(three: Organisations) -> None:
@@ -183,7 +184,7 @@ def test_a_clock_that_is_behind_is_told_from_an_old_certificate(
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime(2020, 1, 2, tzinfo=tz)
 
-    monkeypatch.setattr(federation_module, "datetime", Behind)
+    monkeypatch.setattr(contract_module, "datetime", Behind)
     with pytest.raises(UsageError, match=r"hospital-a .*2020-01-02.*clock"):
         three.federation.check_for(three.identities["hospital-a"])
 

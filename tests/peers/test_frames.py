@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from dpps.peers import Claim, Frame, FrameError, Presence, Share, decode, largest
+from dpps.peers import Frame, FrameError, Share, decode
+from dpps.peers.messages import Claim, Presence, largest
 
 ROW = bytes(range(24))
 VIEW = (Presence(5, 2, 0, b"mine"), Presence(1 << 40, -1, 3, b"its own"))

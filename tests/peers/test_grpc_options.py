@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dpps.errors import UsageError
-from dpps.peers import load_grpc, options
+from dpps.peers.connections import load_grpc, options
 
 
 def test_messages_have_a_largest_size_in_both_directions_and_nothing_is_named_twice() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from dpps.errors import PeerError
-from dpps.peers import LARGEST_HELLO, Hello, newer_file, refuse_other, refuse_replayed, renew, verdict
-from dpps.peers.frames import PROTOCOL
+from dpps.peers import renew
+from dpps.peers.messages import LARGEST_HELLO, PROTOCOL, Hello, newer_file, refuse_other, refuse_replayed
 from tests.support.peers import Organisations
 
 FACTS = {"version": "0.2.0", "protocol": PROTOCOL, "model": "abc"}
@@ -68,7 +68,7 @@ def test_a_hello_is_not_read_beyond_its_length() -> None:
         ({"facts": {**FACTS, "version": "9"}}, r"other version.* 9,.*0\.2\.0"),
         ({"facts": {"version": "0.2.0", "protocol": PROTOCOL}}, "other model"),
         ({"facts": {"version": "0.2.0", "model": "abc"}}, f"protocol.*{PROTOCOL}"),
-        ({"digest": "other"}, "wrong epoch"),
+        ({"digest": "other"}, "wrong revision"),
     ],
 )
 def test_another_run_version_model_or_file_is_named(
@@ -94,10 +94,6 @@ def test_a_later_epoch_is_believed_only_with_the_conveners_file(three: Organisat
     files = (
         replace(theirs, file=file) for file in ("", known.to_toml(), "\ud800", f"# \ud800\n{known.to_toml()}")
     )
-    for wrong in (*files, replace(theirs, epoch=7)):
-        with pytest.raises(PeerError, match="wrong epoch"):
+    for wrong in (*files, replace(theirs, revision=7)):
+        with pytest.raises(PeerError, match="wrong revision"):
             newer_file(known, wrong)
-
-
-def test_the_last_word_of_the_hello_is_json() -> None:
-    assert json.loads(verdict(file="text")) == {"file": "text"}

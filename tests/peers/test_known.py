@@ -5,19 +5,8 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.peers import (
-    CONVENER,
-    Federation,
-    Identity,
-    Key,
-    Request,
-    accept,
-    check_run,
-    convene,
-    expel,
-    note_run,
-    read_out,
-)
+from dpps.peers import Federation, Identity, Key, Request, convene, expel, read_out
+from dpps.peers.join import CONVENER, accept, check_run, note_run
 from tests.support.peers import NAMES, PLAN, Organisations
 
 A, B, C = NAMES
@@ -43,15 +32,15 @@ def test_the_newest_epoch_is_remembered(three: Organisations, caplog: pytest.Log
     assert accept(own, written(three, second)) == second
     caplog.clear()
     assert accept(own, written(three, first)) == second  # the same command after a crash
-    assert "epoch 1; epoch 2 " in caplog.text
-    with pytest.raises(UsageError, match=r"hospital-c .*epoch 2"):
+    assert "revision 1; revision 2 " in caplog.text
+    with pytest.raises(UsageError, match=r"hospital-c .*revision 2"):
         accept(three.identities[C], written(three, second))
 
 
 def test_two_files_of_one_epoch(three: Organisations) -> None:
     accept(three.identities[A], written(three, three.federation))
     moved = (replace(three.federation.members[0], address="127.0.0.1:9"), *three.federation.members[1:])
-    with pytest.raises(UsageError, match=r"epoch 1 .*epoch 1"):
+    with pytest.raises(UsageError, match=r"revision 1 .*revision 1"):
         accept(
             three.identities[A],
             written(three, replace(three.federation, members=moved).signed(three.convener)),
@@ -69,7 +58,7 @@ def test_another_convener_needs_a_word_on_the_telephone(three: Organisations, tm
     with pytest.raises(UsageError, match="--convener is 0000"):
         accept(own, path, "0" * 64)
     assert accept(own, path, read_out(other.fingerprint).upper()).convener_fingerprint == other.fingerprint
-    assert accept(own, path).epoch == 1  # it is known now
+    assert accept(own, path).revision == 1  # it is known now
 
 
 def test_strangers_are_told_at_home(three: Organisations, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.peers import DONE, LEARNING, Member, Peers, decode
-from dpps.peers.frames import AVERAGING, FINAL, PROTOCOL
+from dpps.peers import AVERAGING, DONE, FINAL, LEARNING, Member, Peers, decode
+from dpps.peers.messages import PROTOCOL
 from dpps.privacy import LedgerFile, label
 from tests.peers.test_member import FEATURES, NAMES, Federation
 from tests.support.bare import HARD, WIDTH, membership_of

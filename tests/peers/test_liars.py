@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpps.peers import DONE, LEARNING, Claim, Frame, Peers, Post, Presence, Share, decode
-from dpps.peers.frames import FINAL
-from dpps.peers.view import STARTS
+from dpps.peers import DONE, FINAL, LEARNING, Frame, Peers, Post, Share, decode
+from dpps.peers.links import STARTS
+from dpps.peers.messages import Claim, Presence
 from dpps.topology import Complete, Exponential, Ring, Topology
 from tests.support.bare import HARD, WIDTH, Bare, membership_of, sign_as, verify
 from tests.support.simulated import Network, SimulatedPost
@@ -433,8 +433,8 @@ def check_mass(honest: list[Honest], fabrics: dict[int, Counting], told: str, *,
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the disk, nor for an agreement that a liar never grants."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr("dpps.peers.fabric.LONGEST", 12)
-    monkeypatch.setattr("dpps.peers.fabric.PATIENCE", 1)
+    monkeypatch.setattr("dpps.peers.gossip.LONGEST", 12)
+    monkeypatch.setattr("dpps.peers.gossip.PATIENCE", 1)
 
 
 def alone(folder: Path, name: str, seeds: range) -> None:

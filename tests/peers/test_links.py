@@ -2,7 +2,9 @@
 
 import json
 
-from dpps.peers import Claim, Inlet, Outlet, Share
+from dpps.peers import Share
+from dpps.peers.links import Inlet, Outlet
+from dpps.peers.messages import Claim
 
 
 def _share(number: int) -> Share:

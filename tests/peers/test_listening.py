@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpps.errors import PeerError
-from dpps.peers import PATIENCE, Handshakes
-from dpps.peers.listening import _first, _host
+from dpps.peers.connections import HANDSHAKE, Handshakes, _first, _host
 
 
 class Lines(list[str]):
@@ -15,10 +14,10 @@ class Lines(list[str]):
 
     now = 0.0
 
-    def told(self, handshakes: Handshakes, after: float = PATIENCE) -> int:
+    def told(self, handshakes: Handshakes, after: float = HANDSHAKE) -> int:
         """How many lines there are after so many seconds more."""
         self.now += after
-        handshakes._look()
+        handshakes.look()
         return len(self)
 
 
@@ -57,9 +56,9 @@ def test_nothing_is_said_when_all_got_through_however_many_streams_they_open(
 def test_a_connection_that_has_just_begun_is_not_yet_refused(lines: Lines, handshakes: Handshakes) -> None:
     handshakes.begun()
     handshakes.passed("ipv4:10.0.0.1:1000")
-    lines.now = 0.9 * PATIENCE
+    lines.now = 0.9 * HANDSHAKE
     handshakes.begun()
-    assert lines.told(handshakes, after=0.2 * PATIENCE) == 0
+    assert lines.told(handshakes, after=0.2 * HANDSHAKE) == 0
     assert lines.told(handshakes) == 1  # now it has had its time
 
 

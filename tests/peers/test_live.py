@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.peers import LivePage, check_page
+from dpps.peers import LivePage
+from dpps.peers.status import check_page
 from tests.support.browser import Browser
 from tests.support.peers import STATES, status
 from tests.support.processes import free_port, until

@@ -13,8 +13,10 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.peers import LEARNING, Heart, Member, Peers, Presence
-from dpps.peers.view import LEFT
+from dpps.peers import LEARNING, Member, Peers
+from dpps.peers.links import LEFT
+from dpps.peers.member import Heart
+from dpps.peers.messages import Presence
 from dpps.privacy import LedgerFile
 from dpps.runs import Run
 from tests.support.bare import HARD, SOFT, membership_of
@@ -56,7 +58,7 @@ class Federation:
     """Four members and what became of their runs."""
 
     def __init__(self, folder: Path, epochs: int = 3, pace: float = 0.05, **more: Any) -> None:
-        self.folder, self.epochs, self.pace, self.more = folder, epochs, pace, more
+        self.folder, self.revisions, self.pace, self.more = folder, epochs, pace, more
         self.runs: dict[str, Run] = {}
         self.network = Network({name: self._main(k) for k, name in enumerate(NAMES)})
 
@@ -65,7 +67,7 @@ class Federation:
             run = make_run(post, k, self.folder / NAMES[k], **dict(self.more))
             self.runs[NAMES[k]] = run
             try:
-                for _ in run.rounds(self.epochs):
+                for _ in run.rounds(self.revisions):
                     assert isinstance(run.where, Member)
                     run.where.fabric.wait(self.pace)
             finally:

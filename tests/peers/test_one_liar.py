@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpps.peers import HERE, LEARNING, Peers, Presence
-from dpps.peers.fabric import JUMP
-from dpps.peers.frames import AVERAGING
-from dpps.peers.view import LEFT
+from dpps.peers import AVERAGING, LEARNING, Peers
+from dpps.peers.gossip import JUMP
+from dpps.peers.links import HERE, LEFT
+from dpps.peers.messages import Presence
 from dpps.topology import Complete, Ring, Topology
 from tests.support.bare import HARD, SOFT, WIDTH, Bare, membership_of, one_other
 from tests.support.simulated import Network, SimulatedPost
@@ -167,7 +167,7 @@ def test_a_presence_that_its_owner_has_not_signed_moves_nobody(tmp_path: Path) -
     def look() -> None:
         assert victim.fabric is not None
         states.append([each.state for each in victim.fabric.view.known])
-        expelled = victim.membership.present - {"m2"}
+        expelled = victim.membership.active - {"m2"}
         for member in honest(found):
             assert member.fabric is not None
             member.fabric.adopt(

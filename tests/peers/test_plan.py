@@ -5,7 +5,8 @@ import pytest
 
 from dpps.data import read_schema
 from dpps.errors import UsageError
-from dpps.peers import config_for, read_plan
+from dpps.peers import read_plan
+from dpps.peers.contract import config_for
 from dpps.runs import OWN_DATA, TrainConfig
 from tests.support.peers import Organisations
 

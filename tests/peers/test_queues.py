@@ -1,6 +1,6 @@
 import threading
 
-from dpps.peers import FRAMES, Incoming, Outgoing
+from dpps.peers.connections import FRAMES, Incoming, Outgoing
 
 
 def test_what_does_not_fit_is_dropped() -> None:

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from dpps.peers import LEARNING, Claim, FrameError, Rows, Share
+from dpps.peers import LEARNING, FrameError, Share
+from dpps.peers.links import Rows
+from dpps.peers.messages import Claim
 
 
 def share(rows: Rows, row: torch.Tensor, a: float = 1.0, round_: int = 0) -> Share:
@@ -31,7 +33,7 @@ def test_rows_that_are_not_finite_or_not_of_this_run_are_refused(bad: float) -> 
 def test_a_row_counts_as_long_as_the_contract_makes_possible_and_is_refused_beyond_twice_that() -> None:
     """The bound is there from the start, and no round that a sender names moves it."""
     rows = Rows(torch.ones(4), common=True)
-    rows.bound(8.0)
+    rows.reach = 8.0
     assert rows.longest(1.0) == 2 * (2.0 + 8.0)
     assert rows.longest(0.5) == pytest.approx(rows.longest(1.0) / 2)
     short, long = torch.full((4,), 9.9), torch.full((4,), 19.9)
@@ -47,7 +49,7 @@ def test_a_row_counts_as_long_as_the_contract_makes_possible_and_is_refused_beyo
 
 def test_nothing_is_known_of_rows_that_start_apart_or_have_no_bound() -> None:
     apart, unbounded = Rows(torch.ones(4), common=False), Rows(torch.ones(4), common=True)
-    apart.bound(8.0)
+    apart.reach = 8.0
     for rows in (apart, unbounded):
         assert rows.longest(1.0) == math.inf
         far = torch.full((4,), 1e9)

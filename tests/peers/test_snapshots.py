@@ -12,8 +12,9 @@ import torch
 from dpps.errors import RunError
 from dpps.learning import NodeData, Poisson
 from dpps.noise import Gaussian, Keystream, Outgoing, SecureNoise
-from dpps.peers import LEARNING, Channel, Claim, Frame, decode
-from dpps.peers import Outgoing as Queue
+from dpps.peers import LEARNING, Channel, Frame, decode
+from dpps.peers.connections import Outgoing as Queue
+from dpps.peers.messages import Claim
 from tests.peers.test_correspondence import ROW, A, B, met, started
 from tests.support.bare import HARD, WIDTH, sign_as
 from tests.support.peers import NAMES as THREE

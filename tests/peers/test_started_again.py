@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.peers import Key, Participation, Request, accept, convene
+from dpps.peers import Key, Participation, Request, convene
+from dpps.peers.join import accept
 from tests.peers.test_correspondence import A, B, listen, met, started
 from tests.peers.test_join import three  # noqa: F401 - a fixture
 from tests.peers.test_member import make_run

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.peers import FILE, FINISHED, RUNNING, bytes_in_words, read_status, write_status
+from dpps.peers import FINISHED, bytes_in_words, read_status, write_status
+from dpps.peers.status import FILE, RUNNING
 from tests.support.peers import status
 
 

@@ -1,7 +1,8 @@
 """Who is here: by signs of life that their owner counts, direct ones before hearsay."""
 
-from dpps.peers import DONE, HERE, Presence, View
-from dpps.peers.view import LEFT
+from dpps.peers import DONE
+from dpps.peers.links import HERE, LEFT, View
+from dpps.peers.messages import Presence
 
 
 def _told(*entries: tuple[int, int, int]) -> list[Presence]:

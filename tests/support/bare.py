@@ -18,11 +18,11 @@ from dpps.peers import (
     Outbox,
     OutboxLedger,
     Peers,
+    Terms,
     averaging_rounds,
     decode,
 )
-from dpps.peers.membership import Terms
-from dpps.peers.rows import TAIL
+from dpps.peers.links import TAIL
 from dpps.protocol import DPPS
 from dpps.sensitivity import Bounded
 from dpps.topology import Topology
@@ -43,13 +43,13 @@ def verify(name: str, signature: bytes, message: bytes) -> bool:
 def membership_of(
     names: tuple[str, ...], own: int, topology: Topology | None = None, **more: Any
 ) -> Membership:
-    neighbours = None
+    neighbours = frozenset(names) - {names[own]}
     if topology is not None:
         pairs = [topology.weights(t) for t in range(topology.examined)]
         linked = {(int(i), int(j)) for w in pairs for i, j in zip(w.senders, w.receivers, strict=True)}
         both = {j for i, j in linked if i == own} | {i for i, j in linked if j == own}
         neighbours = frozenset(names[n] for n in both - {own})
-    named = {"soft": SOFT, "hard": HARD, "neighbours": neighbours} | more
+    named = {"soft": SOFT, "hard": HARD, "active": frozenset(names), "neighbours": neighbours} | more
     return Membership("run", names, own, sign_as(names[own]), verify, **named)
 
 

@@ -16,14 +16,11 @@ from dpps.disk import private, write_private, writing
 from dpps.errors import RunError, UsageError
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Seeded
-from dpps.peers.fabric import Peers, averaging_rounds
-from dpps.peers.frames import LEARNING
-from dpps.peers.ledger import OUTBOX, OutboxLedger
-from dpps.peers.membership import Membership, Terms
-from dpps.peers.outbox import Outbox
-from dpps.peers.post import Post
-from dpps.peers.rows import TAIL
-from dpps.peers.view import ACTIVE, DONE, LEFT
+from dpps.peers.contract import Membership
+from dpps.peers.gossip import Peers, averaging_rounds
+from dpps.peers.links import ACTIVE, DONE, LEFT, TAIL, Terms
+from dpps.peers.messages import LEARNING, Post
+from dpps.peers.store import OUTBOX, Outbox, OutboxLedger
 from dpps.privacy.accountant import label
 from dpps.privacy.trust import Pairs
 from dpps.runs.data_ledger import checksum
@@ -116,7 +113,7 @@ class Member(Deployment):
         self._run: Run | None = None
 
     def adopt(self, membership: Membership) -> None:
-        """The contract of a later epoch."""
+        """The contract of a later revision."""
         self.membership = membership
         self.fabric.adopt(membership)
 
@@ -345,7 +342,7 @@ class Member(Deployment):
             )
         if len(here) >= wanted:
             return f"waits: none of its neighbours answers ({', '.join(sorted(self.membership.partners))})"
-        present, known = self.membership.present, self.fabric.view.known
+        present, known = self.membership.active, self.fabric.view.known
         told = f"{len(here)} of {len(present)} are here ({', '.join(here)}), {wanted} are needed"
         if len(here) == 1 and self.fabric.start_number > 1 and self.fabric.pushed >= 0:
             told += (
