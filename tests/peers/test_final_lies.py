@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,10 @@ from dpps.topology import Complete, Topology
 from tests.support.bare import HARD, WIDTH, Bare, membership_of, one_other, sign_as, terms_of
 from tests.support.simulated import Network, SimulatedPost
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 LIAR, LATE = 2, 1
 UNTIL = 60.0
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 class FalseHeir(Peers):

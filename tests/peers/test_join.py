@@ -205,7 +205,7 @@ def test_expelled_while_running(three: Organisations) -> None:
         Terminal(three, C)
 
 
-def test_a_status_and_an_epoch_that_cannot_be_written_stop_nobody(three: Organisations) -> None:
+def test_a_status_and_a_revision_that_cannot_be_written_stop_nobody(three: Organisations) -> None:
     gate, later = Gate(3), Gate(6)
     (three.folder / f"run-{A}").mkdir()
     (three.folder / f"run-{A}" / "status.json.part").mkdir()  # as a full disk would, for root, too
@@ -304,3 +304,20 @@ def test_frames_and_queues_have_room_for_rows_as_they_are_sent(
         channel._limit(10 << 20)
         queue = channel.outgoing()
         assert [queue.put(bytes(10 << 20)) for _ in range(3)] == [True, True, False]
+
+
+def _taking_part(made: Organisations, data: Path) -> Participation:
+    files = made.folder / "federation.toml", made.folder / A, made.folder / "run"
+    return Participation(*files, node_data=data)
+
+
+def test_another_members_data_is_refused(three: Organisations) -> None:
+    own, other = (three.folder / f"data-{name}" for name in (A, B))
+    with _taking_part(three, own) as first:
+        first.prepare()
+    with _taking_part(three, other) as wrong, pytest.raises(UsageError, match=str(other)) as told:
+        wrong.prepare()
+    assert "\n" not in str(told.value)
+    shutil.copytree(own, three.folder / "moved")
+    with _taking_part(three, three.folder / "moved") as again:
+        assert again.prepare().run.resumed

@@ -6,7 +6,6 @@ that proves it; and mass is accounted for: what honest members hold is what they
 
 import hashlib
 import itertools
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -430,9 +429,8 @@ def check_mass(honest: list[Honest], fabrics: dict[int, Counting], told: str, *,
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_waiting(monkeypatch: pytest.MonkeyPatch, no_fsync: None) -> None:
     """For the disk, nor for an agreement that a liar never grants."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
     monkeypatch.setattr("dpps.peers.gossip.LONGEST", 12)
     monkeypatch.setattr("dpps.peers.gossip.PATIENCE", 1)
 

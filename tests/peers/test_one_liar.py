@@ -1,6 +1,5 @@
 """One member that lies about one thing: what the others believe, whom they refuse, and how long they wait for it."""
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,14 @@ from dpps.peers import AVERAGING, LEARNING, Peers
 from dpps.peers.gossip import JUMP
 from dpps.peers.links import HERE, LEFT
 from dpps.peers.messages import Presence
-from dpps.topology import Complete, Ring, Topology
+from dpps.topology import Complete, Exponential, Ring, Topology
 from tests.support.bare import HARD, SOFT, WIDTH, Bare, membership_of, one_other
 from tests.support.simulated import Network, SimulatedPost
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 LIAR = 2
 LONG = 1 << 60
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 class LyingPeers(Peers):
@@ -36,7 +32,8 @@ class LyingPeers(Peers):
     ) -> None:
         said, sent, mass, weights = self.lie(phase, round_, row, a, parts)
         super()._give(phase, said, sent, mass, weights, 0.0)
-        self.hold(phase, rest * row, rest * a)  # for itself it keeps what is right
+        if rest:
+            self.hold(phase, rest * row, rest * a)  # for itself it keeps what is right
         self.pushed = round_
 
 
@@ -318,3 +315,43 @@ def test_a_refusal_for_something_that_is_never_sent_again_outlives_a_restart(tmp
     assert found[0].fabric is not None
     assert found[0].fabric.start_number == 2
     assert found[0].fabric.refused == before[0]
+
+
+def _error(found: list[Bare]) -> float:
+    """How far honest members are from where they would meet without the liar, on average."""
+    others = honest(found)
+    goal = torch.arange(WIDTH) + sum(m.membership.own for m in others) / len(others)
+    ends = torch.stack([m.result for m in others if m.result is not None])
+    assert len(ends) == len(others)
+    return float((ends - goal).norm(dim=1).mean())
+
+
+def _changed(folder: Path, change: Callable[[Tensor], Tensor], rounds: int, **more: Any) -> list[Bare]:
+    found = members(folder, Exponential(6), rounds, **more)
+    found[LIAR].lie = lambda at, round_, row, a, parts: (round_, change(row), a, parts)  # type: ignore[attr-defined]
+    run(found, until=60.0)
+    return found
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e9])
+def test_rows_that_cannot_be_are_refused_and_the_member_is_named(
+    value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpps.peers.gossip.LONGEST", 0)  # nobody waits for what a liar never grants
+    found = _changed(tmp_path, lambda row: row + value, rounds=8)
+    assert refusals(found) == {LIAR}
+    for k in (3, 4):
+        fabric = found[k].fabric
+        assert fabric is not None
+        assert "of round" in fabric.refused[LIAR]
+    assert _error(found) < 3.0  # they are on their way, from 4.9
+
+
+def test_clipped_gossip_limits_what_one_member_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpps.peers.gossip.LONGEST", 0)
+    error = {}
+    for clip in (0.0, 1.0):
+        (tmp_path / str(clip)).mkdir()
+        found = _changed(tmp_path / str(clip), lambda row: -10 * row, rounds=30, gossip_clip=clip)
+        error[clip] = _error(found)
+    assert error[1.0] < 0.7 * error[0.0], error

@@ -15,8 +15,7 @@ from dpps.noise import Gaussian, Keystream, Outgoing, SecureNoise
 from dpps.peers import LEARNING, Channel, Frame, decode
 from dpps.peers.connections import Outgoing as Queue
 from dpps.peers.messages import Claim
-from tests.peers.test_correspondence import ROW, A, B, met, started
-from tests.support.bare import HARD, WIDTH, sign_as
+from tests.support.bare import HARD, ROW, WIDTH, A, B, met, sign_as, started
 from tests.support.peers import NAMES as THREE
 from tests.support.peers import Organisations
 from tests.support.processes import free_port, until

@@ -25,7 +25,7 @@ from dpps.peers import (
 from dpps.peers.links import TAIL
 from dpps.protocol import DPPS
 from dpps.sensitivity import Bounded
-from dpps.topology import Topology
+from dpps.topology import Complete, Topology
 from tests.support.simulated import Killed, Network, SimulatedPost
 
 WIDTH = 3
@@ -247,3 +247,30 @@ def one_other(
         membership = membership_of(names, k, topology, **more)
         found.append((kind if k == at else Bare)(membership, topology, folder / name, rounds))
     return found
+
+
+# Two members, moved by hand
+
+A, B = PAIR = ("a", "b")
+ROW = torch.ones(WIDTH, dtype=torch.float64)
+
+
+def started(post: SimulatedPost, own: int, **more: float) -> Peers:
+    """One of the two, before its first frame."""
+    fabric = Peers(membership_of(PAIR, own, **more), post, post.clock)
+    fabric.start(torch.zeros(1, WIDTH, dtype=torch.float64), common=True)
+    fabric.agree(terms_of(Complete(2), 1000))
+    return fabric
+
+
+def listen(post: SimulatedPost) -> None:
+    """Be there, take everything in, and give nothing."""
+    fabric = started(post, 1)
+    while post.clock() < 6 * HARD:
+        fabric.wait(0.1)
+
+
+def met(fabric: Peers) -> None:
+    """Wait until both have answered each other."""
+    while not fabric.assembled(2, answers=True):
+        fabric.wait(0.1)
