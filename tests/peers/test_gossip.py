@@ -82,7 +82,7 @@ def test_who_is_newly_connected_is_greeted_soon_however_long_the_deadlines(tmp_p
     greeted: list[float] = []
 
     def main(post: SimulatedPost) -> None:
-        fabric = started(post, (A, B).index(post._process.name), soft=300.0, hard=3000.0)
+        fabric = started(post, (A, B).index(post._process.name), soft_deadline=300.0, hard_deadline=3000.0)
         while not fabric.assembled(2, answers=True):
             fabric.wait(100.0)
         greeted.append(post.clock())
@@ -100,7 +100,7 @@ def test_a_member_that_is_back_at_once_gets_at_once_what_it_has_forgotten() -> N
     got: list[float] = []
 
     def gives(post: SimulatedPost) -> None:
-        fabric = started(post, 0, soft=300.0, hard=3000.0)
+        fabric = started(post, 0, soft_deadline=300.0, hard_deadline=3000.0)
         met(fabric)
         fabric._push(LEARNING, 0, {1: 0.5}, [], ROW, 1.0)
         while post.clock() < 200.0:
@@ -108,7 +108,7 @@ def test_a_member_that_is_back_at_once_gets_at_once_what_it_has_forgotten() -> N
 
     def takes(post: SimulatedPost) -> None:
         for start in (1, 2):
-            fabric = started(post, 1, soft=300.0, hard=3000.0)
+            fabric = started(post, 1, soft_deadline=300.0, hard_deadline=3000.0)
             fabric.begin(start)
             met(fabric)
             while not fabric.take(LEARNING)[1]:
@@ -389,7 +389,7 @@ def test_a_killed_neighbour_is_shown_as_away_soon(tmp_path: Path) -> None:
     shown: list[str] = []
 
     def main(post: SimulatedPost) -> None:
-        fabric = started(post, 0, hard=3000.0)
+        fabric = started(post, 0, hard_deadline=3000.0)
         met(fabric)
         shown.append(fabric.status()[1]["state"])
         network.kill(B)

@@ -48,7 +48,7 @@ def test_the_first_round_waits_for_all_members(tmp_path: Path) -> None:
 
 
 def test_the_first_round_waits_for_nobody_after_the_start_deadline(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, epochs=20, membership={"start": 2 * HARD})
+    federation = Federation(tmp_path, epochs=20, membership={"start_deadline": 2 * HARD})
     federation.network.at(0.0, lambda: federation.network.kill("m3"))
     federation.network.at(HARD, lambda: federation.network.kill("m2"))
     federation.network.at(2 * HARD + 0.1, lambda: federation.network.restart("m2"))

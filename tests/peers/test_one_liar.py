@@ -182,7 +182,7 @@ def test_a_presence_that_its_owner_has_not_signed_moves_nobody(tmp_path: Path) -
 def test_a_hung_member_that_still_beats_is_waited_for_once(tmp_path: Path) -> None:
     """It is forgiven when its rounds go on, not when its heart beats."""
     rounds = 60
-    found = members(tmp_path, Complete(4), rounds, liar=Beating, hard=6.0)
+    found = members(tmp_path, Complete(4), rounds, liar=Beating, hard_deadline=6.0)
     found[LIAR].hangs = 300.0  # type: ignore[attr-defined]
     ends: list[float] = []
     network = Network({member.membership.name: member for member in found})
@@ -259,7 +259,7 @@ def test_a_refusal_outlives_a_restart_and_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_one_member_does_not_hold_the_average_open(late: bool, tmp_path: Path) -> None:
     """Neither by never agreeing nor by being late in every round."""
-    found = members(tmp_path, Complete(5), 3, liar=Bare, soft=3.0, hard=30.0)
+    found = members(tmp_path, Complete(5), 3, liar=Bare, soft_deadline=3.0, hard_deadline=30.0)
 
     class Open(Peers):
         def _agrees(self, position: int) -> bool:
@@ -267,7 +267,7 @@ def test_one_member_does_not_hold_the_average_open(late: bool, tmp_path: Path) -
 
         def _collect(self, seconds: float | None = None) -> frozenset[int]:
             if late and self.pushed >= 3:
-                until = self.clock() + 0.9 * self.membership.soft
+                until = self.clock() + 0.9 * self.rules.soft_deadline
                 while self.clock() < until:
                     self.wait(until - self.clock())
             return super()._collect(seconds)

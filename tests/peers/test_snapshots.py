@@ -43,7 +43,7 @@ def _run(
 
 def _gives(errors: list[RunError]) -> Callable[[SimulatedPost], None]:
     def main(post: SimulatedPost) -> None:
-        fabric = started(post, 0, soft=0.3, hard=3000.0)
+        fabric = started(post, 0, soft_deadline=0.3, hard_deadline=3000.0)
         met(fabric)
         while post.clock() < CUT + 0.1:
             fabric.wait(0.02)
@@ -62,7 +62,7 @@ def test_a_share_waits_until_the_other_side_was_heard_on_a_new_connection() -> N
     got: list[float] = []
 
     def quiet(post: SimulatedPost) -> None:
-        fabric = started(post, 1, soft=0.3, hard=3000.0)
+        fabric = started(post, 1, soft_deadline=0.3, hard_deadline=3000.0)
         while post.clock() < CUT:
             fabric.wait(0.05)
         while post.clock() < SPEAKS:  # connected, and silent
@@ -84,7 +84,7 @@ def test_evidence_comes_before_a_waiting_share() -> None:
     errors: list[RunError] = []
 
     def knows(post: SimulatedPost) -> None:
-        fabric = started(post, 1, soft=0.3, hard=3000.0)
+        fabric = started(post, 1, soft_deadline=0.3, hard_deadline=3000.0)
         while post.clock() < CUT + 0.5:
             fabric.wait(0.05)
         claim = Claim(LEARNING, 0, "0" * 64, 1, 0.5, 1.0)

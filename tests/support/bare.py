@@ -18,10 +18,12 @@ from dpps.peers import (
     Outbox,
     OutboxLedger,
     Peers,
+    Rules,
     Terms,
     averaging_rounds,
     decode,
 )
+from dpps.peers.contract import linked
 from dpps.peers.links import TAIL
 from dpps.protocol import DPPS
 from dpps.sensitivity import Bounded
@@ -43,14 +45,11 @@ def verify(name: str, signature: bytes, message: bytes) -> bool:
 def membership_of(
     names: tuple[str, ...], own: int, topology: Topology | None = None, **more: Any
 ) -> Membership:
-    neighbours = frozenset(names) - {names[own]}
-    if topology is not None:
-        pairs = [topology.weights(t) for t in range(topology.examined)]
-        linked = {(int(i), int(j)) for w in pairs for i, j in zip(w.senders, w.receivers, strict=True)}
-        both = {j for i, j in linked if i == own} | {i for i, j in linked if j == own}
-        neighbours = frozenset(names[n] for n in both - {own})
-    named = {"soft": SOFT, "hard": HARD, "active": frozenset(names), "neighbours": neighbours} | more
-    return Membership("run", names, own, sign_as(names[own]), verify, **named)
+    pairs = linked(topology or Complete(len(names)))
+    neighbours = frozenset(names[n] for pair in pairs if own in pair for n in pair if n != own)
+    active, neighbours = more.pop("active", frozenset(names)), more.pop("neighbours", neighbours)
+    rules = Rules(**{"soft_deadline": SOFT, "hard_deadline": HARD} | more)
+    return Membership("run", names, own, sign_as(names[own]), verify, active, neighbours, rules)
 
 
 def terms_of(topology: Topology, rounds: int, growth: tuple[float, float] = (1.0, 0.2)) -> Terms:
@@ -146,7 +145,7 @@ class Bare:
         while True:
             self.fabric.wait(0.0)
             waited = self.fabric.clock() - begun
-            if self.fabric.assembled(self.membership.min_members, waited < SOFT):
+            if self.fabric.assembled(self.membership.rules.min_members, waited < SOFT):
                 return
             if averaging and self.fabric.ending() and waited >= HARD:
                 self.few_left = True

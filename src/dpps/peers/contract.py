@@ -306,13 +306,7 @@ class Federation:
     @cached_property
     def pairs(self) -> frozenset[tuple[int, int]]:
         """The rows that exchange messages, in either direction, the smaller first."""
-        topology = self.topology()
-        found = set()
-        for t in range(topology.examined):
-            weights = topology.weights(t)
-            links = zip(weights.senders.tolist(), weights.receivers.tolist(), strict=True)
-            found |= {(min(i, j), max(i, j)) for i, j in links if i != j}
-        return frozenset(found)
+        return linked(self.topology())
 
     def neighbours(self, name: str) -> frozenset[str]:
         """The members with whom this one exchanges messages, in either direction: the only ones it connects to."""
@@ -384,6 +378,16 @@ class Federation:
             )
 
 
+def linked(topology: Topology) -> frozenset[tuple[int, int]]:
+    """The pairs of nodes that exchange messages, in either direction, the smaller first."""
+    found = set()
+    for t in range(topology.examined):
+        weights = topology.weights(t)
+        links = zip(weights.senders.tolist(), weights.receivers.tolist(), strict=True)
+        found |= {(min(i, j), max(i, j)) for i, j in links if i != j}
+    return frozenset(found)
+
+
 @dataclass(frozen=True)
 class Membership:
     """The contract, as one member's half of the protocol needs it.
@@ -396,11 +400,7 @@ class Membership:
         verify: whether a member (by name) has signed: (name, signature, message).
         active: names of those who are not expelled.
         neighbours: names of those whom this member exchanges messages with.
-        min_members: the run waits while fewer are there.
-        soft: seconds that a round waits for a neighbour.
-        hard: seconds of silence after which a member counts as away.
-        start: seconds that the first round waits for members who have not come yet.
-        gossip_clip: how far (L2) a neighbour's parameters may lie from one's own to count in full; 0: no limit.
+        rules: deadlines and how many must be there.
     """
 
     run: str
@@ -410,16 +410,12 @@ class Membership:
     verify: Callable[[str, bytes, bytes], bool]
     active: frozenset[str]
     neighbours: frozenset[str]
-    min_members: int = 2
-    soft: float = 30.0
-    hard: float = 300.0
-    start: float = 3600.0
-    gossip_clip: float = 0.0
+    rules: Rules
 
     @classmethod
     def of(cls, federation: Federation, identity: Identity) -> "Membership":
         keys = {member.name: member.key for member in federation.members}
-        own, rules = federation.check_for(identity), federation.rules
+        own = federation.check_for(identity)
         return cls(
             run=federation.fixed_digest,
             names=federation.names,
@@ -428,11 +424,7 @@ class Membership:
             verify=lambda name, signature, message: verify(keys[name], signature, message),
             active=federation.active,
             neighbours=federation.neighbours(own.name),
-            min_members=rules.min_members,
-            soft=rules.soft_deadline,
-            hard=rules.hard_deadline,
-            start=rules.start_deadline,
-            gossip_clip=rules.gossip_clip,
+            rules=federation.rules,
         )
 
     @property

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dpps.errors import RunError, UsageError
-from dpps.peers.contract import Membership
+from dpps.peers.contract import Membership, linked
 from dpps.peers.links import (
     ACTIVE,
     DONE,
@@ -108,6 +108,7 @@ class Peers(Fabric):
         self, membership: Membership, post: Post, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.membership, self.post, self.clock = membership, post, clock
+        self.rules = membership.rules  # no revision changes them
         self.nodes, self.rows = len(membership.names), [membership.own]
         self.control = Alone()  # nobody stops the others: a member that stops is away
         self.keep: Callable[[int], None] = lambda phase: None
@@ -152,7 +153,7 @@ class Peers(Fabric):
         def sign(presence: Presence) -> bytes:
             return members.sign(presence.message(members.run, name))
 
-        self.view = View(len(members.names), members.own, members.hard, start_number, sign)
+        self.view = View(len(members.names), members.own, self.rules.hard_deadline, start_number, sign)
         self.adopt(self.membership)
 
     def adopt(self, membership: Membership) -> None:
@@ -255,7 +256,7 @@ class Peers(Fabric):
     def _await_room(self, round_: int, parts: Mapping[int, float]) -> None:
         """Wait for those who are to get a part and have not said yet that they have the one before: slow is not gone.
         But who does not say so within the deadline is not waited for again until it has."""
-        deadline = self.clock() + self.membership.soft
+        deadline = self.clock() + self.rules.soft_deadline
         while True:
             ready = {n for n in parts if self._outlets[n].ready(LEARNING, round_)}
             self._no_room -= ready
@@ -297,7 +298,7 @@ class Peers(Fabric):
         for node in self._connected:
             if node not in parts:
                 self._send(node)
-        self._next_beat = now + self.membership.hard / 6
+        self._next_beat = now + self.rules.hard_deadline / 6
 
     def _forget_letters(self, newest: tuple[int, int]) -> None:
         """Rows that all have are not kept, and digests only of what a neighbour may still show."""
@@ -323,7 +324,7 @@ class Peers(Fabric):
         """Wait for the parts of those who are here, at most until the deadline; who they came from."""
         assert self._waiting_for is not None, "push first"
         (phase, round_, sources), self._waiting_for = self._waiting_for, None
-        deadline = self.clock() + (self.membership.soft if seconds is None else seconds)
+        deadline = self.clock() + (self.rules.soft_deadline if seconds is None else seconds)
         while missing := [node for node in sources if self._awaits(node, round_)]:
             if self.clock() >= deadline:
                 self._given_up.update({node: self.view.pushed(node) for node in missing})
@@ -344,7 +345,7 @@ class Peers(Fabric):
         not waited for: in learning until it is on time, in the average no more."""
         if self.view.pushed(node) >= round_ or node in self._given_up:
             return False
-        patience = self.membership.hard / self.membership.soft
+        patience = self.rules.hard_deadline / self.rules.soft_deadline
         return node in self.partners() and self._late[node] < patience
 
     def _senders(self, weights: Weights) -> list[int]:
@@ -409,7 +410,7 @@ class Peers(Fabric):
         found = []
         for node, (name, known) in enumerate(zip(self.membership.names, self.view.known, strict=True)):
             word = WORDS[known.state] if self.view.is_here(node, now) or known.state == LEFT else "away"
-            if word == "here" and now - self._lost.get(node, now) > self.membership.soft:
+            if word == "here" and now - self._lost.get(node, now) > self.rules.soft_deadline:
                 # rounds do not wait for it; whether it comes back is decided at the hard deadline
                 word = "away"
             if name not in self.membership.active:
@@ -463,7 +464,7 @@ class Peers(Fabric):
         takes_part = position == first and self.behind(first) <= first + fewest // 3
         if takes_part:
             self.hold(AVERAGING, row, 1.0)
-        while position < last and vain * self.membership.soft < _VAIN * self.membership.hard:
+        while position < last and vain * self.rules.soft_deadline < _VAIN * self.rules.hard_deadline:
             if not takes_part and self._final():
                 self.state = HERE
                 break
@@ -485,7 +486,7 @@ class Peers(Fabric):
         finals = {} if self.state == NEAR else self._await_final()
         if finals:
             self.late = True
-            return self._rows.middle(list(finals.values()), self.membership.gossip_clip)
+            return self._rows.middle(list(finals.values()), self.rules.gossip_clip)
         z, b = self._home[AVERAGING]
         mean = self._rows.narrow(z / b) if b > 0 else row
         return mean, self._rows.apart(mean, position - fewest)
@@ -508,7 +509,7 @@ class Peers(Fabric):
         def done() -> bool:
             return self._home[AVERAGING][1] > held or not self.partners() or self._all_near()
 
-        self._wait_until(done, self.membership.soft)
+        self._wait_until(done, self.rules.soft_deadline)
         return done()
 
     def over(self) -> bool:
@@ -549,9 +550,9 @@ class Peers(Fabric):
         one for the rest."""
         if self._done() and self._ended():
             self._tell_everybody()
-            self._wait_until(lambda: bool(self._final()) or not self._done(), self.membership.hard)
+            self._wait_until(lambda: bool(self._final()) or not self._done(), self.rules.hard_deadline)
             if self._final():
-                self._wait_until(lambda: self._done() <= set(self._final()), self.membership.soft)
+                self._wait_until(lambda: self._done() <= set(self._final()), self.rules.soft_deadline)
         return self._final()
 
     # Finishing
@@ -574,14 +575,14 @@ class Peers(Fabric):
             ended: whether somebody wants this to end.
         """
         with self.lock:
-            deadline = self.clock() + self.membership.hard
+            deadline = self.clock() + self.rules.hard_deadline
             while self.unfinished() and self.clock() < deadline and not ended():
                 self._hand_on_average(mean)
                 self.wait(deadline - self.clock())
                 self._note_finished()
             self._note_finished()
             arriving = [self._outlets[n] for n in self._connected if self._outlets[n].gave(FINAL)]
-            self._wait_until(lambda: not any(each.waiting for each in arriving), self.membership.soft)
+            self._wait_until(lambda: not any(each.waiting for each in arriving), self.rules.soft_deadline)
             self._tell_everybody()
 
     def _note_finished(self) -> None:
@@ -614,9 +615,9 @@ class Peers(Fabric):
             self.state = LEFT
             self._tell_everybody()
             # parts that are on their way here still count
-            self._wait_until(lambda: False, self.membership.soft)
+            self._wait_until(lambda: False, self.rules.soft_deadline)
             self.hold(LEARNING, row, a)
-            self._wait_until(lambda: bool(self._heirs(round_)), self.membership.hard)
+            self._wait_until(lambda: bool(self._heirs(round_)), self.rules.hard_deadline)
             if not self._bequeath(round_):
                 self.state = HERE
                 raise RunError(
@@ -629,7 +630,7 @@ class Peers(Fabric):
         """The same in a new start of a member that was stopped while it left."""
         with self.lock:
             unsure = self._safe()
-            self._wait_until(lambda: False, self.membership.soft)
+            self._wait_until(lambda: False, self.rules.soft_deadline)
             return self._safe() if not unsure and self._bequeath(self.pushed + 1) else unsure
 
     def _bequeath(self, round_: int) -> bool:
@@ -648,7 +649,7 @@ class Peers(Fabric):
         """Wait until all that was given is safe, as long as the hard deadline; the name of who has not said so of the last row,
         with which all mass was handed over."""
         outlets = self._outlets
-        self._wait_until(lambda: not any(each.waiting for each in outlets.values()), self.membership.hard)
+        self._wait_until(lambda: not any(each.waiting for each in outlets.values()), self.rules.hard_deadline)
         self._tell_everybody()
         last = LEARNING, self.pushed
         unsure = [n for n, each in outlets.items() if any(sent.letter == last for sent in each.waiting)]
@@ -708,10 +709,10 @@ class Peers(Fabric):
             self._send_due(now)
             for node in sorted(connected - fresh - (self._greeted - self._unheard) - set(self.refused)):
                 self._send(node)  # it has not answered yet
-            self._next_tending = now + min(self.membership.soft / 3, self.membership.hard / 6)
+            self._next_tending = now + min(self.rules.soft_deadline / 3, self.rules.hard_deadline / 6)
         if now >= self._next_beat:
             self._tell_everybody()
-            self._next_beat = now + self.membership.hard / 6
+            self._next_beat = now + self.rules.hard_deadline / 6
 
     def _tell_everybody(self) -> None:
         for node in sorted(self._connected):
@@ -722,7 +723,7 @@ class Peers(Fabric):
         this machine was put back to an earlier state, and what waits here is not what was sent then."""
         for node in sorted(self._connected - self._unheard):
             if node not in self.refused:
-                for sent in self._outlets[node].due(now, self.membership.soft / 3):
+                for sent in self._outlets[node].due(now, self.rules.soft_deadline / 3):
                     self._send(node, sent)
 
     def _send(self, node: int, sent: Sent | None = None) -> None:
@@ -830,8 +831,8 @@ class Peers(Fabric):
         if claim.phase == FINAL:
             self._finals[node] = row.to(self._rows.dtype)
         else:
-            if members.gossip_clip > 0:
-                row = self._rows.clipped(row, claim.a, members.gossip_clip)
+            if self.rules.gossip_clip > 0:
+                row = self._rows.clipped(row, claim.a, self.rules.gossip_clip)
             if claim.phase == AVERAGING:
                 self._rows.saw(node, row, claim)
             self.hold(claim.phase, claim.weight * row, claim.weight * claim.a)
@@ -969,11 +970,10 @@ def averaging_rounds(topology: Topology) -> int:
     n = topology.nodes
     if n > _LARGEST:
         return _MOST
-    linked = np.eye(n, dtype=bool)
-    for t in range(topology.examined):
-        weights = topology.weights(t)
-        linked[weights.receivers, weights.senders] = linked[weights.senders, weights.receivers] = True
-    sizes = np.sort(np.abs(np.linalg.eigvals(linked / linked.sum(0))))
+    graph = np.eye(n, dtype=bool)
+    for i, j in linked(topology):
+        graph[i, j] = graph[j, i] = True
+    sizes = np.sort(np.abs(np.linalg.eigvals(graph / graph.sum(0))))
     second = float(sizes[-2])
     if second < 1e-9:
         return _FEWEST

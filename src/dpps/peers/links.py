@@ -13,14 +13,17 @@ with so few shares on their way there is nothing that they save.)
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dpps.peers.contract import linked
 from dpps.peers.messages import Claim, FrameError, Presence, Share
 from dpps.topology import Topology, Weights
 
@@ -300,15 +303,9 @@ class Terms:
         return self._given(self.topology.weights(self._clock(round_)), sender).get(receiver, 0.0)
 
     @cached_property
-    def neighbours(self) -> list[int]:
+    def neighbours(self) -> Counter[int]:
         """How many others each member exchanges messages with."""
-        linked: list[set[int]] = [set() for _ in range(self.topology.nodes)]
-        for t in range(self.topology.examined):
-            weights = self.topology.weights(t)
-            for one, other in zip(weights.senders.tolist(), weights.receivers.tolist(), strict=True):
-                linked[one].add(other)
-                linked[other].add(one)
-        return [len(others - {node}) for node, others in enumerate(linked)]
+        return Counter(chain.from_iterable(linked(self.topology)))
 
 
 def given(weights: Weights, sender: int) -> dict[int, float]:

@@ -51,7 +51,7 @@ class Heart(threading.Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        while not self._stopped.wait(min(_BEAT, self._fabric.membership.soft / 3)):
+        while not self._stopped.wait(min(_BEAT, self._fabric.membership.rules.soft_deadline / 3)):
             try:
                 self._fabric.look()
             except BaseException as error:  # noqa: BLE001 - `check` raises it where the run is
@@ -301,33 +301,37 @@ class Member(Deployment):
         """Wait until as many members are here as `_wanted` says, and those have answered who can know of earlier starts.
         In the average, when a neighbour has finished, too few may be left: they are waited for as long as the hard deadline, once."""
         fabric, begun = self.fabric, self.clock()
-        tell_at = begun + self.membership.soft
+        tell_at = begun + self.membership.rules.soft_deadline
         if self._heart is not None:
             self._heart.check()
         while True:
             fabric.wait(0.0)
             now = self.clock()
             wanted = self._wanted(now - begun)
-            answers = not self._met and now - begun < self.membership.soft
-            doubt = not self._met and now - begun < self.membership.hard and fabric.doubtful()
+            answers = not self._met and now - begun < self.membership.rules.soft_deadline
+            doubt = not self._met and now - begun < self.membership.rules.hard_deadline and fabric.doubtful()
             asked = self._leave_asked.is_set() or (self._run is not None and self._run.stop_asked)
             too_late = fabric.over() and (not answers or fabric.answered())
-            if averaging and fabric.ending() and now - begun >= self.membership.hard:
+            if averaging and fabric.ending() and now - begun >= self.membership.rules.hard_deadline:
                 self._few_left = True
             there = fabric.assembled(wanted, answers) or too_late or self._few_left
             if asked or (there and not doubt):
                 self._met = True
                 return
             if now >= tell_at:
-                tell_at = now + self.membership.hard
+                tell_at = now + self.membership.rules.hard_deadline
                 log.warning("%s%s", self.voice, self._why_waiting(fabric.here, wanted))
-            fabric.wait(self.membership.soft / 3)
+            fabric.wait(self.membership.rules.soft_deadline / 3)
 
     def _wanted(self, waited: float) -> int:
         """How many members must be here. For the first round all of them are waited for, until the start deadline; in a new start
         also all, for what they know of earlier ones, until the hard deadline. Later the fewest that the contract allows."""
-        patience = self.membership.hard if self.fabric.begun() else self.membership.start
-        fewest = self.membership.min_members
+        patience = (
+            self.membership.rules.hard_deadline
+            if self.fabric.begun()
+            else self.membership.rules.start_deadline
+        )
+        fewest = self.membership.rules.min_members
         if self._met or waited >= patience:
             return fewest
         return max(fewest, len(self.fabric.view.taking_part()))
@@ -352,7 +356,7 @@ class Member(Deployment):
         left = [
             n for n, k in zip(self.membership.names, known, strict=True) if k.state == LEFT and n in present
         ]
-        if len(present) - len(left) < self.membership.min_members:
+        if len(present) - len(left) < self.membership.rules.min_members:
             told += f"; {', '.join(left)} left for good, so too few can come: Ctrl-C ends this member's run"
         return f"waits for other members: {told}"
 
@@ -411,7 +415,7 @@ class Member(Deployment):
             log.warning(
                 "%sis finished, its results are written; it stays up to %g s to hand the final model to %s, if it comes back; Ctrl-C ends that",
                 self.voice,
-                self.membership.hard,
+                self.membership.rules.hard_deadline,
                 ", ".join(missing),
             )
         try:
