@@ -278,8 +278,8 @@ def test_bits_of_one_process_when_the_clock_restarts(size: int) -> None:
 @pytest.mark.parametrize("processes", [2, 3, 7])
 def test_every_process_computes_its_rows_of_the_whole(topology: Topology, processes: int) -> None:
     weights, x = topology.weights(1), torch.randn(7, 4, dtype=torch.float64)
-    parts, device = blocks(7, processes), torch.device("cpu")
-    routes = [Route.of(weights, parts, rank, device) for rank in range(processes)]
+    parts = blocks(7, processes)
+    routes = [Route.of(weights, parts, rank) for rank in range(processes)]
     for rank, (route, own) in enumerate(zip(routes, parts, strict=True)):
         table = torch.full((len(route.needed), 4), torch.nan, dtype=torch.float64)
         table[route.own_places] = x[own.start : own.stop][route.own_rows]

@@ -314,13 +314,13 @@ def _exchange_addresses(cluster: Cluster) -> str:
     cluster.join()
     connect, rendezvous = cluster._group, cluster.rendezvous
 
-    def after_the_stranger(device: object, store: SignedStore) -> object:
+    def after_the_stranger(store: SignedStore) -> object:
         if cluster.rank == 0:
             stranger = PrefixStore("mesh", TCPStore(rendezvous.host, rendezvous.port, None, False))
             address = bytearray(stranger.get("0/1"))  # waits for rank 1
             address[-20] ^= 1
             stranger.set("0/1", bytes(address))
-        return connect(device, store)  # type: ignore[arg-type]
+        return connect(store)
 
     cluster._group = after_the_stranger  # type: ignore[method-assign]
     try:

@@ -476,6 +476,9 @@ class Cluster:
     wire: Wire | None = None
     stuck: bool = False
     """Whether a question to the rendezvous was never answered: then only `os._exit` ends this process cleanly."""
+    _address: str = field(default="", init=False)
+    _ports: list[int] = field(default_factory=list, init=False)
+    _listener: Listener | None = field(default=None, init=False)
 
     @property
     def rank(self) -> int:
@@ -546,10 +549,6 @@ class Cluster:
         self._address = address_towards(host, port)
         return store
 
-    _address: str = field(default="", init=False)
-    _ports: list[int] = field(default_factory=list, init=False)
-    _listener: Listener | None = field(default=None, init=False)
-
     def _delta(self) -> timedelta:
         return timedelta(seconds=self.timeout)
 
@@ -586,12 +585,11 @@ class Cluster:
 
     # The handshake
 
-    def meet(self, facts: Mapping[str, Any], device: torch.device | str = "cpu") -> Wire:
+    def meet(self, facts: Mapping[str, Any]) -> Wire:
         """Compare `facts` with everybody, prove the secret, connect to everybody, and prove it again on every connection.
 
         Args:
             facts: what must be equal everywhere, by name; the order is that in which differences are reported.
-            device: where messages will lie; on a GPU nccl carries them.
 
         Raises:
             UsageError: somebody differs; names who and in what.
@@ -600,8 +598,8 @@ class Cluster:
         self._listener = self._listener or Listener(self._address)
         identity = self._answer(lambda: self._compare(facts), self._joining + _LINGER)
         self._answer(self._reach_everybody, 2 * self.timeout)
-        group, addresses = self._answer(lambda: self._connect(device, identity), self.timeout + _LINGER)
-        self.wire = Wire(group, self.rank, self.rendezvous.size, self.patience, self.trouble, device)
+        group, addresses = self._answer(lambda: self._connect(identity), self.timeout + _LINGER)
+        self.wire = Wire(group, self.rank, self.rendezvous.size, self.patience, self.trouble)
         self._prove_connections(self.wire, identity, addresses)
         return self.wire
 
@@ -678,12 +676,12 @@ class Cluster:
         named = ", ".join(f"{r} ({self.addresses[r]})" for r in strangers)
         raise UsageError(f"rank {named} was refused: its ${SECRET} is not that of rank {self.rank}")
 
-    def _connect(self, device: torch.device | str, identity: Identity) -> tuple[Any, str]:
+    def _connect(self, identity: Identity) -> tuple[Any, str]:
         """The process group, and a digest of the addresses by which it was connected."""
         wake_politely()
         store = SignedStore(PrefixStore("mesh", self.store), identity)
         try:
-            group = self._group(device, store)
+            group = self._group(store)
         except Exception as error:
             if store.refused is not None:  # torch.distributed has made words of its own of it
                 raise store.refused from error
@@ -694,12 +692,7 @@ class Cluster:
             ) from error
         return group, digest(store.read)
 
-    def _group(self, device: torch.device | str, store: SignedStore) -> Any:
-        if torch.device(device).type == "cuda":
-            dist.init_process_group(
-                "nccl", store=store, rank=self.rank, world_size=self.rendezvous.size, timeout=self._delta()
-            )
-            return dist.group.WORLD
+    def _group(self, store: SignedStore) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = self._delta()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address, lazy_init=False)]
@@ -708,12 +701,9 @@ class Cluster:
     def _prove_connections(self, wire: Wire, identity: Identity, addresses: str) -> None:
         """The first message on every connection shows that a process which knows the secret, and which connected by the same
         addresses, is at its other end."""
-        proofs = {p: torch.zeros(32, dtype=torch.uint8, device=wire.device) for p in wire.peers}
+        proofs = {p: torch.zeros(32, dtype=torch.uint8) for p in wire.peers}
         wire.exchange(
-            [
-                Message(p, SMALL, _tensor(identity.proof(addresses, self.rank, p)).to(wire.device))
-                for p in proofs
-            ],
+            [Message(p, SMALL, _tensor(identity.proof(addresses, self.rank, p))) for p in proofs],
             [Message(p, SMALL, received) for p, received in proofs.items()],
         )
         for peer, received in proofs.items():

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from dpps.errors import PeerError, RunError, UsageError
@@ -66,12 +65,11 @@ class Wire:
     """The connections of one process to all others.
 
     Args:
-        group: a process group of torch.distributed (gloo on the CPU, nccl on a GPU).
+        group: a process group of torch.distributed (gloo: messages lie on the CPU).
         rank: of this process.
         size: how many processes there are.
         patience: seconds to wait for a peer.
         trouble: makes the error when a peer is lost.
-        device: where messages lie: the CPU for gloo, the GPU for nccl.
     """
 
     def __init__(
@@ -81,11 +79,9 @@ class Wire:
         size: int,
         patience: float = 48.0,
         trouble: Trouble = _plain,
-        device: torch.device | str = "cpu",
     ) -> None:
         self._group, self.rank, self.size, self.patience = group, rank, size, patience
         self._trouble = trouble
-        self.device = torch.device(device)
         self.sent_bytes = 0
         """Payload handed to the network by this process so far."""
 
@@ -105,7 +101,9 @@ class Wire:
     def post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Works:
         """Begin to send and to receive; the tensors must stay where they are until `finish` has returned."""
         self.sent_bytes += sum(m.tensor.nbytes for m in outgoing)
-        return self._post(outgoing, incoming)
+        receive, send = self._group.recv, self._group.send
+        posted = [(m.peer, self._guarded(m.peer, receive, [m.tensor], m.peer, m.tag)) for m in incoming]
+        return posted + [(m.peer, self._guarded(m.peer, send, [m.tensor], m.peer, m.tag)) for m in outgoing]
 
     def prepare(self, incoming: Sequence[Message]) -> tuple[Works, list[Message]]:
         """Begin to receive what is to come later; second, what could not be begun.
@@ -133,21 +131,10 @@ class Wire:
 
         A gloo group has no such call, but closes its connections when an operation runs out of time.
         """
-        for peer in self.peers if self.device.type == "cpu" else ():
+        for peer in self.peers:
             with suppress(RuntimeError):
                 nothing = torch.empty(1, dtype=torch.uint8)
                 self._group.recv([nothing], peer, _NEVER).wait(timedelta(milliseconds=1))
-
-    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Works:
-        if self.device.type == "cuda":  # nccl wants all operations of an exchange in one group
-            ops = [dist.P2POp(dist.irecv, m.tensor, m.peer, self._group) for m in incoming]
-            ops += [dist.P2POp(dist.isend, m.tensor, m.peer, self._group) for m in outgoing]
-            works = dist.batch_isend_irecv(ops) if ops else []
-            peer = ops[0].peer if ops else self.rank
-            return [(peer, work) for work in works]
-        receive, send = self._group.recv, self._group.send
-        posted = [(m.peer, self._guarded(m.peer, receive, [m.tensor], m.peer, m.tag)) for m in incoming]
-        return posted + [(m.peer, self._guarded(m.peer, send, [m.tensor], m.peer, m.tag)) for m in outgoing]
 
     def _guarded(self, peer: int, action: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -220,7 +207,7 @@ class Route:
     outer: tuple[Tensor, Tensor, Tensor]
 
     @classmethod
-    def of(cls, weights: Weights, blocks: Sequence[range], rank: int, device: torch.device) -> "Route":
+    def of(cls, weights: Weights, blocks: Sequence[range], rank: int) -> "Route":
         own = blocks[rank]
         parts = [weights.senders[weights.indptr[i] : weights.indptr[i + 1]] for i in own]
         alone = np.array([bool(np.isin(p, own).all()) for p in parts], dtype=bool)
@@ -231,19 +218,17 @@ class Route:
         return cls(
             needed=needed,
             own_places=places[rank],
-            own_rows=_rows(needed[places[rank]] - own.start, device),
-            outgoing=_outgoing(weights, blocks, rank, device),
+            own_rows=_rows(needed[places[rank]] - own.start),
+            outgoing=_outgoing(weights, blocks, rank),
             incoming={p: at for p, at in enumerate(places) if p != rank and at.start < at.stop},
-            inner_rows=_index(inner, device),
-            inner=_part(weights, own, inner, np.arange(own.start, own.stop), device),
-            outer_rows=_index(outer, device),
-            outer=_part(weights, own, outer, needed, device),
+            inner_rows=_index(inner),
+            inner=_part(weights, own, inner, np.arange(own.start, own.stop)),
+            outer_rows=_index(outer),
+            outer=_part(weights, own, outer, needed),
         )
 
 
-def _outgoing(
-    weights: Weights, blocks: Sequence[range], rank: int, device: torch.device
-) -> dict[int, Tensor | slice]:
+def _outgoing(weights: Weights, blocks: Sequence[range], rank: int) -> dict[int, Tensor | slice]:
     """Which of the rows here each peer needs."""
     own, wanted = blocks[rank], {}
     for peer, block in enumerate(blocks):
@@ -251,12 +236,12 @@ def _outgoing(
         senders = np.unique(weights.senders[entries])
         rows = senders[np.isin(senders, own)] - own.start
         if peer != rank and rows.size:
-            wanted[peer] = _rows(rows, device)
+            wanted[peer] = _rows(rows)
     return wanted
 
 
 def _part(
-    weights: Weights, own: range, receivers: np.ndarray, table: np.ndarray, device: torch.device
+    weights: Weights, own: range, receivers: np.ndarray, table: np.ndarray
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments of `combine` for some of the receivers, over a table that holds the rows of the nodes `table`."""
     spans = [slice(weights.indptr[own.start + k], weights.indptr[own.start + k + 1]) for k in receivers]
@@ -264,9 +249,9 @@ def _part(
     values = np.concatenate([np.empty(0), *(weights.values[s] for s in spans)])
     offsets = np.cumsum([0, *(s.stop - s.start for s in spans)])
     return (
-        _index(np.searchsorted(table, senders), device),
-        _index(offsets, device),
-        torch.from_numpy(values).to(device),
+        _index(np.searchsorted(table, senders)),
+        _index(offsets),
+        torch.from_numpy(values),
     )
 
 
@@ -280,15 +265,15 @@ def blocks(nodes: int, processes: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(ends)]
 
 
-def _rows(rows: np.ndarray, device: torch.device) -> Tensor | slice:
+def _rows(rows: np.ndarray) -> Tensor | slice:
     """A slice where rows lie side by side, so that nothing is copied."""
     if rows.size and rows[-1] - rows[0] + 1 == rows.size:
         return slice(int(rows[0]), int(rows[-1]) + 1)
-    return _index(rows, device)
+    return _index(rows)
 
 
-def _index(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
+def _index(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
 
 
 # What processes tell each other beside the rows
@@ -307,7 +292,7 @@ class Between(Control):
         self.rank, self.processes = wire.rank, wire.size
 
     def everybody(self, value: float) -> list[float]:
-        found = torch.full((self.processes,), float(value), dtype=torch.float64, device=self._wire.device)
+        found = torch.full((self.processes,), float(value), dtype=torch.float64)
         own = found[self.rank : self.rank + 1].clone()
         peers = self._wire.peers
         self._wire.exchange(
@@ -408,7 +393,7 @@ class Distributed(Fabric):
             kind = header("mix", s)
             receiving = self._expected(exchange.weights, kind, s)
             works = self.wire.post(self._outgoing(receiving, kind, s), receiving.late)
-            if exchange.ahead is not None and self.wire.device.type == "cpu":
+            if exchange.ahead is not None:
                 self._ahead = self._receive(exchange.ahead, kind, s)
                 self._ahead.works, self._ahead.late = self.wire.prepare(self._ahead.late)
         self._flight = _Flight(exchange, s, a, link, receiving, works)
@@ -488,7 +473,7 @@ class Distributed(Fabric):
         messages = []
         for peer, rows in receiving.route.outgoing.items():
             messages.append(Message(peer, tag, side))
-            messages.append(Message(peer, tag + 1, s[rows].to(self.wire.device).contiguous()))
+            messages.append(Message(peer, tag + 1, s[rows].cpu().contiguous()))
         return messages
 
     def _mix(
@@ -498,8 +483,8 @@ class Distributed(Fabric):
         route, table, s = receiving.route, receiving.table, flight.s
         early: list[Tensor] = []
         if len(route.inner_rows):
-            early.append(combine(s.to(self.wire.device), *route.inner))
-        table[route.own_places] = s[route.own_rows].to(table.device)
+            early.append(combine(s.cpu(), *route.inner))
+        table[route.own_places] = s[route.own_rows].cpu()
         self.wire.finish(receiving.works + flight.works, seconds)
         self._read_sides(receiving, receiving.kind)
         for place in route.incoming.values():
@@ -516,7 +501,7 @@ class Distributed(Fabric):
             self._refuse_non_finite(late, table, route.needed)
         if not early:
             return late
-        merged = torch.empty(len(self.rows), late.shape[1], dtype=late.dtype, device=late.device)
+        merged = torch.empty(len(self.rows), late.shape[1], dtype=late.dtype)
         merged[route.inner_rows], merged[route.outer_rows] = early[0], late
         return merged
 
@@ -538,11 +523,11 @@ class Distributed(Fabric):
         here = np.ones(self.nodes, dtype=bool) if present is None else present
         counts = [int(here[list(block)].sum()) for block in self.blocks]
         chosen = torch.from_numpy(here[list(self.rows)])
-        mine = (x if bool(chosen.all()) else x[chosen.to(x.device)]).to(self.wire.device)
+        mine = (x if bool(chosen.all()) else x[chosen.to(x.device)]).cpu()
         chunks = _chunks(x.shape[1], self.wire.size)
         own, peers = chunks[self.wire.rank], self.wire.peers
-        table = torch.empty(sum(counts), own.stop - own.start, dtype=x.dtype, device=self.wire.device)
-        whole = torch.empty(x.shape[1], dtype=x.dtype, device=self.wire.device)
+        table = torch.empty(sum(counts), own.stop - own.start, dtype=x.dtype)
+        whole = torch.empty(x.shape[1], dtype=x.dtype)
         places = [slice(a, b) for a, b in pairwise(np.cumsum([0, *counts]).tolist())]
         table[places[self.wire.rank]] = mine[:, own]
         flags = {p: self._bytes(_SIDE.size) for p in peers if in_round}
@@ -557,7 +542,7 @@ class Distributed(Fabric):
         nodes = np.flatnonzero(here)
         self._check_rows(table, nodes, limits)
         self.heard.update(p for p in peers if counts[p])
-        part = average(table, torch.arange(len(table), device=table.device))
+        part = average(table, torch.arange(len(table)))
         self._refuse_non_finite(part[None], table, nodes)
         whole[own] = part
         self.wire.finish(
@@ -568,8 +553,8 @@ class Distributed(Fabric):
 
     def gather(self, v: Tensor) -> Tensor:
         self._announce(header("gather", v[:, None]))
-        own = v.to(self.wire.device).contiguous()
-        everybody = torch.empty(self.nodes, dtype=v.dtype, device=self.wire.device)
+        own = v.cpu().contiguous()
+        everybody = torch.empty(self.nodes, dtype=v.dtype)
         everybody[self.rows.start : self.rows.stop] = own
         parts = {p: everybody[self.blocks[p].start : self.blocks[p].stop] for p in self.wire.peers}
         self.wire.exchange(
@@ -661,20 +646,20 @@ class Distributed(Fabric):
         return next(r for r, block in enumerate(self.blocks) if node in block)
 
     def _route(self, weights: Weights) -> Route:
-        return Route.of(weights, self.blocks, self.wire.rank, self.wire.device)
+        return Route.of(weights, self.blocks, self.wire.rank)
 
     def _table(self, turn: int, x: Tensor, rows: int) -> Tensor:
         """Where the rows of a round come together; the memory is used again every other round."""
         key = turn, x.dtype, x.shape[1]
         if key not in self._tables or len(self._tables[key]) < rows:
-            self._tables[key] = torch.empty(rows, x.shape[1], dtype=x.dtype, device=self.wire.device)
+            self._tables[key] = torch.empty(rows, x.shape[1], dtype=x.dtype)
         return self._tables[key][:rows]
 
     def _bytes(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.uint8, device=self.wire.device)
+        return torch.zeros(count, dtype=torch.uint8)
 
     def _sent(self, data: bytes) -> Tensor:
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.wire.device)
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 @dataclass
