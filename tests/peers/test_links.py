@@ -65,15 +65,6 @@ def test_an_inlet_counts_in_order_and_once() -> None:
     assert [inlet.expects(_share(n)) for n in (2, 3, 4, 5)] == [False, False, True, False]
 
 
-def test_links_survive_on_disk() -> None:
-    outlet = Outlet()
-    outlet.add(0.25, (1, 9))
-    again = Outlet.from_json(outlet.to_json())
-    assert (again.number, again.waiting[0].letter, again.waiting[0].weight) == (1, (1, 9), 0.25)
-    inlet = Inlet(5, 4, seen=Claim(0, 2, "d", 5, 0.1, 1.3, b"\x01"), receipt=b"\x02")
-    assert Inlet.from_json(inlet.to_json()) == Inlet(5, 5, seen=inlet.seen, receipt=b"\x02")
-
-
 def test_a_share_that_came_out_of_order_is_sent_again_as_soon_as_the_one_before_has_arrived() -> None:
     outlet = Outlet()
     for round_ in (3, 4):

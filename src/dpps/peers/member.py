@@ -1,4 +1,14 @@
-"""One organisation's part in a run: `Run(..., where=Member(...))` does the rest as everywhere else."""
+"""One organisation's part in a run: `Run(..., where=Member(...))` does the rest as everywhere else.
+
+A member is in one of four states, which its frames tell the others: HERE while it learns and averages; NEAR when it averages and
+sees no difference to its neighbours any more; then DONE, when the average is on its disk; or LEFT, when it has handed its mass over.
+
+- Before a round it waits until enough members are here, and goes where the others are: rounds that it missed are skipped, not repeated.
+- The round itself is the protocol's: charge in memory, noise, `Peers.push`. Before a frame leaves, `_keep` puts charge, message and
+  the state after the round on disk, in one write that is there completely or not at all (:mod:`dpps.peers.store`).
+- At the end it averages, becomes DONE, and stays a while to hand the average to those who come back late.
+- A new start goes on from the outbox: what was on disk is sent again as it was, what was not has never left.
+"""
 
 from __future__ import annotations
 
