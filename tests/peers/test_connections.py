@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from dpps.errors import PeerError, RunError, UsageError
-from dpps.peers import Channel, Federation, Identity, Request, connections, expel, renew, server_name
+from dpps.peers import Channel, Federation, Request, connections, expel, renew, server_name
 from dpps.peers.connections import (
     FRAMES,
     HANDSHAKE,
@@ -244,18 +244,6 @@ def test_a_revision_that_is_not_the_conveners_is_refused(
     assert "wrong revision" in there
 
 
-@pytest.fixture
-def opened() -> Iterator[Callable[..., Channel]]:
-    with ExitStack() as stack:
-
-        def join(federation: Federation, identity: Identity) -> Channel:
-            made = Channel(federation, identity)
-            stack.callback(made.close)
-            return made.start()
-
-        yield join
-
-
 def at(three: Organisations, port: int) -> Federation:
     """The same contract, with somebody else at the first member's address."""
     members = (
@@ -269,10 +257,10 @@ def own_port(three: Organisations) -> int:
     return int(three.identities[A].listen.rpartition(":")[2])
 
 
-def test_a_capture_holds_no_byte_of_a_row(three: Organisations, opened: Callable[..., Channel]) -> None:
+def test_a_capture_holds_no_byte_of_a_row(three: Organisations, join: Callable[..., Channel]) -> None:
     relay = Relay(own_port(three))
     federation = at(three, relay.port)
-    listens, dials = opened(federation, three.identities[A]), opened(federation, three.identities[C])
+    listens, dials = join(A, federation), join(C, federation)
     until(lambda: dials.connected() == {A} and listens.connected() == {C})
     rows = [np.random.default_rng(k).normal(size=20_000).tobytes() for k in range(2)]
     dials.send(A, rows[0])
@@ -289,11 +277,11 @@ def test_a_capture_holds_no_byte_of_a_row(three: Organisations, opened: Callable
 
 
 def test_a_man_in_the_middle_gets_nothing(
-    three: Organisations, opened: Callable[..., Channel], tmp_path: Path
+    three: Organisations, join: Callable[..., Channel], tmp_path: Path
 ) -> None:
     member = three.federation.members[0]
     impostor = Impostor(tmp_path, Request(member.name, member.address, member.key))
-    dials = opened(at(three, impostor.port), three.identities[C])
+    dials = join(C, at(three, impostor.port))
     until(lambda: len(impostor.failed) > 1 and bool(dials.refusals))
     dials.send(A, b"row")
     assert impostor.heard == b""
@@ -304,12 +292,12 @@ def test_a_man_in_the_middle_gets_nothing(
     impostor.close()
 
 
-def test_another_member_cannot_take_ones_place(three: Organisations, opened: Callable[..., Channel]) -> None:
+def test_another_member_cannot_take_ones_place(three: Organisations, join: Callable[..., Channel]) -> None:
     """Its certificate is of the same convener, but it is not the one that is dialled."""
     other = int(three.identities[B].listen.rpartition(":")[2])
     federation = at(three, other)
-    opened(federation, three.identities[B])
-    dials = opened(federation, three.identities[C])
+    join(B, federation)
+    dials = join(C, federation)
     until(lambda: bool(dials.refusals) and dials.connected() == {B})
     assert "key" in dials.refusals[0]
 
@@ -326,14 +314,14 @@ def expired(three: Organisations, row: int) -> Federation:
 
 
 def test_expired_certificates(
-    three: Organisations, opened: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch
+    three: Organisations, join: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE", 0.5)
     monkeypatch.setattr(
         Federation, "check_for", lambda self, identity: self.by_fingerprint(identity.fingerprint)
     )
-    listens = opened(expired(three, 0), three.identities[A])
-    dials = opened(expired(three, 0), three.identities[C])
+    listens = join(A, expired(three, 0))
+    dials = join(C, expired(three, 0))
     until(lambda: bool(dials.refusals))
     assert "refused hospital-a" in dials.refusals[0]
     assert "expired" in dials.refusals[0]
@@ -341,8 +329,8 @@ def test_expired_certificates(
     listens.close()
     dials.close()
     listens, dials = (
-        opened(expired(three, 2), three.identities[A]),
-        opened(expired(three, 2), three.identities[C]),
+        join(A, expired(three, 2)),
+        join(C, expired(three, 2)),
     )
     until(lambda: bool(listens.refusals))
     assert "expired" in listens.refusals[0]
@@ -359,10 +347,10 @@ def credentials(three: Organisations, folder: Path, name: str) -> ssl.SSLContext
 
 
 def test_strangers_and_old_tls_end_at_the_handshake(
-    three: Organisations, opened: Callable[..., Channel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three: Organisations, join: Callable[..., Channel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE", 0.3)
-    listens = opened(three.federation, three.identities[A])
+    listens = join(A)
     name = server_name(three.federation.members[0].fingerprint)
 
     def reached(context: ssl.SSLContext) -> str | None:
@@ -418,8 +406,8 @@ def refused_as(three: Organisations, answer: Callable[[Hello], bytes]) -> str:
     return str(caught.value.details())
 
 
-def test_replayed_and_malformed_hellos(three: Organisations, opened: Callable[..., Channel]) -> None:
-    listens = opened(three.federation, three.identities[A])
+def test_replayed_and_malformed_hellos(three: Organisations, join: Callable[..., Channel]) -> None:
+    listens = join(A)
     recorded: list[bytes] = []
 
     def honest(theirs: Hello) -> bytes:
@@ -448,9 +436,9 @@ def test_replayed_and_malformed_hellos(three: Organisations, opened: Callable[..
 
 
 def test_oversized_messages_are_refused_by_their_length(
-    three: Organisations, opened: Callable[..., Channel]
+    three: Organisations, join: Callable[..., Channel]
 ) -> None:
-    listens = opened(three.federation, three.identities[A])
+    listens = join(A)
     grpc = load_grpc()
     made, link = call_of(three, C)
     with made, pytest.raises(grpc.RpcError) as caught:
@@ -461,11 +449,11 @@ def test_oversized_messages_are_refused_by_their_length(
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_garbage_neither_crashes_nor_stalls(
-    three: Organisations, opened: Callable[..., Channel], tmp_path: Path, count: int
+    three: Organisations, join: Callable[..., Channel], tmp_path: Path, count: int
 ) -> None:
     listens, friend = (
-        opened(three.federation, three.identities[A]),
-        opened(three.federation, three.identities[B]),
+        join(A),
+        join(B),
     )
     until(lambda: friend.connected() == {A})
     name = server_name(listens.own.fingerprint)
@@ -473,7 +461,7 @@ def test_garbage_neither_crashes_nor_stalls(
         assert throw(own_port(three), credentials(three, tmp_path, C), name, count // 4, seed) == count // 4
         row = b"row %d" % seed  # who is connected goes on meanwhile
         until(lambda row=row: friend.send(A, row) or listens.receive(1.0) == (B, row))  # type: ignore[misc]
-    newcomer = opened(three.federation, three.identities[C])
+    newcomer = join(C)
     until(lambda: A in newcomer.connected() and C in listens.connected())
     until(lambda: newcomer.send(A, b"row") or listens.receive(1.0) == (C, b"row"))
 
@@ -490,10 +478,10 @@ def _many_handles() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_many_handles")
 def test_idle_connections_do_not_take_all_file_handles(
-    three: Organisations, opened: Callable[..., Channel]
+    three: Organisations, join: Callable[..., Channel]
 ) -> None:
     """Nobody needs a certificate to open them, and without a handle no outbox is written."""
-    listens, friend = (opened(three.federation, three.identities[name]) for name in (A, B))
+    listens, friend = (join(name) for name in (A, B))
     until(lambda: friend.connected() == {A} and listens.connected() == {B})
     before, allowed = open_files(), connections.STRANGERS + 2 * (len(NAMES) + 4)
     with ExitStack() as stack:
@@ -509,7 +497,7 @@ def test_idle_connections_do_not_take_all_file_handles(
 
         until(ended)
         until(lambda: friend.send(A, b"row") or listens.receive(1.0) == (B, b"row"))
-    newcomer = opened(three.federation, three.identities[C])
+    newcomer = join(C)
     until(lambda: A in newcomer.connected() and C in listens.connected())
 
 
@@ -522,11 +510,11 @@ def test_a_port_that_is_taken(three: Organisations) -> None:
 
 
 def test_few_connections_of_one_member_may_wait_for_its_hello(
-    three: Organisations, opened: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch
+    three: Organisations, join: Callable[..., Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # those that wait are still there, however slow this is
     monkeypatch.setattr(connections, "PATIENCE", PATIENCE)
-    listens = opened(three.federation, three.identities[A])
+    listens = join(A)
     grpc = load_grpc()
     with ExitStack() as stack:
         silent = []
@@ -542,11 +530,11 @@ def test_few_connections_of_one_member_may_wait_for_its_hello(
         with pytest.raises(grpc.RpcError) as caught:
             list(link(iter([b"x"])))
         assert "2 connections" in str(caught.value.details())
-        friend = opened(three.federation, three.identities[B])
+        friend = join(B)
         until(lambda: friend.connected() == {A})
         for call in silent:
             call.cancel()
-    newcomer = opened(three.federation, three.identities[C])
+    newcomer = join(C)
     until(lambda: A in newcomer.connected() and C in listens.connected())
 
 

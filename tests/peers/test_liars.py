@@ -298,9 +298,9 @@ class Counting(Peers):
         super()._give(phase, round_, row, a, parts, rest)
 
 
+@dataclass
 class Honest(Bare):
-    def make(self, post: SimulatedPost) -> Peers:
-        return Counting(self.membership, post, post.clock)
+    kind: type[Peers] = Counting
 
 
 class Shameless(Peers):

@@ -152,12 +152,7 @@ def test_a_presence_that_its_owner_has_not_signed_moves_nobody(tmp_path: Path) -
             self.view.known[1] = Presence(LONG, 3, LEFT)
             super()._send(node, sent)
 
-    class Poisoner(Bare):
-        def make(self, post: SimulatedPost) -> Peers:
-            return Poisoned(self.membership, post, post.clock)
-
-    liar = found[LIAR]
-    found[LIAR] = Poisoner(liar.membership, liar.topology, liar.folder, liar.rounds)
+    found[LIAR].kind = Poisoned
     network = Network({member.membership.name: member for member in found})
     network.at(0.0, lambda: network.cut("m0", "m1"))
 
@@ -213,12 +208,7 @@ def test_one_members_word_takes_nobody_to_the_end(tmp_path: Path) -> None:
             finally:
                 self.pushed = before
 
-    class Runner(Bare):
-        def make(self, post: SimulatedPost) -> Peers:
-            return Ahead(self.membership, post, post.clock)
-
-    liar = found[LIAR]
-    found[LIAR] = Runner(liar.membership, liar.topology, liar.folder, liar.rounds)
+    found[LIAR].kind = Ahead
     network = Network({member.membership.name: member for member in found})
     network.at(0.0, lambda: network.cut("m1", "m0"))
     network.run(until=4.0)
@@ -272,12 +262,7 @@ def test_one_member_does_not_hold_the_average_open(late: bool, tmp_path: Path) -
                     self.wait(until - self.clock())
             return super()._collect(seconds)
 
-    class Undecided(Bare):
-        def make(self, post: SimulatedPost) -> Peers:
-            return Open(self.membership, post, post.clock)
-
-    liar = found[LIAR]
-    found[LIAR] = Undecided(liar.membership, liar.topology, liar.folder, liar.rounds)
+    found[LIAR].kind = Open
     ends: dict[str, float] = {}
 
     def ending(member: Bare) -> Callable[[SimulatedPost], None]:

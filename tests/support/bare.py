@@ -83,10 +83,12 @@ class Bare:
     """Digest of the row of every round of learning that was put on disk."""
     die_at: set[tuple[int, str]] = field(default_factory=set)
     """(round, "before" or "after" it is on disk): the process ends there, once."""
+    kind: type[Peers] = Peers
+    """Liars have one of their own."""
 
     def make(self, post: SimulatedPost) -> Peers:
-        """This member's fabric; liars have one of their own."""
-        return Peers(self.membership, post, post.clock)
+        """This member's fabric."""
+        return self.kind(self.membership, post, post.clock)
 
     def __call__(self, post: SimulatedPost) -> None:
         self.held, self.few_left = None, False
