@@ -36,7 +36,7 @@ def test_create_show_expel_renew(folder: Path, capsys: pytest.CaptureFixture[str
     assert main(["federation", "renew", "f/federation.toml", "--days", "30"]) == DONE
     capsys.readouterr()
     assert main(["federation", "show", "f/federation.toml"]) == DONE
-    assert "epoch 3" in (said := capsys.readouterr().out)
+    assert "revision 3" in (said := capsys.readouterr().out)
     assert "expelled" in said
     first.check_next(Federation.read(Path("f/federation.toml")))
 

@@ -239,7 +239,7 @@ def cut_off(out: Path) -> None:
     check("torchrun ends, too", all(codes), f"after {time.monotonic() - begun:.1f} s")
     for k in (0, 1):
         run.named(k, r"rank [01] cannot reach rank 2 \(10\.77\.0\.3\) \(no answer")
-    run.named(2, r"rank 0, which holds the meeting point|rank [01] \(.*has failed: no answer")
+    run.named(2, r"rank 0, which holds the rendezvous|rank [01] \(.*has failed: no answer")
     cable(2, "up")
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpps.peers import DONE, HERE, LEARNING, Claim, Frame, Peers, Presence, Share
-from dpps.peers.frames import AVERAGING, FINAL
-from dpps.peers.view import NEAR, STARTS
+from dpps.peers import AVERAGING, DONE, FINAL, LEARNING, Frame, Peers, Share
+from dpps.peers.links import HERE, NEAR, STARTS
+from dpps.peers.messages import Claim, Presence
 from dpps.topology import Complete, Topology
 from tests.support.bare import HARD, WIDTH, Bare, membership_of, one_other, sign_as, terms_of
 from tests.support.simulated import Network, SimulatedPost
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 LIAR, LATE = 2, 1
 UNTIL = 60.0
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 class FalseHeir(Peers):
@@ -81,7 +77,7 @@ def test_one_members_word_ends_no_run(tmp_path: Path) -> None:
 
     def look() -> None:
         assert victim.fabric is not None
-        assert victim.fabric._voices.keys() == {LIAR}
+        assert victim.fabric._finals.keys() == {LIAR}
         seen.append((victim.fabric.pushed, victim.skipped))
 
     network.at(1.5, look)
@@ -212,7 +208,7 @@ def test_a_final_average_is_kept_apart_while_a_member_still_learns() -> None:
     """Nothing of it goes into what is held, whatever its sender says."""
     fabric = hearing(told(RIGHT))
     assert fabric.refused == {}
-    assert fabric._voices.keys() == {2}
+    assert fabric._finals.keys() == {2}
     assert [a for _, a in fabric._home.values()] == [0.0, 0.0]
     assert not fabric.over()
     assert fabric._final() == {}
@@ -243,7 +239,7 @@ def test_lies_in_a_final_average_get_their_sender_refused_with_its_signature(fra
 def test_who_has_not_finished_hands_nothing_over(state: int) -> None:
     fabric = hearing(told(RIGHT, state=state))
     assert set(fabric.refused) == {2}
-    assert not fabric._voices
+    assert not fabric._finals
 
 
 def test_a_final_average_that_its_sender_has_not_signed_is_refused() -> None:
@@ -257,6 +253,6 @@ def test_the_final_averages_of_others_outlive_a_restart() -> None:
     fabric = hearing(told(RIGHT))
     again = hearing()
     again.load(fabric.tensors(), fabric.meta())
-    assert torch.equal(again._voices[2], ROW)
+    assert torch.equal(again._finals[2], ROW)
     assert again.view.known[2].state == DONE
     assert not again.view.is_here(2, 0.0)

@@ -6,7 +6,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from dpps.errors import UsageError
-from dpps.peers import KEY, REQUEST, Identity, Key, Request, fingerprint, read_out, verify
+from dpps.peers import REQUEST, Identity, Key, Request, fingerprint, read_out, verify
+from dpps.peers.identity import KEY
 
 
 def test_the_key_stays_at_home_and_the_request_tells_the_rest(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import torch
 from dpps import report
 from dpps.cli import DONE, main
 from dpps.errors import RunError, UsageError
-from dpps.peers import KNOWN, LEAVE, Channel, Participation, expel, largest, read_plan, read_status
-from dpps.peers.join import join
+from dpps.peers import LEAVE, Channel, Participation, expel, read_plan, read_status
+from dpps.peers.join import KNOWN, join
+from dpps.peers.messages import largest
 from dpps.peers.status import STAYING
 from dpps.runs import RoundLog, Run, TrainConfig, load
 from tests.support.holding.sitecustomize import hold
@@ -192,19 +193,19 @@ def test_expelled_while_running(three: Organisations) -> None:
     assert gate.reached.wait(PATIENCE)
     following = expel(three.federation, C, three.convener)
     (three.folder / "federation.toml").write_text(following.to_toml())
-    until(lambda: all(terminals[name].participation.channel.federation.epoch == 2 for name in NAMES))
+    until(lambda: all(terminals[name].participation.channel.federation.revision == 2 for name in NAMES))
     gate.opened.set()
     later.opened.set()
     error = terminals[C].ended().error
     assert isinstance(error, (RunError, KeyboardInterrupt))
     assert terminals[C].state == "failed"
-    assert "epoch 2" in read_status(terminals[C].out).message
+    assert "revision 2" in read_status(terminals[C].out).message
     assert [terminals[name].ended().error for name in (A, B)] == [None] * 2
-    with pytest.raises(UsageError, match=r"hospital-c .*epoch 2"):
+    with pytest.raises(UsageError, match=r"hospital-c .*revision 2"):
         Terminal(three, C)
 
 
-def test_a_status_and_an_epoch_that_cannot_be_written_stop_nobody(three: Organisations) -> None:
+def test_a_status_and_a_revision_that_cannot_be_written_stop_nobody(three: Organisations) -> None:
     gate, later = Gate(3), Gate(6)
     (three.folder / f"run-{A}").mkdir()
     (three.folder / f"run-{A}" / "status.json.part").mkdir()  # as a full disk would, for root, too
@@ -214,13 +215,13 @@ def test_a_status_and_an_epoch_that_cannot_be_written_stop_nobody(three: Organis
     shutil.rmtree(three.folder / A / KNOWN)
     (three.folder / A / KNOWN).touch()
     (three.folder / "federation.toml").write_text(expel(three.federation, C, three.convener).to_toml())
-    until(lambda: all(terminals[name].participation.channel.federation.epoch == 2 for name in NAMES))
+    until(lambda: all(terminals[name].participation.channel.federation.revision == 2 for name in NAMES))
     gate.opened.set()
     later.opened.set()
     assert [terminals[name].ended().error for name in (A, B)] == [None] * 2
     files = ["status.json", f"{three.federation.id}.toml"]
     assert [file for line in channel.refusals for file in files if file in line] == files
-    assert C not in terminals[A].participation.member.membership.present
+    assert C not in terminals[A].participation.member.membership.active
 
 
 def test_an_expulsion_after_the_end_interrupts_nobody(three: Organisations) -> None:
@@ -231,7 +232,7 @@ def test_an_expulsion_after_the_end_interrupts_nobody(three: Organisations) -> N
         node_data=three.folder / f"data-{C}",
     ) as participation:
         pass
-    participation._take_over(
+    participation._adopt(
         expel(three.federation, C, three.convener)
     )  # in the thread that would be interrupted
 
@@ -303,3 +304,20 @@ def test_frames_and_queues_have_room_for_rows_as_they_are_sent(
         channel._limit(10 << 20)
         queue = channel.outgoing()
         assert [queue.put(bytes(10 << 20)) for _ in range(3)] == [True, True, False]
+
+
+def _taking_part(made: Organisations, data: Path) -> Participation:
+    files = made.folder / "federation.toml", made.folder / A, made.folder / "run"
+    return Participation(*files, node_data=data)
+
+
+def test_another_members_data_is_refused(three: Organisations) -> None:
+    own, other = (three.folder / f"data-{name}" for name in (A, B))
+    with _taking_part(three, own) as first:
+        first.prepare()
+    with _taking_part(three, other) as wrong, pytest.raises(UsageError, match=str(other)) as told:
+        wrong.prepare()
+    assert "\n" not in str(told.value)
+    shutil.copytree(own, three.folder / "moved")
+    with _taking_part(three, three.folder / "moved") as again:
+        assert again.prepare().run.resumed

@@ -1,7 +1,6 @@
 """A member that comes back when the others have finished gets their model, or is told what happened and what it has paid."""
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,17 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.peers import DONE, LEARNING, Member, Peers, decode
-from dpps.peers.frames import AVERAGING, FINAL, PROTOCOL
+from dpps.peers import AVERAGING, DONE, FINAL, LEARNING, Member, Peers, decode
+from dpps.peers.messages import PROTOCOL
 from dpps.privacy import LedgerFile, label
-from tests.peers.test_member import FEATURES, NAMES, Federation
 from tests.support.bare import HARD, WIDTH, membership_of
+from tests.support.federation import FEATURES, NAMES, Federation
 from tests.support.simulated import Network, SimulatedPost
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 LATE, OTHERS = "m1", ("m0", "m2", "m3")
 ROW_BYTES = 4 * 2 * (FEATURES + 1)
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 class Late(Federation):

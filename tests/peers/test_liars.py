@@ -6,7 +6,6 @@ that proves it; and mass is accounted for: what honest members hold is what they
 
 import hashlib
 import itertools
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpps.peers import DONE, LEARNING, Claim, Frame, Peers, Post, Presence, Share, decode
-from dpps.peers.frames import FINAL
-from dpps.peers.view import STARTS
+from dpps.peers import DONE, FINAL, LEARNING, Frame, Peers, Post, Share, decode
+from dpps.peers.links import STARTS
+from dpps.peers.messages import Claim, Presence
 from dpps.topology import Complete, Exponential, Ring, Topology
 from tests.support.bare import HARD, WIDTH, Bare, membership_of, sign_as, verify
 from tests.support.simulated import Network, SimulatedPost
@@ -299,9 +298,9 @@ class Counting(Peers):
         super()._give(phase, round_, row, a, parts, rest)
 
 
+@dataclass
 class Honest(Bare):
-    def make(self, post: SimulatedPost) -> Peers:
-        return Counting(self.membership, post, post.clock)
+    kind: type[Peers] = Counting
 
 
 class Shameless(Peers):
@@ -430,11 +429,10 @@ def check_mass(honest: list[Honest], fabrics: dict[int, Counting], told: str, *,
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_waiting(monkeypatch: pytest.MonkeyPatch, no_fsync: None) -> None:
     """For the disk, nor for an agreement that a liar never grants."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr("dpps.peers.fabric.LONGEST", 12)
-    monkeypatch.setattr("dpps.peers.fabric.PATIENCE", 1)
+    monkeypatch.setattr("dpps.peers.gossip.LONGEST", 12)
+    monkeypatch.setattr("dpps.peers.gossip.PATIENCE", 1)
 
 
 def alone(folder: Path, name: str, seeds: range) -> None:

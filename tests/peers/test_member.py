@@ -1,80 +1,24 @@
 """Runs between members, with the real Run objects on a simulated network."""
 
-import os
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.peers import LEARNING, Heart, Member, Peers, Presence
-from dpps.peers.view import LEFT
+from dpps.peers import LEARNING, Member, Peers
+from dpps.peers.links import LEFT
+from dpps.peers.member import Heart
+from dpps.peers.messages import Presence
 from dpps.privacy import LedgerFile
-from dpps.runs import Run
-from tests.support.bare import HARD, SOFT, membership_of
+from tests.support.bare import HARD, SOFT
+from tests.support.federation import EXAMPLES, NAMES, Federation, make_run
 from tests.support.simulated import Network, SimulatedPost
 
-N, EXAMPLES, FEATURES = 4, 40, 6
-NAMES = tuple(f"m{k}" for k in range(N))
-
-
-def examples(seed: int, count: int = EXAMPLES) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two classes that a linear model tells apart."""
-    make = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, FEATURES, generator=make)
-    return x, (x @ torch.arange(1.0, FEATURES + 1) > 0).long()
-
-
-def make_run(post: SimulatedPost, k: int, folder: Path, **more: Any) -> Run:
-    """Member k's part of a small run."""
-    torch.manual_seed(0)
-    topology = dpps.Exponential(N)
-    where = Member(
-        membership_of(NAMES, k, topology, **more.pop("membership", {})),
-        post,
-        clock=post.clock,
-        heart=False,
-        seeded_noise=True,
-    )
-    options: dict[str, Any] = {
-        "privacy": dpps.Record(noise_multiplier=1.0, clip=1.0),
-        "declared_sizes": EXAMPLES,
-    } | more
-    learning = {"lr_shared": 0.5, "lr_local": 0.5, "batch_size": 10} | options.pop("learning", {})
-    algorithm = dpps.PartPSP(nn.Linear(FEATURES, 2), **learning)
-    data = [TensorDataset(*examples(k + 1))]
-    return Run(algorithm, data, topology=topology, where=where, folder=folder, seed=k, **options)
-
-
-class Federation:
-    """Four members and what became of their runs."""
-
-    def __init__(self, folder: Path, epochs: int = 3, pace: float = 0.05, **more: Any) -> None:
-        self.folder, self.epochs, self.pace, self.more = folder, epochs, pace, more
-        self.runs: dict[str, Run] = {}
-        self.network = Network({name: self._main(k) for k, name in enumerate(NAMES)})
-
-    def _main(self, k: int) -> Callable[[SimulatedPost], None]:
-        def main(post: SimulatedPost) -> None:
-            run = make_run(post, k, self.folder / NAMES[k], **dict(self.more))
-            self.runs[NAMES[k]] = run
-            try:
-                for _ in run.rounds(self.epochs):
-                    assert isinstance(run.where, Member)
-                    run.where.fabric.wait(self.pace)
-            finally:
-                run.close()
-
-        return main
-
-    def models(self, names: Sequence[str] = NAMES) -> list[torch.Tensor]:
-        return [self.runs[name].shared for name in names]
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def test_a_run_of_four_members(tmp_path: Path) -> None:
@@ -104,7 +48,7 @@ def test_the_first_round_waits_for_all_members(tmp_path: Path) -> None:
 
 
 def test_the_first_round_waits_for_nobody_after_the_start_deadline(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, epochs=20, membership={"start": 2 * HARD})
+    federation = Federation(tmp_path, epochs=20, membership={"start_deadline": 2 * HARD})
     federation.network.at(0.0, lambda: federation.network.kill("m3"))
     federation.network.at(HARD, lambda: federation.network.kill("m2"))
     federation.network.at(2 * HARD + 0.1, lambda: federation.network.restart("m2"))
@@ -188,11 +132,6 @@ def test_what_a_federation_cannot_do_is_refused(more: dict[str, Any], words: str
     with pytest.raises(UsageError, match=words):
         Network({"m0": main}).run()
     assert not (tmp_path / "x" / "ledger.jsonl").exists()
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def test_members_of_different_sizes_pay_for_the_largest_sampling_rate(tmp_path: Path) -> None:
@@ -388,3 +327,20 @@ def test_the_bound_on_rows_follows_from_the_plan(optimizer: Any, tmp_path: Path)
     else:
         assert longest == pytest.approx(2 * (start + reach * (1 if optimizer is None else 2)))
         assert reach < 100
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_a_folder_has_one_process_at_a_time(noise: bool, tmp_path: Path) -> None:
+    more = {} if noise else {"privacy": None}
+    opened: list[bool] = []
+
+    def main(post: SimulatedPost) -> None:
+        first = make_run(post, 0, tmp_path / "m0", **more).start(1)
+        with pytest.raises(RunError, match=str(tmp_path)):
+            make_run(post, 0, tmp_path / "m0", **more).start(1)
+        first.close()
+        make_run(post, 0, tmp_path / "m0", **more).start(1).close()
+        opened.append(True)
+
+    Network({"m0": main}).run()
+    assert opened

@@ -1,6 +1,5 @@
 """One member that lies about one thing: what the others believe, whom they refuse, and how long they wait for it."""
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpps.peers import HERE, LEARNING, Peers, Presence
-from dpps.peers.fabric import JUMP
-from dpps.peers.frames import AVERAGING
-from dpps.peers.view import LEFT
-from dpps.topology import Complete, Ring, Topology
+from dpps.peers import AVERAGING, LEARNING, Peers
+from dpps.peers.gossip import JUMP
+from dpps.peers.links import HERE, LEFT
+from dpps.peers.messages import Presence
+from dpps.topology import Complete, Exponential, Ring, Topology
 from tests.support.bare import HARD, SOFT, WIDTH, Bare, membership_of, one_other
 from tests.support.simulated import Network, SimulatedPost
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 LIAR = 2
 LONG = 1 << 60
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 class LyingPeers(Peers):
@@ -36,7 +32,8 @@ class LyingPeers(Peers):
     ) -> None:
         said, sent, mass, weights = self.lie(phase, round_, row, a, parts)
         super()._give(phase, said, sent, mass, weights, 0.0)
-        self.hold(phase, rest * row, rest * a)  # for itself it keeps what is right
+        if rest:
+            self.hold(phase, rest * row, rest * a)  # for itself it keeps what is right
         self.pushed = round_
 
 
@@ -155,19 +152,14 @@ def test_a_presence_that_its_owner_has_not_signed_moves_nobody(tmp_path: Path) -
             self.view.known[1] = Presence(LONG, 3, LEFT)
             super()._send(node, sent)
 
-    class Poisoner(Bare):
-        def make(self, post: SimulatedPost) -> Peers:
-            return Poisoned(self.membership, post, post.clock)
-
-    liar = found[LIAR]
-    found[LIAR] = Poisoner(liar.membership, liar.topology, liar.folder, liar.rounds)
+    found[LIAR].kind = Poisoned
     network = Network({member.membership.name: member for member in found})
     network.at(0.0, lambda: network.cut("m0", "m1"))
 
     def look() -> None:
         assert victim.fabric is not None
         states.append([each.state for each in victim.fabric.view.known])
-        expelled = victim.membership.present - {"m2"}
+        expelled = victim.membership.active - {"m2"}
         for member in honest(found):
             assert member.fabric is not None
             member.fabric.adopt(
@@ -185,7 +177,7 @@ def test_a_presence_that_its_owner_has_not_signed_moves_nobody(tmp_path: Path) -
 def test_a_hung_member_that_still_beats_is_waited_for_once(tmp_path: Path) -> None:
     """It is forgiven when its rounds go on, not when its heart beats."""
     rounds = 60
-    found = members(tmp_path, Complete(4), rounds, liar=Beating, hard=6.0)
+    found = members(tmp_path, Complete(4), rounds, liar=Beating, hard_deadline=6.0)
     found[LIAR].hangs = 300.0  # type: ignore[attr-defined]
     ends: list[float] = []
     network = Network({member.membership.name: member for member in found})
@@ -216,12 +208,7 @@ def test_one_members_word_takes_nobody_to_the_end(tmp_path: Path) -> None:
             finally:
                 self.pushed = before
 
-    class Runner(Bare):
-        def make(self, post: SimulatedPost) -> Peers:
-            return Ahead(self.membership, post, post.clock)
-
-    liar = found[LIAR]
-    found[LIAR] = Runner(liar.membership, liar.topology, liar.folder, liar.rounds)
+    found[LIAR].kind = Ahead
     network = Network({member.membership.name: member for member in found})
     network.at(0.0, lambda: network.cut("m1", "m0"))
     network.run(until=4.0)
@@ -262,7 +249,7 @@ def test_a_refusal_outlives_a_restart_and_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_one_member_does_not_hold_the_average_open(late: bool, tmp_path: Path) -> None:
     """Neither by never agreeing nor by being late in every round."""
-    found = members(tmp_path, Complete(5), 3, liar=Bare, soft=3.0, hard=30.0)
+    found = members(tmp_path, Complete(5), 3, liar=Bare, soft_deadline=3.0, hard_deadline=30.0)
 
     class Open(Peers):
         def _agrees(self, position: int) -> bool:
@@ -270,17 +257,12 @@ def test_one_member_does_not_hold_the_average_open(late: bool, tmp_path: Path) -
 
         def _collect(self, seconds: float | None = None) -> frozenset[int]:
             if late and self.pushed >= 3:
-                until = self.clock() + 0.9 * self.membership.soft
+                until = self.clock() + 0.9 * self.rules.soft_deadline
                 while self.clock() < until:
                     self.wait(until - self.clock())
             return super()._collect(seconds)
 
-    class Undecided(Bare):
-        def make(self, post: SimulatedPost) -> Peers:
-            return Open(self.membership, post, post.clock)
-
-    liar = found[LIAR]
-    found[LIAR] = Undecided(liar.membership, liar.topology, liar.folder, liar.rounds)
+    found[LIAR].kind = Open
     ends: dict[str, float] = {}
 
     def ending(member: Bare) -> Callable[[SimulatedPost], None]:
@@ -318,3 +300,43 @@ def test_a_refusal_for_something_that_is_never_sent_again_outlives_a_restart(tmp
     assert found[0].fabric is not None
     assert found[0].fabric.start_number == 2
     assert found[0].fabric.refused == before[0]
+
+
+def _error(found: list[Bare]) -> float:
+    """How far honest members are from where they would meet without the liar, on average."""
+    others = honest(found)
+    goal = torch.arange(WIDTH) + sum(m.membership.own for m in others) / len(others)
+    ends = torch.stack([m.result for m in others if m.result is not None])
+    assert len(ends) == len(others)
+    return float((ends - goal).norm(dim=1).mean())
+
+
+def _changed(folder: Path, change: Callable[[Tensor], Tensor], rounds: int, **more: Any) -> list[Bare]:
+    found = members(folder, Exponential(6), rounds, **more)
+    found[LIAR].lie = lambda at, round_, row, a, parts: (round_, change(row), a, parts)  # type: ignore[attr-defined]
+    run(found, until=60.0)
+    return found
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e9])
+def test_rows_that_cannot_be_are_refused_and_the_member_is_named(
+    value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpps.peers.gossip.LONGEST", 0)  # nobody waits for what a liar never grants
+    found = _changed(tmp_path, lambda row: row + value, rounds=8)
+    assert refusals(found) == {LIAR}
+    for k in (3, 4):
+        fabric = found[k].fabric
+        assert fabric is not None
+        assert "of round" in fabric.refused[LIAR]
+    assert _error(found) < 3.0  # they are on their way, from 4.9
+
+
+def test_clipped_gossip_limits_what_one_member_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpps.peers.gossip.LONGEST", 0)
+    error = {}
+    for clip in (0.0, 1.0):
+        (tmp_path / str(clip)).mkdir()
+        found = _changed(tmp_path / str(clip), lambda row: -10 * row, rounds=30, gossip_clip=clip)
+        error[clip] = _error(found)
+    assert error[1.0] < 0.7 * error[0.0], error

@@ -13,7 +13,7 @@ import pytest
 
 from dpps.noise import gaussian
 from dpps.peers import Outbox, OutboxLedger, read_whole
-from dpps.peers.ledger import OUTBOX
+from dpps.peers.store import OUTBOX
 from dpps.privacy import LedgerFile, Release
 
 HEADER = {"rows": [0], "run": "x", "federation": "f"}

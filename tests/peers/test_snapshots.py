@@ -12,10 +12,10 @@ import torch
 from dpps.errors import RunError
 from dpps.learning import NodeData, Poisson
 from dpps.noise import Gaussian, Keystream, Outgoing, SecureNoise
-from dpps.peers import LEARNING, Channel, Claim, Frame, decode
-from dpps.peers import Outgoing as Queue
-from tests.peers.test_correspondence import ROW, A, B, met, started
-from tests.support.bare import HARD, WIDTH, sign_as
+from dpps.peers import LEARNING, Channel, Frame, decode
+from dpps.peers.connections import Outgoing as Queue
+from dpps.peers.messages import Claim
+from tests.support.bare import HARD, ROW, WIDTH, A, B, met, sign_as, started
 from tests.support.peers import NAMES as THREE
 from tests.support.peers import Organisations
 from tests.support.processes import free_port, until
@@ -43,7 +43,7 @@ def _run(
 
 def _gives(errors: list[RunError]) -> Callable[[SimulatedPost], None]:
     def main(post: SimulatedPost) -> None:
-        fabric = started(post, 0, soft=0.3, hard=3000.0)
+        fabric = started(post, 0, soft_deadline=0.3, hard_deadline=3000.0)
         met(fabric)
         while post.clock() < CUT + 0.1:
             fabric.wait(0.02)
@@ -62,7 +62,7 @@ def test_a_share_waits_until_the_other_side_was_heard_on_a_new_connection() -> N
     got: list[float] = []
 
     def quiet(post: SimulatedPost) -> None:
-        fabric = started(post, 1, soft=0.3, hard=3000.0)
+        fabric = started(post, 1, soft_deadline=0.3, hard_deadline=3000.0)
         while post.clock() < CUT:
             fabric.wait(0.05)
         while post.clock() < SPEAKS:  # connected, and silent
@@ -84,7 +84,7 @@ def test_evidence_comes_before_a_waiting_share() -> None:
     errors: list[RunError] = []
 
     def knows(post: SimulatedPost) -> None:
-        fabric = started(post, 1, soft=0.3, hard=3000.0)
+        fabric = started(post, 1, soft_deadline=0.3, hard_deadline=3000.0)
         while post.clock() < CUT + 0.5:
             fabric.wait(0.05)
         claim = Claim(LEARNING, 0, "0" * 64, 1, 0.5, 1.0)

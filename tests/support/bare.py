@@ -18,14 +18,16 @@ from dpps.peers import (
     Outbox,
     OutboxLedger,
     Peers,
+    Rules,
+    Terms,
     averaging_rounds,
     decode,
 )
-from dpps.peers.membership import Terms
-from dpps.peers.rows import TAIL
+from dpps.peers.contract import linked
+from dpps.peers.links import TAIL
 from dpps.protocol import DPPS
 from dpps.sensitivity import Bounded
-from dpps.topology import Topology
+from dpps.topology import Complete, Topology
 from tests.support.simulated import Killed, Network, SimulatedPost
 
 WIDTH = 3
@@ -43,14 +45,11 @@ def verify(name: str, signature: bytes, message: bytes) -> bool:
 def membership_of(
     names: tuple[str, ...], own: int, topology: Topology | None = None, **more: Any
 ) -> Membership:
-    neighbours = None
-    if topology is not None:
-        pairs = [topology.weights(t) for t in range(topology.examined)]
-        linked = {(int(i), int(j)) for w in pairs for i, j in zip(w.senders, w.receivers, strict=True)}
-        both = {j for i, j in linked if i == own} | {i for i, j in linked if j == own}
-        neighbours = frozenset(names[n] for n in both - {own})
-    named = {"soft": SOFT, "hard": HARD, "neighbours": neighbours} | more
-    return Membership("run", names, own, sign_as(names[own]), verify, **named)
+    pairs = linked(topology or Complete(len(names)))
+    neighbours = frozenset(names[n] for pair in pairs if own in pair for n in pair if n != own)
+    active, neighbours = more.pop("active", frozenset(names)), more.pop("neighbours", neighbours)
+    rules = Rules(**{"soft_deadline": SOFT, "hard_deadline": HARD} | more)
+    return Membership("run", names, own, sign_as(names[own]), verify, active, neighbours, rules)
 
 
 def terms_of(topology: Topology, rounds: int, growth: tuple[float, float] = (1.0, 0.2)) -> Terms:
@@ -84,10 +83,12 @@ class Bare:
     """Digest of the row of every round of learning that was put on disk."""
     die_at: set[tuple[int, str]] = field(default_factory=set)
     """(round, "before" or "after" it is on disk): the process ends there, once."""
+    kind: type[Peers] = Peers
+    """Liars have one of their own."""
 
     def make(self, post: SimulatedPost) -> Peers:
-        """This member's fabric; liars have one of their own."""
-        return Peers(self.membership, post, post.clock)
+        """This member's fabric."""
+        return self.kind(self.membership, post, post.clock)
 
     def __call__(self, post: SimulatedPost) -> None:
         self.held, self.few_left = None, False
@@ -146,7 +147,7 @@ class Bare:
         while True:
             self.fabric.wait(0.0)
             waited = self.fabric.clock() - begun
-            if self.fabric.assembled(self.membership.min_members, waited < SOFT):
+            if self.fabric.assembled(self.membership.rules.min_members, waited < SOFT):
                 return
             if averaging and self.fabric.ending() and waited >= HARD:
                 self.few_left = True
@@ -247,3 +248,30 @@ def one_other(
         membership = membership_of(names, k, topology, **more)
         found.append((kind if k == at else Bare)(membership, topology, folder / name, rounds))
     return found
+
+
+# Two members, moved by hand
+
+A, B = PAIR = ("a", "b")
+ROW = torch.ones(WIDTH, dtype=torch.float64)
+
+
+def started(post: SimulatedPost, own: int, **more: float) -> Peers:
+    """One of the two, before its first frame."""
+    fabric = Peers(membership_of(PAIR, own, **more), post, post.clock)
+    fabric.start(torch.zeros(1, WIDTH, dtype=torch.float64), common=True)
+    fabric.agree(terms_of(Complete(2), 1000))
+    return fabric
+
+
+def listen(post: SimulatedPost) -> None:
+    """Be there, take everything in, and give nothing."""
+    fabric = started(post, 1)
+    while post.clock() < 6 * HARD:
+        fabric.wait(0.1)
+
+
+def met(fabric: Peers) -> None:
+    """Wait until both have answered each other."""
+    while not fabric.assembled(2, answers=True):
+        fabric.wait(0.1)

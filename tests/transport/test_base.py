@@ -1,4 +1,4 @@
-"""Sums over rows: a row's bits depend on its own entries only."""
+"""Fabrics: sums of rows whose bits depend on their own entries only, and rows of honest nodes within what the contract makes possible."""
 
 import torch
 

@@ -1,8 +1,9 @@
 """The distributed fabric gives the bits of one process, sends what it must and no more, and refuses bad rows by name."""
 
+import math
 import re
-import socket
-from pathlib import Path
+from dataclasses import replace
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,25 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dpps
-from dpps.noise import Seeded
+from dpps.errors import PeerError, RunError
+from dpps.noise import NoiseSource, Seeded
+from dpps.privacy import Pairs
 from dpps.sensitivity import Unclipped
-from dpps.topology import parse
-from dpps.transport import Cluster, Distributed, Exchange, Rendezvous, Stacked, blocks
+from dpps.topology import DOut, Exponential, Ring, Topology, parse
+from dpps.transport import (
+    ROWS,
+    Alone,
+    Bound,
+    Cluster,
+    Distributed,
+    Exchange,
+    Message,
+    Stacked,
+    blocks,
+    combine,
+    rounds_until_heard,
+)
+from dpps.transport.distributed import HEADER_SIZE, SPREAD, Route, Wire, check_header, header
 from tests.support import processes
 
 NODES, WIDTH, ROUNDS = 10, 333, 7
@@ -222,115 +238,6 @@ def test_rows_of_another_shape_are_refused_by_name(after: int) -> None:
     assert "200 float32" in said[2]
 
 
-# The handshake
-
-
-def _handshake(cluster: Cluster, facts: list[dict[str, object]], secrets: list[str]) -> tuple[str, str]:
-    cluster.secret = secrets[cluster.rank].encode()
-    try:
-        cluster.join().meet(facts[cluster.rank])
-    except dpps.errors.DppsError as error:
-        cluster.give_up(error)
-        return type(error).__name__, str(error)
-    return "in", ""
-
-
-OURS, THEIRS = "0123456789abcdef" * 4, "fedcba9876543210" * 4
-GOOD = {"version": "1", "configuration": {"epochs": 2}, "model": "abc"}
-
-
-@pytest.mark.parametrize(
-    ("odd", "secret", "expected"),
-    [
-        ({**GOOD, "version": "2"}, OURS, "rank 2.* version: '2'.* '1'"),
-        (
-            {**GOOD, "configuration": {"epochs": 3}},
-            OURS,
-            "rank 2.* configuration: epochs is 3.* 2",
-        ),
-        ({**GOOD, "model": "abd"}, OURS, "rank 2.* model: 'abd'.* 'abc'"),
-        (GOOD, "", "rank 2.* secret: 'not set'.* 'set'"),
-        (GOOD, THEIRS, "rank 2.* $DPPS_SECRET "),
-    ],
-)
-def test_strangers_are_named_on_both_sides(odd: dict[str, object], secret: str, expected: str) -> None:
-    found = processes.run(3, _handshake, [GOOD, GOOD, odd], [OURS, OURS, secret])
-    for kind, said in found:
-        assert kind != "in"
-        assert re.search(re.escape(expected).replace(r"\.\*", ".*"), said), found
-        assert "\n" not in said
-
-
-def test_the_secret_lets_everybody_in() -> None:
-    assert processes.run(3, _handshake, [GOOD] * 3, [OURS] * 3) == [("in", "")] * 3
-
-
-def test_nobody_comes_twice_and_who_is_missing_is_named() -> None:
-    place = Rendezvous(0, 2, "127.0.0.1", processes.free_port())
-    cluster = Cluster(place).join()
-    cluster.join_timeout = 1.0
-    with pytest.raises(dpps.errors.RunError, match=r"rank 1 .*1 s: .*--join-timeout"):
-        cluster.meet(GOOD)
-    with pytest.raises(dpps.errors.UsageError, match=r"rank 0 .*RANK"):
-        cluster.meet(GOOD)
-
-
-@processes.needs_proc
-def test_the_meeting_point_listens_on_one_address_only() -> None:
-    port = processes.free_port()
-    cluster = Cluster(Rendezvous(0, 1, "127.0.0.1", port), timeout=60).join()
-    cluster.meet(GOOD)
-    tables = [
-        path for path in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()
-    ]  # the latter needs IPv6
-    sockets = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
-    listening = [words[1] for words in sockets if words[3] == "0A"]
-    assert [a for a in listening if a.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
-
-
-class Replaying:
-    """A meeting point that answers with what it heard at an earlier start."""
-
-    def __init__(self, store: object, heard: bytes) -> None:
-        self._store, self._heard = store, heard
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
-
-    def get(self, key: str) -> bytes:
-        return self._heard if key == "hello/0" else self._store.get(key)
-
-
-def test_a_meeting_point_cannot_bring_an_earlier_start_back() -> None:
-    """Its random numbers would bring the keys of pair noise back, and the same noise under other messages."""
-    first, second = (
-        Cluster(Rendezvous(0, 1, "127.0.0.1", processes.free_port()), timeout=60).join() for _ in range(2)
-    )
-    first.meet(GOOD)
-    second.store = Replaying(second.store, first.store.get("hello/0"))
-    with pytest.raises(dpps.errors.PeerError, match="rank 0"):
-        second.meet(GOOD)
-    assert second.attempt != first.attempt
-
-
-def test_a_meeting_point_that_is_not_there() -> None:
-    with pytest.raises(dpps.errors.RunError, match=r"rank 0, .*127\.0\.0\.1:\d+, .*rank 1"):
-        Cluster(Rendezvous(1, 2, "127.0.0.1", processes.free_port()), timeout=1.0).join()
-    with pytest.raises(
-        dpps.errors.UsageError, match=r"rank 0 .*192\.0\.2\.1:\d+ .*MASTER_ADDR .*MASTER_PORT"
-    ):
-        Cluster(Rendezvous(0, 2, "192.0.2.1", processes.free_port())).join()
-
-
-def test_a_meeting_point_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(dpps.errors.UsageError, match=r"rank 0 .*nowhere:5 .*MASTER_ADDR"):
-        Cluster(Rendezvous(0, 2, "nowhere", 5)).join()
-
-
 @pytest.mark.parametrize(("nodes", "size"), [(10, 3), (7, 7), (1000, 16)])
 def test_blocks_cover_all_nodes_in_order(nodes: int, size: int) -> None:
     parts = blocks(nodes, size)
@@ -365,3 +272,343 @@ def test_bits_of_one_process_when_the_clock_restarts(size: int) -> None:
     parts, alone = processes.run(size, _restarted), _with_restarts(Stacked(NODES))
     for t, expected in enumerate(alone):
         assert np.array_equal(np.concatenate([part[t] for part in parts]), expected), t
+
+
+@pytest.mark.parametrize("topology", [Ring(7), Exponential(7), DOut(7, 3)], ids=str)
+@pytest.mark.parametrize("processes", [2, 3, 7])
+def test_every_process_computes_its_rows_of_the_whole(topology: Topology, processes: int) -> None:
+    weights, x = topology.weights(1), torch.randn(7, 4, dtype=torch.float64)
+    parts = blocks(7, processes)
+    routes = [Route.of(weights, parts, rank) for rank in range(processes)]
+    for rank, (route, own) in enumerate(zip(routes, parts, strict=True)):
+        table = torch.full((len(route.needed), 4), torch.nan, dtype=torch.float64)
+        table[route.own_places] = x[own.start : own.stop][route.own_rows]
+        for peer, places in route.incoming.items():
+            theirs = parts[peer]
+            table[places] = x[theirs.start : theirs.stop][routes[peer].outgoing[rank]]
+        rows = torch.empty(len(own), 4, dtype=torch.float64)
+        rows[route.inner_rows] = combine(x[own.start : own.stop], *route.inner)
+        rows[route.outer_rows] = combine(table, *route.outer)
+        expected = torch.from_numpy(np.asarray(weights.dense())) @ x
+        torch.testing.assert_close(rows, expected[own.start : own.stop])
+
+
+class Group:
+    """As a process group of torch.distributed; every operation ends with what it was told to."""
+
+    def __init__(self, error: str | None = None) -> None:
+        self.error, self.log = error, []
+
+    def _work(self, what: str, peer: int, tag: int):
+        self.log.append((what, peer, tag))
+        error = self.error
+
+        class Work:
+            def wait(self, limit) -> None:
+                if error:
+                    raise RuntimeError(error)
+
+        return Work()
+
+    def send(self, tensors, peer: int, tag: int):
+        return self._work("send", peer, tag)
+
+    def recv(self, tensors, peer: int, tag: int):
+        return self._work("recv", peer, tag)
+
+
+def test_receives_are_posted_before_sends_and_payload_is_counted() -> None:
+    group = Group()
+    wire = Wire(group, 1, 3)
+    assert wire.peers == [2, 0]
+    wire.exchange([Message(2, ROWS, torch.zeros(5))], [Message(0, ROWS, torch.zeros(7))])
+    assert group.log == [("recv", 0, ROWS), ("send", 2, ROWS)]
+    assert wire.sent_bytes == 20
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [("Timed out waiting 1000ms", "rank 2: .*48 s"), ("Connection closed by peer", "rank 2: ")],
+)
+def test_a_peer_that_is_silent_or_gone_is_named(error: str, said: str) -> None:
+    wire = Wire(Group(error), 0, 3)
+    with pytest.raises(RunError, match=said):
+        wire.exchange([], [Message(2, ROWS, torch.zeros(1))])
+
+
+def _bytes(head: bytes) -> torch.Tensor:
+    return torch.tensor([*head, 7, 7], dtype=torch.uint8)
+
+
+def test_what_was_announced_is_let_through() -> None:
+    head = header("mix", torch.zeros(2, 5))
+    assert len(head) == HEADER_SIZE
+    check_header(3, _bytes(head), head)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (header("mix", torch.zeros(2, 6)), "rows of 6 float32 for mix"),
+        (header("mix", torch.zeros(2, 5, dtype=torch.float64)), "rows of 5 float64 for mix"),
+        (header("gather", torch.zeros(2, 5)), "rows of 5 float32 for gather"),
+        (bytes([5, 0, 0, 0, 200, 200, 0, 0]), ".*unknown"),
+    ],
+)
+def test_anything_else_is_refused_by_name(sent: bytes, said: str) -> None:
+    with pytest.raises(PeerError, match=rf"rank 3 sends {said}.*rows of 5 float32 for mix"):
+        check_header(3, _bytes(sent), header("mix", torch.zeros(2, 5)))
+
+
+@pytest.mark.parametrize(
+    ("topology", "nodes", "size"), [("exp", 8, 8), ("ring", 6, 6), ("ring", 6, 2), ("4-out", 10, 5)]
+)
+@pytest.mark.parametrize("clock", [0, 1, 5])
+def test_everybody_has_heard_then_and_not_before(topology: str, nodes: int, size: int, clock: int) -> None:
+    """Against reachability by products of the matrices themselves."""
+    graph, held = parse(topology, nodes), blocks(nodes, size)
+    for rank in range(size):
+        rounds = rounds_until_heard((graph.weights(clock + t) for t in count()), held, rank)
+        assert rounds is not None
+        reached = torch.zeros(nodes)
+        reached[list(held[rank])] = 1
+        steps = []
+        for t in range(rounds):
+            reached = torch.from_numpy(graph.weights(clock + t).dense() != 0).float() @ reached
+            for block in held:  # a process passes on what any of its nodes has heard
+                reached[list(block)] = float(reached[list(block)].any())
+            steps.append(bool(reached.all()))
+        assert steps == [False] * (rounds - 1) + [True]
+
+
+def test_a_round_in_which_all_average_tells_everybody() -> None:
+    ring = parse("ring", 40)
+    assert rounds_until_heard([ring.weights(0), None, ring.weights(2)], blocks(40, 40), 3) == 2
+
+
+def test_a_run_that_is_over_first_is_not_stopped() -> None:
+    ring = parse("ring", 40)
+    assert rounds_until_heard(islice(map(ring.weights, count()), 3), blocks(40, 40), 0) is None
+
+
+def test_a_single_process_stops_at_once_and_the_earliest_request_counts() -> None:
+    control = Alone()
+    assert control.rounds_until_heard([]) == 0
+    assert control.everybody(3.5) == [3.5]
+    for after in (7, 5, 9):
+        control.ask_to_stop(after)
+    assert control.stop_after == 5
+
+
+def _ask_in_rounds(cluster: Cluster, asked: dict[int, int], sync_every: int) -> tuple[int | None, int]:
+    """Rank r asks after round asked[r]; the round after which it stops, and how many rounds it has done."""
+    nodes = cluster.rendezvous.size
+    fabric = Distributed(nodes, cluster.join().meet({"version": "test"}))
+    protocol = dpps.DPPS(parse("exp", nodes), dpps.NoNoise(), fabric=fabric, sync_every=sync_every)
+    state = protocol.start(torch.zeros(1, 5), common_start=True)
+    control = fabric.control
+    for round_ in range(40):
+        protocol.step(state)
+        if asked.get(cluster.rank) == round_:
+            coming = (protocol.weights(clock) for clock in count(state.clock))
+            rounds = control.rounds_until_heard(coming)
+            assert rounds is not None
+            control.ask_to_stop(round_ + rounds)
+        if control.stop_after is not None and round_ >= control.stop_after:
+            break
+    return control.stop_after, state.round
+
+
+@pytest.mark.parametrize(("sync_every", "stop"), [(0, 7), (1, 5), (3, 5)])
+def test_all_processes_stop_after_the_same_round(sync_every: int, stop: int) -> None:
+    """Five of them, and two ask at different times. The exponential graph takes 3 rounds to reach 5 nodes."""
+    found = processes.run(5, _ask_in_rounds, {3: 4, 1: 5}, sync_every)
+    assert found == [(stop, stop + 1)] * 5
+
+
+def _numbers(cluster: Cluster) -> list[float]:
+    control = Distributed(6, cluster.join().meet({"version": "test"})).control
+    return control.everybody(10.0 + cluster.rank)
+
+
+def _no_number(cluster: Cluster) -> str:
+    control = Distributed(6, cluster.join().meet({"version": "test"})).control
+    try:
+        control.everybody(float("nan") if cluster.rank == 1 else 5.0)
+    except dpps.errors.PeerError as error:
+        return str(error)
+    return "believed"
+
+
+def test_what_is_no_number_is_refused_by_name() -> None:
+    for said in processes.run(2, _no_number):
+        assert "rank 1 says nan " in said
+
+
+def test_numbers_of_all_processes() -> None:
+    assert processes.run(3, _numbers) == [[10.0, 11.0, 12.0]] * 3
+
+
+LENGTH = 300
+MOMENTUM = dpps.Momentum(0.9)
+MECHANISMS = {
+    "gaussian": (dpps.Gaussian(3.0), dpps.Bounded(0.2, clip=0.1)),
+    "laplace": (dpps.Laplace(0.5), dpps.Bounded(0.2, clip=0.1)),
+}
+
+
+@pytest.mark.parametrize("width", [1, LENGTH])
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("topology", ["exp", "column"])
+@pytest.mark.parametrize("kind", ["plain", "momentum", "partners"])
+def test_honest_rows_stay_within_and_not_far_below(name: str, width: int, topology: str, kind: str) -> None:
+    """All perturbations in one direction, 100 rounds; with weights that are only column stochastic, too."""
+    mechanism, sensitivity = MECHANISMS[name]
+    graph = parse("exp", 6) if topology == "exp" else dpps.topology.Static(_columns())
+    noise: NoiseSource = dpps.Seeded(1)
+    if kind == "partners":
+        noise, mechanism = noise.with_partners(Pairs(1).partners(6)), dpps.Gaussian(3.0)
+    protocol = dpps.DPPS(graph, mechanism, sensitivity, noise=noise)
+    velocity = MOMENTUM.start(torch.zeros(6, width))
+    gain = MOMENTUM.gain if kind == "momentum" else 1.0
+    start = torch.ones(6, width)
+    state = protocol.start(start)
+    bound = Bound(math.sqrt(width))
+    for _ in range(100):
+        a = state.a.clone()
+        message = protocol.release(state, torch.ones(6, width))
+        exchange = protocol._exchange(state, message.level.scale)
+        if kind == "momentum":
+            change, velocity = MOMENTUM.step(velocity, message.rows - state.s)
+            message = replace(message, rows=state.s + change)
+            exchange = exchange.lengthened(gain)
+        bound = bound.after(exchange, a)
+        limits = bound.limits(a, width)
+        assert limits is not None
+        norms = message.rows.double().norm(dim=1)
+        assert bool((norms <= limits).all())
+        protocol.fabric.push(exchange, message.rows, state.a, state.link)
+        protocol._accept(state, message, exchange, protocol.fabric.collect())
+    # most of the noise that partners share cancels on the way
+    loose = gain * (4 if kind == "partners" else 1)
+    assert float((limits / norms).min()) < loose * (60 if width == 1 else 12)
+
+
+def _columns() -> list[list[float]]:
+    """Node 0 gives half of its share to each of two others, the rest go round a ring: columns sum to one, rows do not."""
+    matrix = torch.eye(6, dtype=torch.float64) * 0.5
+    for j in range(6):
+        matrix[(j + 1) % 6, j] += 0.25
+        matrix[(j + 2) % 6, j] += 0.25
+    matrix[:, 0] = torch.tensor([0.4, 0.3, 0.3, 0, 0, 0], dtype=torch.float64)
+    return matrix.tolist()
+
+
+def test_nothing_known_means_no_limit() -> None:
+    a = torch.ones(2, dtype=torch.float64)
+    weights = parse("ring", 2).weights(0)
+    assert Bound(1.0).after(Exchange(0, weights), a).limits(a, 5) is None
+    silent = Exchange(0, weights, step=1.0, deviation=0.0).lengthened(math.inf)
+    assert Bound(1.0).after(silent, a).limits(a, 5) is None
+    assert Bound(math.inf).after(Exchange(0, weights, step=1.0, deviation=1.0), a).limits(a, 5) is None
+    known = Bound(1.0).after(Exchange(0, weights, step=1.0, deviation=0.0), a)
+    assert Bound.of(known.tensor()) == known
+    assert torch.equal(known.limits(a, 5), 1.01 * 2.0 * a)  # type: ignore[arg-type]
+
+
+def _one_liar(cluster: Cluster, lie: str, sync_every: int, momentum: bool = False) -> str:
+    """Rank 1 sends something else than it should in round 2."""
+    fabric = Distributed(3, cluster.join().meet({"version": "test"}))
+    mechanism, sensitivity = dpps.Gaussian(1.0), dpps.Bounded(0.002, clip=0.001)
+    protocol = dpps.DPPS(
+        parse("exp", 3),
+        mechanism,
+        sensitivity,
+        noise=dpps.Seeded(cluster.rank),
+        fabric=fabric,
+        sync_every=sync_every,
+    )
+    state = protocol.start(torch.ones(1, LENGTH), common_start=True)
+    push = fabric.push
+
+    def lying(exchange: Exchange, s: torch.Tensor, a: torch.Tensor, link: object) -> None:
+        if cluster.rank == 1 and exchange.round == 2:
+            s.mul_(-10.0) if lie == "-10 times" else s.fill_(float(lie))
+        push(exchange, s, a * -100, link)  # type: ignore[arg-type]
+
+    fabric.push = lying  # type: ignore[assignment]
+    velocity = MOMENTUM.start(state.s)
+
+    def finish(released: torch.Tensor) -> torch.Tensor:
+        nonlocal velocity
+        change, velocity = MOMENTUM.step(velocity, released)
+        return change
+
+    try:
+        for _ in range(6):
+            if momentum:
+                protocol.step(state, None, finish, MOMENTUM.gain)
+            else:
+                protocol.step(state)
+            assert torch.equal(state.a, torch.ones(1, dtype=torch.float64)), "a is not what anybody says"
+    except dpps.errors.RunError as error:
+        with pytest.raises(dpps.errors.RunError, match="round"):  # nobody waits for it any more
+            protocol.step(state)
+        cluster.give_up(error)
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize("sync_every", [0, 3])
+@pytest.mark.parametrize("lie", ["1e30", "-10 times"])
+def test_a_row_that_is_too_long_is_refused_with_the_name_of_its_node(lie: str, sync_every: int) -> None:
+    found = processes.run(3, _one_liar, lie, sync_every)
+    for said in (found[0], found[2]):
+        assert "node 1 (rank 1) has norm" in said, found
+
+
+def _one_false_part(cluster: Cluster) -> str:
+    """Rank 1 averages its columns of the mean to something else than they are."""
+    fabric = Distributed(3, cluster.join().meet({"version": "test"}))
+    protocol = dpps.DPPS(
+        parse("exp", 3),
+        dpps.Gaussian(1.0),
+        dpps.Bounded(0.002, clip=0.001),
+        noise=dpps.Seeded(cluster.rank),
+        fabric=fabric,
+        sync_every=1,
+    )
+    state = protocol.start(torch.ones(1, LENGTH), common_start=True)
+    post = fabric.wire.post
+
+    def lying(outgoing: list[Message], incoming: list[Message]) -> object:
+        for message in outgoing:
+            if message.tag == SPREAD and cluster.rank == 1:
+                message.tensor.fill_(1e20)
+        return post(outgoing, incoming)
+
+    fabric.wire.post = lying  # type: ignore[assignment, method-assign]
+    try:
+        protocol.step(state)
+    except dpps.errors.RunError as error:
+        cluster.give_up(error)
+        return str(error)
+    return "accepted"
+
+
+def test_a_part_of_the_mean_that_cannot_be_is_refused_with_the_name_of_its_rank() -> None:
+    found = processes.run(3, _one_false_part)
+    for said in (found[0], found[2]):
+        assert "from rank 1 has norm" in said, found
+
+
+def test_with_momentum_too() -> None:
+    found = processes.run(3, _one_liar, "1e30", 0, True)
+    for said in (found[0], found[2]):
+        assert "node 1 (rank 1) has norm" in said, found
+
+
+@pytest.mark.parametrize("momentum", [False, True])
+def test_honest_processes_are_not_refused(momentum: bool) -> None:
+    """The liar says the start row itself."""
+    assert processes.run(3, _one_liar, "1.0", 0, momentum) == ["accepted"] * 3

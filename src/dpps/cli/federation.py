@@ -12,10 +12,8 @@ from dpps.cli.arguments import parse_options
 from dpps.cli.console import wide_console
 from dpps.disk import private_folder, write_aside, write_private, writing
 from dpps.errors import UsageError, unknown
-from dpps.peers.convener import convene, expel, renew
-from dpps.peers.federation import Federation, Rules
+from dpps.peers.contract import Federation, Rules, convene, expel, read_plan, renew
 from dpps.peers.identity import Key, Request, read_out
-from dpps.peers.plan import read_plan
 
 FILE, KEY = "federation.toml", "convener.key"
 _USAGE = """usage: dpps federation create plan.toml --member a.csr --member b.csr --out DIR
@@ -24,7 +22,7 @@ _USAGE = """usage: dpps federation create plan.toml --member a.csr --member b.cs
        dpps federation show DIR/federation.toml
 
 create signs the members' requests and writes the contract of the run; plan.toml is what dpps train --print-config writes.
-expel writes the next epoch without a member, renew the next epoch with new certificates: send the new file to all members.
+expel writes the next revision without a member, renew the next revision with new certificates: send the new file to all members.
 
 dpps federation create --help has the options."""
 
@@ -63,7 +61,7 @@ class CreateConfig:
 
 @dataclass(frozen=True)
 class ExpelConfig:
-    """Write the next epoch of a federation without a member. All members need the new file; older ones are refused then."""
+    """Write the next revision of a federation without a member. All members need the new file; older ones are refused then."""
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
     """federation.toml, with convener.key beside it."""
@@ -73,7 +71,7 @@ class ExpelConfig:
 
 @dataclass(frozen=True)
 class RenewConfig:
-    """Write the next epoch of a federation with new certificates of the same keys."""
+    """Write the next revision of a federation with new certificates of the same keys."""
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
     """federation.toml, with convener.key beside it."""
@@ -162,7 +160,7 @@ def _write_next(federation: Federation, path: Path) -> None:
     _write(federation, path)
     _tell(federation, path)
     wide_console().print(
-        f"Send {path} to every member: dpps join takes the new epoch from whoever has it, and refuses older ones.",
+        f"Send {path} to every member: dpps join takes the new revision from whoever has it, and refuses older ones.",
         markup=False,
     )
 
@@ -176,7 +174,7 @@ def _write(federation: Federation, path: Path) -> None:
 
 def _tell(federation: Federation, path: Path) -> None:
     console, plan = wide_console(), federation.plan
-    console.print(f"[bold]{path}[/]  federation {federation.id}, epoch {federation.epoch}")
+    console.print(f"[bold]{path}[/]  federation {federation.id}, revision {federation.revision}")
     promised = {k: plan[k] for k in ("epsilon", "delta", "noise-multiplier", "budget") if k in plan}
     console.print(
         f"plan         {plan['algorithm']}, model {plan['model']}, topology {plan['topology']}, {plan['epochs']} epochs"

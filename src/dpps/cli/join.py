@@ -20,8 +20,7 @@ from dpps.cli.arguments import parse_options
 from dpps.cli.console import log_lines, plain_console
 from dpps.logs import only_from
 from dpps.peers.join import Participation
-from dpps.peers.live import LivePage, check_page
-from dpps.peers.status import LEFT, Status, bytes_in_words
+from dpps.peers.status import LEFT, LivePage, Status, bytes_in_words, check_page
 from dpps.privacy.accountant import label
 from dpps.runs.log import RoundLog
 from dpps.runs.run import Run
@@ -40,7 +39,7 @@ class JoinConfig:
     """
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """The contract that the convener has signed, federation.toml. A later epoch may be put in its place while the run goes on."""
+    """The contract that the convener has signed, federation.toml. A later revision may be put in its place while the run goes on."""
     member: Annotated[Path, arg(metavar="DIR")]
     """Folder of this member's key, made by dpps member init."""
     out: Annotated[Path, arg(metavar="DIR")]
@@ -121,7 +120,7 @@ def _say_begun(console: Console, participation: Participation) -> None:
     status, federation = participation.status, participation.channel.federation
     plan = federation.plan
     console.print(
-        f"member     [bold]{status.member}[/] of federation {status.federation}, epoch {status.epoch}"
+        f"member     [bold]{status.member}[/] of federation {status.federation}, revision {status.revision}"
     )
     promised = "none: messages without noise" if status.unit == "none" else f"unit {status.unit}"
     if (total := participation.planned_epsilon) is not None:

@@ -13,7 +13,7 @@ from dpps.cli import DONE
 from dpps.cli.arguments import parse_options
 from dpps.cli.console import wide_console
 from dpps.errors import UsageError
-from dpps.peers.ledger import read_whole
+from dpps.peers.store import read_whole
 from dpps.runs.data_ledger import Spent, notes_of, spent
 from dpps.runs.data_totals import Together, alone, together
 

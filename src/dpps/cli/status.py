@@ -42,7 +42,7 @@ def _show(status: Status) -> None:
     console = wide_console()
     state = status.state if status.alive or status.state in OVER else f"not running (it was {status.state})"
     console.print(
-        f"member     [bold]{status.member}[/] of federation {status.federation}, epoch {status.epoch}"
+        f"member     [bold]{status.member}[/] of federation {status.federation}, revision {status.revision}"
     )
     console.print(
         f"state      [bold]{state}[/], round {status.round} of {status.rounds}, as of {status.updated}"

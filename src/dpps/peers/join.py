@@ -1,27 +1,26 @@
 """A member's part in a run between organisations, from opening its folder to letting go of its connections."""
 
 import logging
+import re
 import signal
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dpps.disk import private_folder, write_private, writing
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.peers import status as states
-from dpps.peers.channel import Channel
-from dpps.peers.federation import Federation
-from dpps.peers.frames import largest
-from dpps.peers.identity import Identity, verify
-from dpps.peers.known import accept, check_run, note_run, remember
+from dpps.peers.connections import Channel
+from dpps.peers.contract import Federation, Membership, config_for
+from dpps.peers.identity import Identity, read_out
+from dpps.peers.links import LEFT
 from dpps.peers.member import Member
-from dpps.peers.membership import Membership
-from dpps.peers.plan import config_for
+from dpps.peers.messages import largest
 from dpps.peers.status import Peer, Status, now, write_status
-from dpps.peers.view import LEFT
+from dpps.peers.store import OUTBOX
 from dpps.privacy.charges import planned_charges
 from dpps.runs.config import OWN_DATA
 from dpps.runs.configured import make_run
@@ -30,6 +29,8 @@ from dpps.runs.run import Callback, Run
 
 log = logging.getLogger(__name__)
 
+CONVENER, KNOWN, RUN = "convener", "federations", ".run"
+"""In the member's folder: whose contracts are trusted, the newest revision of each, and where its run is."""
 BEAT = 1.0
 """Seconds between two writings of the status."""
 SHARE = 0.05
@@ -61,32 +62,12 @@ def join(
         return participation.fit()
 
 
-def membership_of(federation: Federation, identity: Identity) -> Membership:
-    """The contract as the protocol of one member needs it."""
-    keys = {member.name: member.key for member in federation.members}
-    own = federation.check_for(identity)
-    return Membership(
-        run=federation.fixed_digest,
-        names=federation.names,
-        own=federation.row(own.name),
-        sign=identity.sign,
-        verify=lambda name, signature, message: verify(keys[name], signature, message),
-        active=federation.active,
-        neighbours=federation.neighbours(own.name),
-        min_members=federation.rules.min_members,
-        soft=federation.rules.soft_deadline,
-        hard=federation.rules.hard_deadline,
-        start=federation.rules.start_deadline,
-        gossip_clip=federation.rules.gossip_clip,
-    )
-
-
 class Participation:
     """A run that one member takes part in. Everything that can be refused at home is refused before anybody is connected to.
 
     Args:
         federation: the signed contract, federation.toml. It is looked at again while the run goes on:
-            a later epoch is taken over.
+            a later revision is adopted.
         member: the folder of this member's key.
         out: folder of the run, with its ledger and outbox.
         node_data: folder with this member's examples.
@@ -119,8 +100,8 @@ class Participation:
                 if own
                 else f"the plan learns from {contract.plan['data']}: leave --node-data out"
             )
-        self.channel = Channel(contract, self.identity, self._take_over)
-        self.member = Member(membership_of(contract, self.identity), self.channel)
+        self.channel = Channel(contract, self.identity, self._adopt)
+        self.member = Member(Membership.of(contract, self.identity), self.channel)
         config = config_for(
             contract,
             self._schema(contract),
@@ -136,7 +117,7 @@ class Participation:
         self.status = Status(
             self.channel.own.name,
             contract.id,
-            contract.epoch,
+            contract.revision,
             unit=config.unit,
             promised=config.epsilon,
             delta=config.delta if config.noisy else None,
@@ -195,13 +176,15 @@ class Participation:
             KeyboardInterrupt: stopped on request; all that counts is on disk, and the same command goes on.
             RunError: it failed, or this member was expelled.
         """
-        self._thread = threading.current_thread()  # before the start: others may bring a later epoch at once
+        self._thread = (
+            threading.current_thread()
+        )  # before the start: others may bring a later revision at once
         self.start()
         try:
             self.run.fit(self.epochs)
             self.tell_epsilon()
-            if self.run.stopped:
-                self._interrupted()
+            if self.run.stopped:  # `Run.stop` was called, in a thread that cannot be interrupted
+                raise KeyboardInterrupt  # noqa: TRY301 - ended as Ctrl-C would
             self._end(states.LEFT if self.member.fabric.state == LEFT else states.FINISHED)
         except KeyboardInterrupt:
             if not self._expelled:
@@ -213,10 +196,6 @@ class Participation:
             self._end(states.FAILED, str(error))
             raise
         return self.run
-
-    def _interrupted(self) -> NoReturn:
-        """`Run.stop` was called, in a thread that cannot be interrupted."""
-        raise KeyboardInterrupt
 
     def close(self) -> None:
         """Let go of all connections; nothing is written any more when this returns."""
@@ -240,13 +219,9 @@ class Participation:
         if log_.accuracy is not None:
             self.status.accuracy = log_.accuracy
         self.status.round = run.state.round
-        self._tell_epsilon()
-        self._renew()
-
-    def _tell_epsilon(self) -> None:
-        """What was spent so far. Accountants take a while, so not in every round."""
-        if time.monotonic() >= self._next_epsilon:
+        if time.monotonic() >= self._next_epsilon:  # accountants take a while: not in every round
             self.tell_epsilon()
+        self._renew()
 
     def tell_epsilon(self) -> None:
         """Put what was spent up to now into the status."""
@@ -272,7 +247,7 @@ class Participation:
 
     def _look_around(self) -> None:
         status, run = self.status, self.run
-        status.epoch = self.channel.federation.epoch
+        status.revision = self.channel.federation.revision
         status.round = run.state.round
         if status.state == states.RUNNING and status.round >= status.rounds:
             status.state = states.ENDING
@@ -318,7 +293,7 @@ class Participation:
         return found.st_mtime_ns, found.st_size
 
     def _look_at_file(self) -> None:
-        """A later epoch may have been put where the contract is."""
+        """A later revision may have been put where the contract is."""
         stamp = self._stamped()
         if stamp in (self._stamp, (0, 0)):
             return
@@ -326,9 +301,9 @@ class Participation:
         try:
             self.channel.adopt(Federation.read(self._file))
         except UsageError as error:
-            self.channel.tell(f"the new {self._file} is not taken over: {error}")
+            self.channel.tell(f"the new {self._file} is not adopted: {error}")
 
-    def _take_over(self, following: Federation) -> None:
+    def _adopt(self, following: Federation) -> None:
         membership = replace(self.member.membership, active=following.active)
         self.member.adopt(membership)
         try:
@@ -336,7 +311,7 @@ class Participation:
         except RunError as error:  # it holds all the same, in this process
             self.channel.tell(str(error))
         if self.channel.own.name not in following.active:
-            self._expelled = f"{self.channel.own.name} was expelled from the federation in epoch {following.epoch}; its ledger is safe in {self.out}"
+            self._expelled = f"{self.channel.own.name} was expelled from the federation in revision {following.revision}; its ledger is safe in {self.out}"
             self._interrupt()
 
     def _interrupt(self) -> None:
@@ -347,3 +322,114 @@ class Participation:
             signal.pthread_kill(self._thread.ident, signal.SIGINT)
         else:
             self.run.stop()
+
+
+# What a member remembers of a federation: who its convener is, the newest revision it has seen, and where its run is
+
+
+def accept(identity: Identity, path: Path, convener: str = "") -> Federation:
+    """The contract to run by: that in the file, or a later revision of it that is known already. It is remembered.
+
+    Args:
+        identity: this member.
+        path: federation.toml.
+        convener: fingerprint of the convener, as read out on the telephone; without it the one seen first is trusted.
+
+    Raises:
+        UsageError: it is not what the convener signed, is of another convener, or not for this member.
+    """
+    given = Federation.read(path)
+    _check_convener(identity, given, convener)
+    found = _newest(identity, given, path)
+    found.check_for(identity)
+    _trust(identity, found, told=bool(convener))
+    remember(identity, found)
+    return found
+
+
+def remember(identity: Identity, federation: Federation) -> None:
+    """Keep a contract, so that older revisions of it are not taken any more."""
+    folder = identity.folder / KNOWN
+    with writing(folder):
+        private_folder(folder)
+    write_private(_place(identity, federation), federation.to_toml().encode())
+
+
+def check_run(identity: Identity, federation: Federation, out: Path) -> None:
+    """Refuse to begin a run of this federation a second time: its ledger would begin at nothing, and what was spent would be spent again.
+
+    Raises:
+        UsageError: the run was begun in another folder, or the folder holds it no more.
+    """
+    place = _place(identity, federation).with_suffix(RUN)
+    if not place.exists():
+        return
+    here, begun = out.resolve(), Path(place.read_text().strip())
+    if (here / OUTBOX).is_dir() and (here == begun or not begun.exists()):  # the same, or moved
+        return
+    if here == begun or not begun.exists():
+        raise UsageError(
+            f"{place} says that this member's run of federation {federation.id} was begun in {begun}, and its outbox is not in "
+            f"{here}: what was spent is in its ledger; restore that folder, or take no further part"
+        )
+    raise UsageError(
+        f"--out is {here}, and this member's run of federation {federation.id} is in {begun}: another folder would begin with an "
+        f"empty ledger; give --out {begun}"
+    )
+
+
+def note_run(identity: Identity, federation: Federation, out: Path) -> None:
+    """Where the run is, whose outbox is on disk: written before anybody is connected to."""
+    check_run(identity, federation, out)
+    write_private(_place(identity, federation).with_suffix(RUN), f"{out.resolve()}\n".encode())
+
+
+def _place(identity: Identity, federation: Federation) -> Path:
+    if not re.fullmatch(r"[0-9a-f]{16}", federation.id):
+        raise UsageError(f"the federation's id is {federation.id!r}: it must be 16 hexadecimal digits")
+    return identity.folder / KNOWN / f"{federation.id}.toml"
+
+
+def _newest(identity: Identity, given: Federation, path: Path) -> Federation:
+    place = _place(identity, given)
+    if not place.exists():
+        return given
+    known = Federation.read(place)
+    if given.revision < known.revision:
+        given.check_next(known, str(place))
+        log.warning(
+            "%s has revision %d; revision %d is known already and is used",
+            path,
+            given.revision,
+            known.revision,
+        )
+        return known
+    known.check_next(given, str(path))
+    return given
+
+
+def _check_convener(identity: Identity, given: Federation, convener: str) -> None:
+    said = re.sub(r"[\s:]", "", convener).lower()
+    place, found = identity.folder / CONVENER, given.convener_fingerprint
+    if said and said != found:
+        raise UsageError(
+            f"--convener is {read_out(said)} and the file is signed by {read_out(found)}: ask the convener on the telephone"
+        )
+    trusted = place.read_text().strip() if place.exists() else ""
+    if trusted and trusted != found and not said:
+        raise UsageError(
+            f"the file is signed by another convener ({read_out(found)}) than the one known to {identity.folder} "
+            f"({read_out(trusted)}): ask on the telephone, and give --convener if it is right"
+        )
+
+
+def _trust(identity: Identity, found: Federation, told: bool) -> None:
+    """Remember the convener of a contract that is for this member."""
+    place = identity.folder / CONVENER
+    if not place.exists() and not told:
+        log.warning(
+            "this convener is trusted from now on; compare its fingerprint on the telephone: %s",
+            read_out(found.convener_fingerprint),
+        )
+    if not place.exists() or place.read_text().strip() != found.convener_fingerprint:
+        write_private(place, f"{found.convener_fingerprint}\n".encode())

@@ -1,8 +1,8 @@
-"""One link in each direction between two members: every share counts exactly once, whatever happens to frames and processes.
+"""What one member knows of its links: shares on their way, who is here, and which rows and shares an honest member can send.
 
-A sender numbers the shares of a link and keeps each until the receiver says that it is *kept*: counted,
-and safe on the receiver's disk. A receiver counts a share only if its number follows the last one counted.
-So a share that is lost is sent again, one that comes twice counts once; a receiver that crashes forgets no
+Every share counts exactly once, whatever happens to frames and processes. A sender numbers the shares of a link and keeps each until
+the receiver says that it is *kept*: counted, and safe on the receiver's disk. A receiver counts a share only if its number follows
+the last one counted. So a share that is lost is sent again, one that comes twice counts once; a receiver that crashes forgets no
 more than what the sender still has; and a sender that crashes sends again what it had put on disk before anything left.
 
 A share is given only when the receiver has said that it has counted the earlier ones, but for that of the round before, of which
@@ -12,12 +12,22 @@ would need two vectors per link in double width on the disk and on the wire in e
 with so few shares on their way there is nothing that they save.)
 """
 
-from dataclasses import astuple, dataclass, field
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from dpps.peers.frames import Claim, Share
+from dpps.peers.contract import linked
+from dpps.peers.messages import Claim, FrameError, Presence, Share
+from dpps.topology import Topology, Weights
+
+# Shares on their way
 
 
 @dataclass
@@ -51,6 +61,10 @@ class Sent:
         """What is signed for its receiver."""
         return Claim(*self.letter, letter.digest, self.number, self.weight, letter.a, self.signature)
 
+    def at_once(self) -> None:
+        """Send it at the next opportunity."""
+        self.next_time = self.wait = 0.0
+
 
 @dataclass
 class Outlet:
@@ -81,14 +95,14 @@ class Outlet:
         if start > self.start:
             self.start, self.got = start, got
             for sent in self.waiting:
-                sent.next_time = sent.wait = 0.0
+                sent.at_once()
         if got > self.got:
             self.got = got
             for sent in self.waiting:
                 if (
                     sent.number == got + 1 and sent.repeated
                 ):  # it came out of order, and the receiver had to leave it
-                    sent.next_time = sent.wait = 0.0
+                    sent.at_once()
         for sent in self.waiting:
             if sent.number <= kept:
                 self.safe = sent.letter
@@ -118,7 +132,6 @@ class Outlet:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Outlet":
-        """What `to_json` gave."""
         waiting = [Sent(number, weight, (phase, r)) for number, weight, phase, r in saved["waiting"]]
         return cls(saved["number"], waiting, safe=saved["safe"] and (saved["safe"][0], saved["safe"][1]))
 
@@ -142,16 +155,278 @@ class Inlet:
 
     def to_json(self) -> dict[str, Any]:
         """For the disk."""
-        seen = self.seen
-        claim = None if seen is None else [*astuple(seen)[:-1], seen.signature.hex()]
-        return {"counted": self.counted, "seen": claim, "receipt": self.receipt.hex()}
+        seen = None if self.seen is None else self.seen.to_json()
+        return {"counted": self.counted, "seen": seen, "receipt": self.receipt.hex()}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Inlet":
-        """What `to_json` gave."""
-        seen = None
-        if saved["seen"] is not None:
-            phase, round_, digest, number, weight, a, signature = saved["seen"]
-            seen = Claim(phase, round_, digest, number, weight, a, bytes.fromhex(signature))
-        receipt = bytes.fromhex(saved["receipt"])
-        return cls(saved["counted"], saved["counted"], seen=seen, receipt=receipt)
+        seen = None if saved["seen"] is None else Claim.from_json(saved["seen"])
+        return cls(saved["counted"], saved["counted"], seen=seen, receipt=bytes.fromhex(saved["receipt"]))
+
+
+# Who is here
+
+HERE, DONE, LEFT, NEAR = 0, 1, 2, 3
+"""What a member is doing: taking part; finished, with the average in hand; gone for good,
+its mass handed over; taking part, and at the end of its averaging as far as it can see."""
+ACTIVE = (HERE, NEAR)
+WORDS = {HERE: "here", DONE: "finished", LEFT: "left", NEAR: "here"}
+STARTS = 1 << 32
+"""Signs of life that one start of a process has at most: they count on from this times the number of the start."""
+
+
+class View:
+    """All members as one of them sees them.
+
+    A member that goes on showing signs of life is here; one of which nothing new was heard for `hard` seconds is away. Signs are
+    counted and signed by their owner, so a sign that arrives by a detour, late or twice is told from a new one, and nobody makes up another's.
+
+    Args:
+        nodes: how many members there are.
+        own: which of them this is.
+        hard: seconds of silence after which a member is away.
+        start: how often this member's process has been started.
+        sign: this member's signature under a presence of its own.
+
+    Attributes:
+        known: the newest presence of everybody.
+        ignored: members that count no more, whatever is heard of them.
+    """
+
+    def __init__(
+        self,
+        nodes: int,
+        own: int,
+        hard: float,
+        start: int,
+        sign: Callable[[Presence], bytes] = lambda presence: b"",
+    ) -> None:
+        self.own, self.hard, self._sign = own, hard, sign
+        self.ignored: frozenset[int] = frozenset()
+        self.known = [Presence(0, -1, HERE) for _ in range(nodes)]
+        self._farthest = list(self.known)
+        self._since: list[float | None] = [None] * nodes
+        self.known[own] = Presence(start * STARTS, -1, HERE)
+
+    def beat(self, pushed: int, state: int, to: int | None = None) -> tuple[Presence, ...]:
+        """A new sign of life of this member's own; everybody, for a frame.
+        The one it goes `to` hears how far it once was: if it has forgotten rounds, it is told of them."""
+        unsigned = Presence(self.known[self.own].beats + 1, pushed, state)
+        self.known[self.own] = Presence(unsigned.beats, pushed, state, self._sign(unsigned))
+        return tuple(self._farthest[n] if n == to else each for n, each in enumerate(self.known))
+
+    def news(self, node: int, presence: Presence) -> bool:
+        """Whether this says more of another member than is known."""
+        return node not in (self.own, *self.ignored) and presence.beats > self.known[node].beats
+
+    def hear(self, told: Sequence[Presence], now: float) -> None:
+        """Take in what a frame says, its signatures checked."""
+        for node, presence in enumerate(told):
+            if self.news(node, presence):
+                self.known[node], self._since[node] = presence, now
+                if presence.pushed >= self._farthest[node].pushed:
+                    self._farthest[node] = presence
+
+    def finished(self) -> dict[int, Presence]:
+        """Of the other members, those that have signed that they have finished; for the disk."""
+        return {n: known for n, known in enumerate(self.known) if known.state == DONE and n != self.own}
+
+    def recall(self, node: int, presence: Presence) -> None:
+        """What an earlier start of this process has heard of a member; whether it is here is another question."""
+        self.known[node] = self._farthest[node] = presence
+
+    def age(self, node: int, now: float) -> float | None:
+        """Seconds since the last sign of life; None: never heard of."""
+        since = self._since[node]
+        return None if since is None else now - since
+
+    def is_here(self, node: int, now: float) -> bool:
+        """Whether a member takes part, or is finished and still there."""
+        if node == self.own:
+            return True
+        age = self.age(node, now)
+        gone = node in self.ignored or self.known[node].state == LEFT
+        return age is not None and age <= self.hard and not gone
+
+    def here(self, now: float) -> list[int]:
+        """Who is here, this member included."""
+        return [node for node in range(len(self.known)) if self.is_here(node, now)]
+
+    def missing(self, now: float) -> list[int]:
+        """Who takes part and has fallen silent, though not long enough to count as away."""
+        ages = ((node, self.age(node, now)) for node in self.taking_part())
+        return [node for node, age in ages if age is not None and self.hard / 2 < age <= self.hard]
+
+    def taking_part(self) -> list[int]:
+        """Who has neither finished nor left nor is ignored, as far as is known; this member included."""
+        return [n for n, known in enumerate(self.known) if known.state in ACTIVE and n not in self.ignored]
+
+    def pushed(self, node: int) -> int:
+        """The last round of which a member has said that its shares are out; -1: none."""
+        return self._farthest[node].pushed
+
+    def rounds(self, now: float) -> list[int]:
+        """The last rounds of the other members that are here, in order."""
+        return sorted(self.pushed(node) for node in self.here(now) if node != self.own)
+
+
+# What an honest member can send
+
+TAIL = 41.0  # see dpps.transport.base
+_SLACK = 2.0
+
+
+class Terms:
+    """What the contract makes of every row and share: each member computes it for itself, and believes nobody else about it.
+
+    Args:
+        topology: who sends to whom.
+        rounds: of learning.
+        reach: how far (L2) clip, rates and noise can take an honest member's parameters from the start in all rounds together;
+            infinite: not known.
+        clock: the topology's round of a round of learning; by default the same.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        rounds: int,
+        reach: float = math.inf,
+        clock: Callable[[int], int] = lambda round_: round_,
+    ) -> None:
+        self.topology, self.rounds, self.reach = topology, rounds, reach
+        self._clock = clock
+        self._given = lru_cache(maxsize=256)(given)
+
+    def weight(self, round_: int, sender: int, receiver: int) -> float:
+        """Of the part of its row that one member gives another in a round of learning; 0: none."""
+        return self._given(self.topology.weights(self._clock(round_)), sender).get(receiver, 0.0)
+
+    @cached_property
+    def neighbours(self) -> Counter[int]:
+        """How many others each member exchanges messages with."""
+        return Counter(chain.from_iterable(linked(self.topology)))
+
+
+def given(weights: Weights, sender: int) -> dict[int, float]:
+    """The weights with which one member gives parts of its row to others."""
+    mine = (weights.senders == sender) & (weights.receivers != sender)
+    return dict(zip(weights.receivers[mine].tolist(), weights.values[mine].tolist(), strict=True))
+
+
+class Rows:
+    r"""Rows as members send them: their bytes, what an honest one can be, and how far a single member may pull.
+
+    Updates and noise are scaled by a member's own a, so $y_i = s_i / a_i$ moves by at most the clip and its
+    noise, and mixing makes it a convex combination of others': while everybody is honest, $\|s_i\| \le a_i (\|s_0\| + R)$
+    at all times, but for a chance of $10^{-12}$, with R what clip, rates and noise can add up to in the whole plan (:mod:`dpps.transport.base`).
+    All of it is in the contract: no member's word, not even about its round, makes a row longer.
+
+    Rows up to $B = 2 a (\|s_0\| + R)$ count as they are. One that is longer counts as if it were just so long, so the parameters of
+    an honest member, whatever a liar sends, stay within $B + a R < 2 B$: what is longer than 2 B no honest member has, and gets its sender refused.
+
+    Args:
+        row: a row as all start with.
+        common: whether all do; otherwise nothing is known of a row's length.
+
+    Attributes:
+        reach: how far parameters can get from the start in the whole plan; infinite: not known.
+    """
+
+    def __init__(self, row: Tensor, common: bool) -> None:
+        self.width, self.dtype, self.device = row.numel(), row.dtype, row.device
+        self.size = self.width * row.element_size()
+        self.reach = math.inf
+        self._start = float(torch.linalg.vector_norm(row.double())) if common else math.inf
+        self._own = row.double().cpu()
+        self._seen: dict[int, tuple[int, Tensor]] = {}
+
+    def zero(self) -> Tensor:
+        """A row of nothing, as wide as sums of rows need it."""
+        return torch.zeros(self.width, dtype=torch.float64)
+
+    def narrow(self, row: Tensor) -> Tensor:
+        """A sum as the protocol has it."""
+        return row.to(self.device, self.dtype)
+
+    def encode(self, row: Tensor) -> bytes:
+        return row.detach().to("cpu", self.dtype).contiguous().view(torch.uint8).numpy().tobytes()
+
+    def longest(self, a: float) -> float:
+        """The longest row with this a that counts as it is."""
+        most = self._start + self.reach
+        return _SLACK * a * most if math.isfinite(most) else math.inf
+
+    def checked(self, share: Share) -> Tensor:
+        """The row of a share, not longer than `longest`.
+
+        Raises:
+            FrameError: no honest member can have it.
+        """
+        if len(share.row) != self.size:
+            raise FrameError(f"a row of {len(share.row)} bytes: rows have {self.size}")
+        row = torch.frombuffer(bytearray(share.row), dtype=self.dtype).double()
+        norm = _norm(row)
+        where = f"a row of round {share.claim.round}"
+        if not math.isfinite(norm):
+            raise FrameError(f"{where} that holds NaN or infinity")
+        most = self.longest(share.claim.a)
+        if norm > _SLACK * most:
+            raise FrameError(
+                f"{where} of norm {norm:.4g}: clip, rates and noise make at most {_SLACK * most:.4g} possible"
+            )
+        return row if norm <= most else row * (most / norm)
+
+    def clipped(self, row: Tensor, a: float, most: float) -> Tensor:
+        """Clipped gossip: a row whose y is farther than `most` from one's own counts as if it were just so far away."""
+        if a <= 0:
+            return row
+        apart = row / a - self._own
+        norm = _norm(apart)
+        if not math.isfinite(norm):  # a so small that its direction is lost
+            return a * self._own
+        return row if norm <= most else a * (self._own + apart * (most / norm))
+
+    def follow(self, y: Tensor) -> None:
+        """One's own parameters, from which others' are measured."""
+        self._own = y.detach().double().cpu()
+
+    def saw(self, node: int, row: Tensor, claim: Claim) -> None:
+        """What a neighbour's parameters were when it last told."""
+        if claim.a > 0:
+            self._seen[node] = claim.round, (row / claim.a).to(self.dtype)
+
+    def middle(self, rows: Sequence[Tensor], most: float) -> tuple[Tensor, float]:
+        """What several members say of the same row (a = 1): its median, coordinate by coordinate, so that one among three or more
+        moves it no farther than the others are apart; and how far (L2, relative to its norm) the farthest of them is from it.
+
+        Args:
+            rows: what they say, at least one.
+            most: those that are farther than this from one's own row count as if they were just so far away; 0: no limit.
+        """
+        told = [self.clipped(row.double(), 1.0, most) if most > 0 else row.double() for row in rows]
+        ordered = torch.stack(told).sort(0).values
+        found = (ordered[(len(told) - 1) // 2] + ordered[len(told) // 2]) / 2
+        norm = _norm(found)
+        if norm > (longest := self.longest(1.0)):
+            found = found * (longest / norm)
+        return self.narrow(found), _apart(found, told)
+
+    def told(self, nodes: Sequence[int], since: int) -> bool:
+        """Whether each of these has told since that round."""
+        return all(node in self._seen and self._seen[node][0] >= since for node in nodes)
+
+    def apart(self, mean: Tensor, since: int) -> float | None:
+        """How far neighbours were from `mean` when they last told, relative to its norm; None: none has told since that round."""
+        told = [y for round_, y in self._seen.values() if round_ >= since]
+        return _apart(mean.double().cpu(), told) if told else None
+
+
+def _norm(row: Tensor) -> float:
+    return float(torch.linalg.vector_norm(row))
+
+
+def _apart(mean: Tensor, rows: Sequence[Tensor]) -> float:
+    """How far the farthest of some rows is from their mean, relative to its norm."""
+    norm, far = _norm(mean), max(_norm(row.double() - mean) for row in rows)
+    return far / norm if norm else far

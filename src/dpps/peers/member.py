@@ -1,4 +1,14 @@
-"""One organisation's part in a run: `Run(..., where=Member(...))` does the rest as everywhere else."""
+"""One organisation's part in a run: `Run(..., where=Member(...))` does the rest as everywhere else.
+
+A member is in one of four states, which its frames tell the others: HERE while it learns and averages; NEAR when it averages and
+sees no difference to its neighbours any more; then DONE, when the average is on its disk; or LEFT, when it has handed its mass over.
+
+- Before a round it waits until enough members are here, and goes where the others are: rounds that it missed are skipped, not repeated.
+- The round itself is the protocol's: charge in memory, noise, `Peers.push`. Before a frame leaves, `_keep` puts charge, message and
+  the state after the round on disk, in one write that is there completely or not at all (:mod:`dpps.peers.store`).
+- At the end it averages, becomes DONE, and stays a while to hand the average to those who come back late.
+- A new start goes on from the outbox: what was on disk is sent again as it was, what was not has never left.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +26,11 @@ from dpps.disk import private, write_private, writing
 from dpps.errors import RunError, UsageError
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Seeded
-from dpps.peers.fabric import Peers, averaging_rounds
-from dpps.peers.frames import LEARNING
-from dpps.peers.ledger import OUTBOX, OutboxLedger
-from dpps.peers.membership import Membership, Terms
-from dpps.peers.outbox import Outbox
-from dpps.peers.post import Post
-from dpps.peers.rows import TAIL
-from dpps.peers.view import ACTIVE, DONE, LEFT
+from dpps.peers.contract import Membership
+from dpps.peers.gossip import Peers, averaging_rounds
+from dpps.peers.links import ACTIVE, DONE, LEFT, TAIL, Terms
+from dpps.peers.messages import LEARNING, Post
+from dpps.peers.store import OUTBOX, Outbox, OutboxLedger
 from dpps.privacy.accountant import label
 from dpps.privacy.trust import Pairs
 from dpps.runs.data_ledger import checksum
@@ -54,7 +61,7 @@ class Heart(threading.Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        while not self._stopped.wait(min(_BEAT, self._fabric.membership.soft / 3)):
+        while not self._stopped.wait(min(_BEAT, self._fabric.membership.rules.soft_deadline / 3)):
             try:
                 self._fabric.look()
             except BaseException as error:  # noqa: BLE001 - `check` raises it where the run is
@@ -116,7 +123,7 @@ class Member(Deployment):
         self._run: Run | None = None
 
     def adopt(self, membership: Membership) -> None:
-        """The contract of a later epoch."""
+        """The contract of a later revision."""
         self.membership = membership
         self.fabric.adopt(membership)
 
@@ -304,33 +311,37 @@ class Member(Deployment):
         """Wait until as many members are here as `_wanted` says, and those have answered who can know of earlier starts.
         In the average, when a neighbour has finished, too few may be left: they are waited for as long as the hard deadline, once."""
         fabric, begun = self.fabric, self.clock()
-        tell_at = begun + self.membership.soft
+        tell_at = begun + self.membership.rules.soft_deadline
         if self._heart is not None:
             self._heart.check()
         while True:
             fabric.wait(0.0)
             now = self.clock()
             wanted = self._wanted(now - begun)
-            answers = not self._met and now - begun < self.membership.soft
-            doubt = not self._met and now - begun < self.membership.hard and fabric.doubtful()
+            answers = not self._met and now - begun < self.membership.rules.soft_deadline
+            doubt = not self._met and now - begun < self.membership.rules.hard_deadline and fabric.doubtful()
             asked = self._leave_asked.is_set() or (self._run is not None and self._run.stop_asked)
             too_late = fabric.over() and (not answers or fabric.answered())
-            if averaging and fabric.ending() and now - begun >= self.membership.hard:
+            if averaging and fabric.ending() and now - begun >= self.membership.rules.hard_deadline:
                 self._few_left = True
             there = fabric.assembled(wanted, answers) or too_late or self._few_left
             if asked or (there and not doubt):
                 self._met = True
                 return
             if now >= tell_at:
-                tell_at = now + self.membership.hard
+                tell_at = now + self.membership.rules.hard_deadline
                 log.warning("%s%s", self.voice, self._why_waiting(fabric.here, wanted))
-            fabric.wait(self.membership.soft / 3)
+            fabric.wait(self.membership.rules.soft_deadline / 3)
 
     def _wanted(self, waited: float) -> int:
         """How many members must be here. For the first round all of them are waited for, until the start deadline; in a new start
         also all, for what they know of earlier ones, until the hard deadline. Later the fewest that the contract allows."""
-        patience = self.membership.hard if self.fabric.begun() else self.membership.start
-        fewest = self.membership.min_members
+        patience = (
+            self.membership.rules.hard_deadline
+            if self.fabric.begun()
+            else self.membership.rules.start_deadline
+        )
+        fewest = self.membership.rules.min_members
         if self._met or waited >= patience:
             return fewest
         return max(fewest, len(self.fabric.view.taking_part()))
@@ -345,7 +356,7 @@ class Member(Deployment):
             )
         if len(here) >= wanted:
             return f"waits: none of its neighbours answers ({', '.join(sorted(self.membership.partners))})"
-        present, known = self.membership.present, self.fabric.view.known
+        present, known = self.membership.active, self.fabric.view.known
         told = f"{len(here)} of {len(present)} are here ({', '.join(here)}), {wanted} are needed"
         if len(here) == 1 and self.fabric.start_number > 1 and self.fabric.pushed >= 0:
             told += (
@@ -355,7 +366,7 @@ class Member(Deployment):
         left = [
             n for n, k in zip(self.membership.names, known, strict=True) if k.state == LEFT and n in present
         ]
-        if len(present) - len(left) < self.membership.min_members:
+        if len(present) - len(left) < self.membership.rules.min_members:
             told += f"; {', '.join(left)} left for good, so too few can come: Ctrl-C ends this member's run"
         return f"waits for other members: {told}"
 
@@ -414,7 +425,7 @@ class Member(Deployment):
             log.warning(
                 "%sis finished, its results are written; it stays up to %g s to hand the final model to %s, if it comes back; Ctrl-C ends that",
                 self.voice,
-                self.membership.hard,
+                self.membership.rules.hard_deadline,
                 ", ".join(missing),
             )
         try:

@@ -1,6 +1,6 @@
 """Processes that find each other, make sure they belong together, and tell each other when something goes wrong.
 
-Rank 0 holds the meeting point: a key-value store that listens on one address only. Through it every process says who it is; all
+Rank 0 holds the rendezvous: a key-value store that listens on one address only. Through it every process says who it is; all
 compare, and with a secret in $DPPS_SECRET all prove that they know it. Only then rows may travel.
 """
 
@@ -26,10 +26,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from dpps.errors import DppsError, PeerError, RunError, UsageError
-from dpps.transport.wire import CLOSED, SMALL, Message, Wire, wake_politely
+from dpps.transport.distributed import CLOSED, SMALL, Message, Wire, wake_politely
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -53,7 +53,7 @@ class Rendezvous:
     host: str
     port: int
     by_agent: bool = False
-    """torchrun itself already listens there and tells everybody where the real meeting point is."""
+    """torchrun itself already listens there and tells everybody where the real rendezvous is."""
     attempt: str = "0"
 
     @classmethod
@@ -103,7 +103,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 # The shared secret: who knows it belongs to the run. A process that joins shows by an HMAC over everything that was said that it
-# knows the secret. The addresses at which the processes then connect to each other go through the same meeting point, where a
+# knows the secret. The addresses at which the processes then connect to each other go through the same rendezvous, where a
 # stranger could exchange them; so they are signed, too, with a key that holds for this start only.
 
 SECRET = "DPPS_SECRET"
@@ -154,7 +154,7 @@ class Identity:
 
     Args:
         secret: what all know; without one the proofs show only that all have heard the same.
-        said: what every process said at the meeting point, a random number of its own included.
+        said: what every process said at the rendezvous, a random number of its own included.
     """
 
     def __init__(self, secret: bytes, said: list[str]) -> None:
@@ -173,7 +173,7 @@ class Identity:
 class SignedStore(Store):
     """A key-value store of which only what members have put down is believed.
 
-    torch.distributed reads the addresses of the peers from it. Whoever reaches the meeting point can write there; what does not
+    torch.distributed reads the addresses of the peers from it. Whoever reaches the rendezvous can write there; what does not
     bear a signature over its key and this start's transcript is refused before torch.distributed sees it.
     """
 
@@ -200,7 +200,7 @@ class SignedStore(Store):
         proof, data = signed[:32], signed[32:]
         if not self._identity.proves(proof, "store", key, data):
             self.refused = PeerError(
-                f"the address of rank {key.rpartition('/')[2]} at the meeting point is not from a process of this run: somebody "
+                f"the address of rank {key.rpartition('/')[2]} at the rendezvous is not from a process of this run: somebody "
                 "without the secret has changed it; nothing was sent"
             )
             raise self.refused
@@ -226,7 +226,7 @@ def digest(read: Mapping[str, bytes]) -> str:
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
-# What every process says of itself at the meeting point, and the comparison of it
+# What every process says of itself at the rendezvous, and the comparison of it
 
 
 def same_facts(said: Sequence[Mapping[str, Any]], own: int) -> None:
@@ -289,7 +289,7 @@ def decoded(rank: int, text: str) -> dict[str, Any]:
 
 def _not_understood(rank: int) -> PeerError:
     return PeerError(
-        f"what rank {rank} says at the meeting point is not understood: is it a process of this run?"
+        f"what rank {rank} says at the rendezvous is not understood: is it a process of this run?"
     )
 
 
@@ -382,7 +382,7 @@ class Report:
         return not self.reached and self.what == CLOSED
 
     def encoded(self) -> str:
-        """As text for the meeting point."""
+        """As text for the rendezvous."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -440,7 +440,7 @@ def cannot_reach(links: Mapping[tuple[int, int], str], named: Callable[[int], st
 # The processes together
 
 # Shares of --timeout, so that all is over within it: waiting for a peer; one attempt to connect to it;
-# one question to the meeting point (one to report, one to find out who failed); and how long rank 0,
+# one question to the rendezvous (one to report, one to find out who failed); and how long rank 0,
 # which need not wait for answers, stays for others who ask.
 _PATIENCE, _PROBING, _ASKING, _STAYING = 0.55, 0.07, 0.15, 0.2
 _POLL = 0.02
@@ -451,7 +451,7 @@ T = TypeVar("T")
 
 @dataclass
 class Cluster:
-    """The processes of one run, from the meeting point on.
+    """The processes of one run, from the rendezvous on.
 
     Args:
         rendezvous: which process this is, and where they meet.
@@ -475,7 +475,10 @@ class Cluster:
     store: Any = None
     wire: Wire | None = None
     stuck: bool = False
-    """Whether a question to the meeting point was never answered: then only `os._exit` ends this process cleanly."""
+    """Whether a question to the rendezvous was never answered: then only `os._exit` ends this process cleanly."""
+    _address: str = field(default="", init=False)
+    _ports: list[int] = field(default_factory=list, init=False)
+    _listener: Listener | None = field(default=None, init=False)
 
     @property
     def rank(self) -> int:
@@ -490,7 +493,7 @@ class Cluster:
     # Meeting
 
     def join(self) -> "Cluster":
-        """Connect to the meeting point; rank 0 opens it.
+        """Connect to the rendezvous; rank 0 opens it.
 
         Raises:
             UsageError: the secret is too short.
@@ -546,10 +549,6 @@ class Cluster:
         self._address = address_towards(host, port)
         return store
 
-    _address: str = field(default="", init=False)
-    _ports: list[int] = field(default_factory=list, init=False)
-    _listener: Listener | None = field(default=None, init=False)
-
     def _delta(self) -> timedelta:
         return timedelta(seconds=self.timeout)
 
@@ -579,19 +578,18 @@ class Cluster:
         raise self._unreachable("connection lost" if cause else "no answer") from cause
 
     def _unreachable(self, why: str) -> RunError:
-        where = f"rank 0, which holds the meeting point {self.rendezvous.host}:{self.rendezvous.port},"
+        where = f"rank 0, which holds the rendezvous {self.rendezvous.host}:{self.rendezvous.port},"
         return RunError(
             f"{where} cannot be reached from rank {self.rank} ({why}): check that it runs, and what lies between"
         )
 
     # The handshake
 
-    def meet(self, facts: Mapping[str, Any], device: torch.device | str = "cpu") -> Wire:
+    def meet(self, facts: Mapping[str, Any]) -> Wire:
         """Compare `facts` with everybody, prove the secret, connect to everybody, and prove it again on every connection.
 
         Args:
             facts: what must be equal everywhere, by name; the order is that in which differences are reported.
-            device: where messages will lie; on a GPU nccl carries them.
 
         Raises:
             UsageError: somebody differs; names who and in what.
@@ -600,8 +598,8 @@ class Cluster:
         self._listener = self._listener or Listener(self._address)
         identity = self._answer(lambda: self._compare(facts), self._joining + _LINGER)
         self._answer(self._reach_everybody, 2 * self.timeout)
-        group, addresses = self._answer(lambda: self._connect(device, identity), self.timeout + _LINGER)
-        self.wire = Wire(group, self.rank, self.rendezvous.size, self.patience, self.trouble, device)
+        group, addresses = self._answer(lambda: self._connect(identity), self.timeout + _LINGER)
+        self.wire = Wire(group, self.rank, self.rendezvous.size, self.patience, self.trouble)
         self._prove_connections(self.wire, identity, addresses)
         return self.wire
 
@@ -620,7 +618,7 @@ class Cluster:
             raise UsageError(f"rank {self.rank} is already here: every process needs its own RANK")
         hellos = self._collect("hello", self._joining, "start all processes within --join-timeout")
         if hellos[self.rank] != text:  # an earlier one would bring earlier keys back
-            raise PeerError(f"the meeting point changed the hello of rank {self.rank}; nothing was sent")
+            raise PeerError(f"the rendezvous changed the hello of rank {self.rank}; nothing was sent")
         said = [understood(rank, hello) for rank, hello in enumerate(hellos)]
         self.addresses, self._ports = [hello["address"] for hello in said], [hello["port"] for hello in said]
         same_facts([hello["facts"] for hello in said], self.rank)
@@ -678,12 +676,12 @@ class Cluster:
         named = ", ".join(f"{r} ({self.addresses[r]})" for r in strangers)
         raise UsageError(f"rank {named} was refused: its ${SECRET} is not that of rank {self.rank}")
 
-    def _connect(self, device: torch.device | str, identity: Identity) -> tuple[Any, str]:
+    def _connect(self, identity: Identity) -> tuple[Any, str]:
         """The process group, and a digest of the addresses by which it was connected."""
         wake_politely()
         store = SignedStore(PrefixStore("mesh", self.store), identity)
         try:
-            group = self._group(device, store)
+            group = self._group(store)
         except Exception as error:
             if store.refused is not None:  # torch.distributed has made words of its own of it
                 raise store.refused from error
@@ -694,12 +692,7 @@ class Cluster:
             ) from error
         return group, digest(store.read)
 
-    def _group(self, device: torch.device | str, store: SignedStore) -> Any:
-        if torch.device(device).type == "cuda":
-            dist.init_process_group(
-                "nccl", store=store, rank=self.rank, world_size=self.rendezvous.size, timeout=self._delta()
-            )
-            return dist.group.WORLD
+    def _group(self, store: SignedStore) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = self._delta()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address, lazy_init=False)]
@@ -708,12 +701,9 @@ class Cluster:
     def _prove_connections(self, wire: Wire, identity: Identity, addresses: str) -> None:
         """The first message on every connection shows that a process which knows the secret, and which connected by the same
         addresses, is at its other end."""
-        proofs = {p: torch.zeros(32, dtype=torch.uint8, device=wire.device) for p in wire.peers}
+        proofs = {p: torch.zeros(32, dtype=torch.uint8) for p in wire.peers}
         wire.exchange(
-            [
-                Message(p, SMALL, _tensor(identity.proof(addresses, self.rank, p)).to(wire.device))
-                for p in proofs
-            ],
+            [Message(p, SMALL, _tensor(identity.proof(addresses, self.rank, p))) for p in proofs],
             [Message(p, SMALL, received) for p, received in proofs.items()],
         )
         for peer, received in proofs.items():
@@ -748,7 +738,7 @@ class Cluster:
 
     @property
     def _asking(self) -> float:
-        """Seconds for one question to the meeting point."""
+        """Seconds for one question to the rendezvous."""
         return _ASKING * self.timeout
 
     @property

@@ -1,11 +1,16 @@
 """A few rows in each of many processes, on one machine or many: torch.distributed."""
 
 import math
+import os
 import struct
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,20 +30,162 @@ from dpps.transport.base import (
     entries,
     synchronised,
 )
-from dpps.transport.wire import (
-    FLAG,
-    HEADER,
-    HEADER_SIZE,
-    MIXING,
-    ROWS,
-    SMALL,
-    SPREAD,
-    Message,
-    Wire,
-    Works,
-    check_header,
-    header,
-)
+
+# Messages: tensors point to point, counted, with a limit on waiting and a name for whoever fails
+
+HEADER, ROWS, SMALL, SPREAD, FLAG = 1, 2, 3, 5, 6
+"""Tags: what messages are about to bring, rows of parameters, a few numbers, parts of a mean, a request to stop."""
+_NEVER = 4  # nobody sends this
+MIXING = 16
+"""The first of the tags of mixing rounds, of which each has two of its own."""
+
+CLOSED = "its connection was closed"
+
+Works = list[tuple[int, Any]]
+"""Messages on their way, each with the rank of its peer."""
+
+
+class Message(NamedTuple):
+    """A contiguous tensor to or from a peer (the rank of its process)."""
+
+    peer: int
+    tag: int
+    tensor: Tensor
+
+
+Trouble = Callable[[Sequence[int], str], RunError]
+"""Given the ranks that this process lost and what it saw, the error that names who really failed."""
+
+
+def _plain(ranks: Sequence[int], what: str) -> RunError:
+    return RunError(f"rank {', '.join(map(str, ranks))}: {what}")
+
+
+class Wire:
+    """The connections of one process to all others.
+
+    Args:
+        group: a process group of torch.distributed (gloo: messages lie on the CPU).
+        rank: of this process.
+        size: how many processes there are.
+        patience: seconds to wait for a peer.
+        trouble: makes the error when a peer is lost.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        rank: int,
+        size: int,
+        patience: float = 48.0,
+        trouble: Trouble = _plain,
+    ) -> None:
+        self._group, self.rank, self.size, self.patience = group, rank, size, patience
+        self._trouble = trouble
+        self.sent_bytes = 0
+        """Payload handed to the network by this process so far."""
+
+    @property
+    def peers(self) -> list[int]:
+        """All other ranks, the next one first, so that not everybody starts with the same."""
+        return [(self.rank + k) % self.size for k in range(1, self.size)]
+
+    def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+        """Send and receive; returns when all of it is done.
+
+        Raises:
+            RunError: a peer is gone or silent; the message names who failed.
+        """
+        self.finish(self.post(outgoing, incoming))
+
+    def post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Works:
+        """Begin to send and to receive; the tensors must stay where they are until `finish` has returned."""
+        self.sent_bytes += sum(m.tensor.nbytes for m in outgoing)
+        receive, send = self._group.recv, self._group.send
+        posted = [(m.peer, self._guarded(m.peer, receive, [m.tensor], m.peer, m.tag)) for m in incoming]
+        return posted + [(m.peer, self._guarded(m.peer, send, [m.tensor], m.peer, m.tag)) for m in outgoing]
+
+    def prepare(self, incoming: Sequence[Message]) -> tuple[Works, list[Message]]:
+        """Begin to receive what is to come later; second, what could not be begun.
+
+        A peer that has gone need not be missed: the run may be over. Whoever needs its message posts it then
+        and learns who failed.
+        """
+        works, left = [], []
+        for message in incoming:
+            try:
+                works.append((message.peer, self._group.recv([message.tensor], message.peer, message.tag)))
+            except RuntimeError:
+                left.append(message)
+        return works, left
+
+    def finish(self, works: Works, seconds: float | None = None) -> None:
+        """Wait for what was begun, for `patience` unless told otherwise."""
+        deadline = time.monotonic() + (self.patience if seconds is None else seconds)
+        for peer, work in works:
+            left = max(0.001, deadline - time.monotonic())
+            self._guarded(peer, work.wait, timedelta(seconds=left))
+
+    def hang_up(self) -> None:
+        """Close all connections, so that nobody waits for a process that has stopped.
+
+        A gloo group has no such call, but closes its connections when an operation runs out of time.
+        """
+        for peer in self.peers:
+            with suppress(RuntimeError):
+                nothing = torch.empty(1, dtype=torch.uint8)
+                self._group.recv([nothing], peer, _NEVER).wait(timedelta(milliseconds=1))
+
+    def _guarded(self, peer: int, action: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return action(*arguments)
+        except RuntimeError as error:
+            silent = "imed out" in str(error)
+            what = f"no answer for {self.patience:.3g} s" if silent else CLOSED
+            raise self._trouble([peer], what) from error
+
+
+def wake_politely() -> None:
+    """Threads that this thread starts do not tear others out of the processor when they wake up (Linux: SCHED_BATCH).
+
+    gloo's thread turns in circles while another thread of the process is in the middle of a send on the same
+    connection. With more processes than processors the wake-up of one is what interrupts the other:
+    a small exchange between 4 processes on 2 cores took 3.5 ms instead of 0.8.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(PermissionError):  # a sandbox may forbid it: everything works, only slower
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+# The first bytes of what a process sends: what follows, and for what
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.uint8, torch.int64)
+_VERBS = ("mix", "mean", "gather", "skip")
+_FORMAT = struct.Struct("<IBB2x")
+HEADER_SIZE = _FORMAT.size
+
+
+def header(verb: str, x: Tensor) -> bytes:
+    """What messages of this kind hold: columns and their type, and for which verb."""
+    return _FORMAT.pack(x.shape[1], _DTYPES.index(x.dtype), _VERBS.index(verb))
+
+
+def check_header(peer: int, message: Tensor, expected: bytes) -> None:
+    """Refuse a message that brings something else, by the name of its sender."""
+    received = bytes(message[: len(expected)].tolist())
+    if received != expected:
+        raise PeerError(
+            f"rank {peer} sends {_described(received)} where {_described(expected)} was expected: refused, "
+            "nothing of this round was used"
+        )
+
+
+def _described(header: bytes) -> str:
+    width, dtype, verb = _FORMAT.unpack(header)
+    name = str(_DTYPES[dtype]).removeprefix("torch.") if dtype < len(_DTYPES) else "unknown numbers"
+    what = _VERBS[verb] if verb < len(_VERBS) else "an unknown verb"
+    return f"rows of {width} {name} for {what}"
+
 
 # Which rows go from which process to which
 
@@ -60,7 +207,7 @@ class Route:
     outer: tuple[Tensor, Tensor, Tensor]
 
     @classmethod
-    def of(cls, weights: Weights, blocks: Sequence[range], rank: int, device: torch.device) -> "Route":
+    def of(cls, weights: Weights, blocks: Sequence[range], rank: int) -> "Route":
         own = blocks[rank]
         parts = [weights.senders[weights.indptr[i] : weights.indptr[i + 1]] for i in own]
         alone = np.array([bool(np.isin(p, own).all()) for p in parts], dtype=bool)
@@ -71,19 +218,17 @@ class Route:
         return cls(
             needed=needed,
             own_places=places[rank],
-            own_rows=_rows(needed[places[rank]] - own.start, device),
-            outgoing=_outgoing(weights, blocks, rank, device),
+            own_rows=_rows(needed[places[rank]] - own.start),
+            outgoing=_outgoing(weights, blocks, rank),
             incoming={p: at for p, at in enumerate(places) if p != rank and at.start < at.stop},
-            inner_rows=_index(inner, device),
-            inner=_part(weights, own, inner, np.arange(own.start, own.stop), device),
-            outer_rows=_index(outer, device),
-            outer=_part(weights, own, outer, needed, device),
+            inner_rows=_index(inner),
+            inner=_part(weights, own, inner, np.arange(own.start, own.stop)),
+            outer_rows=_index(outer),
+            outer=_part(weights, own, outer, needed),
         )
 
 
-def _outgoing(
-    weights: Weights, blocks: Sequence[range], rank: int, device: torch.device
-) -> dict[int, Tensor | slice]:
+def _outgoing(weights: Weights, blocks: Sequence[range], rank: int) -> dict[int, Tensor | slice]:
     """Which of the rows here each peer needs."""
     own, wanted = blocks[rank], {}
     for peer, block in enumerate(blocks):
@@ -91,12 +236,12 @@ def _outgoing(
         senders = np.unique(weights.senders[entries])
         rows = senders[np.isin(senders, own)] - own.start
         if peer != rank and rows.size:
-            wanted[peer] = _rows(rows, device)
+            wanted[peer] = _rows(rows)
     return wanted
 
 
 def _part(
-    weights: Weights, own: range, receivers: np.ndarray, table: np.ndarray, device: torch.device
+    weights: Weights, own: range, receivers: np.ndarray, table: np.ndarray
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments of `combine` for some of the receivers, over a table that holds the rows of the nodes `table`."""
     spans = [slice(weights.indptr[own.start + k], weights.indptr[own.start + k + 1]) for k in receivers]
@@ -104,9 +249,9 @@ def _part(
     values = np.concatenate([np.empty(0), *(weights.values[s] for s in spans)])
     offsets = np.cumsum([0, *(s.stop - s.start for s in spans)])
     return (
-        _index(np.searchsorted(table, senders), device),
-        _index(offsets, device),
-        torch.from_numpy(values).to(device),
+        _index(np.searchsorted(table, senders)),
+        _index(offsets),
+        torch.from_numpy(values),
     )
 
 
@@ -120,15 +265,15 @@ def blocks(nodes: int, processes: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(ends)]
 
 
-def _rows(rows: np.ndarray, device: torch.device) -> Tensor | slice:
+def _rows(rows: np.ndarray) -> Tensor | slice:
     """A slice where rows lie side by side, so that nothing is copied."""
     if rows.size and rows[-1] - rows[0] + 1 == rows.size:
         return slice(int(rows[0]), int(rows[-1]) + 1)
-    return _index(rows, device)
+    return _index(rows)
 
 
-def _index(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
+def _index(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
 
 
 # What processes tell each other beside the rows
@@ -147,7 +292,7 @@ class Between(Control):
         self.rank, self.processes = wire.rank, wire.size
 
     def everybody(self, value: float) -> list[float]:
-        found = torch.full((self.processes,), float(value), dtype=torch.float64, device=self._wire.device)
+        found = torch.full((self.processes,), float(value), dtype=torch.float64)
         own = found[self.rank : self.rank + 1].clone()
         peers = self._wire.peers
         self._wire.exchange(
@@ -248,7 +393,7 @@ class Distributed(Fabric):
             kind = header("mix", s)
             receiving = self._expected(exchange.weights, kind, s)
             works = self.wire.post(self._outgoing(receiving, kind, s), receiving.late)
-            if exchange.ahead is not None and self.wire.device.type == "cpu":
+            if exchange.ahead is not None:
                 self._ahead = self._receive(exchange.ahead, kind, s)
                 self._ahead.works, self._ahead.late = self.wire.prepare(self._ahead.late)
         self._flight = _Flight(exchange, s, a, link, receiving, works)
@@ -328,7 +473,7 @@ class Distributed(Fabric):
         messages = []
         for peer, rows in receiving.route.outgoing.items():
             messages.append(Message(peer, tag, side))
-            messages.append(Message(peer, tag + 1, s[rows].to(self.wire.device).contiguous()))
+            messages.append(Message(peer, tag + 1, s[rows].cpu().contiguous()))
         return messages
 
     def _mix(
@@ -338,8 +483,8 @@ class Distributed(Fabric):
         route, table, s = receiving.route, receiving.table, flight.s
         early: list[Tensor] = []
         if len(route.inner_rows):
-            early.append(combine(s.to(self.wire.device), *route.inner))
-        table[route.own_places] = s[route.own_rows].to(table.device)
+            early.append(combine(s.cpu(), *route.inner))
+        table[route.own_places] = s[route.own_rows].cpu()
         self.wire.finish(receiving.works + flight.works, seconds)
         self._read_sides(receiving, receiving.kind)
         for place in route.incoming.values():
@@ -356,7 +501,7 @@ class Distributed(Fabric):
             self._refuse_non_finite(late, table, route.needed)
         if not early:
             return late
-        merged = torch.empty(len(self.rows), late.shape[1], dtype=late.dtype, device=late.device)
+        merged = torch.empty(len(self.rows), late.shape[1], dtype=late.dtype)
         merged[route.inner_rows], merged[route.outer_rows] = early[0], late
         return merged
 
@@ -378,11 +523,11 @@ class Distributed(Fabric):
         here = np.ones(self.nodes, dtype=bool) if present is None else present
         counts = [int(here[list(block)].sum()) for block in self.blocks]
         chosen = torch.from_numpy(here[list(self.rows)])
-        mine = (x if bool(chosen.all()) else x[chosen.to(x.device)]).to(self.wire.device)
+        mine = (x if bool(chosen.all()) else x[chosen.to(x.device)]).cpu()
         chunks = _chunks(x.shape[1], self.wire.size)
         own, peers = chunks[self.wire.rank], self.wire.peers
-        table = torch.empty(sum(counts), own.stop - own.start, dtype=x.dtype, device=self.wire.device)
-        whole = torch.empty(x.shape[1], dtype=x.dtype, device=self.wire.device)
+        table = torch.empty(sum(counts), own.stop - own.start, dtype=x.dtype)
+        whole = torch.empty(x.shape[1], dtype=x.dtype)
         places = [slice(a, b) for a, b in pairwise(np.cumsum([0, *counts]).tolist())]
         table[places[self.wire.rank]] = mine[:, own]
         flags = {p: self._bytes(_SIDE.size) for p in peers if in_round}
@@ -397,7 +542,7 @@ class Distributed(Fabric):
         nodes = np.flatnonzero(here)
         self._check_rows(table, nodes, limits)
         self.heard.update(p for p in peers if counts[p])
-        part = average(table, torch.arange(len(table), device=table.device))
+        part = average(table, torch.arange(len(table)))
         self._refuse_non_finite(part[None], table, nodes)
         whole[own] = part
         self.wire.finish(
@@ -408,8 +553,8 @@ class Distributed(Fabric):
 
     def gather(self, v: Tensor) -> Tensor:
         self._announce(header("gather", v[:, None]))
-        own = v.to(self.wire.device).contiguous()
-        everybody = torch.empty(self.nodes, dtype=v.dtype, device=self.wire.device)
+        own = v.cpu().contiguous()
+        everybody = torch.empty(self.nodes, dtype=v.dtype)
         everybody[self.rows.start : self.rows.stop] = own
         parts = {p: everybody[self.blocks[p].start : self.blocks[p].stop] for p in self.wire.peers}
         self.wire.exchange(
@@ -501,20 +646,20 @@ class Distributed(Fabric):
         return next(r for r, block in enumerate(self.blocks) if node in block)
 
     def _route(self, weights: Weights) -> Route:
-        return Route.of(weights, self.blocks, self.wire.rank, self.wire.device)
+        return Route.of(weights, self.blocks, self.wire.rank)
 
     def _table(self, turn: int, x: Tensor, rows: int) -> Tensor:
         """Where the rows of a round come together; the memory is used again every other round."""
         key = turn, x.dtype, x.shape[1]
         if key not in self._tables or len(self._tables[key]) < rows:
-            self._tables[key] = torch.empty(rows, x.shape[1], dtype=x.dtype, device=self.wire.device)
+            self._tables[key] = torch.empty(rows, x.shape[1], dtype=x.dtype)
         return self._tables[key][:rows]
 
     def _bytes(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.uint8, device=self.wire.device)
+        return torch.zeros(count, dtype=torch.uint8)
 
     def _sent(self, data: bytes) -> Tensor:
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.wire.device)
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Frames: what members tell each other, as bytes. Nothing in a frame is believed before its sizes and numbers were looked at.
+"""What members tell each other, as bytes: a hello when they connect, then frames. Nothing is believed before its sizes and numbers were checked.
 
 Every frame says how far its sender is, what it has counted of the receiver's shares, and whom it has heard of lately. Most also
 carry a *share*: a part of a released row. A share has a number on its link, so that it counts exactly once, whatever the
@@ -10,9 +10,16 @@ What a frame says of other members' presence carries their own signatures.
 
 import hashlib
 import json
+import re
+import secrets
 import struct
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from dpps.errors import PeerError, UsageError
+from dpps.peers.contract import Federation
 
 MAGIC = b"DPP2"
 PROTOCOL = "2"
@@ -20,9 +27,143 @@ PROTOCOL = "2"
 LEARNING, AVERAGING, FINAL = 0, 1, 2
 """The phases of a run: rows that learn; the average at the end; and the finished average, for members that come back too late to
 take part in it."""
+LARGEST_HELLO = 3 << 20
+"""Bytes of a hello at most: it may hold a federation file."""
 _HEAD = struct.Struct("<4sI")
 _LARGEST_HEADER = 1 << 20
 _LARGEST_NUMBER = 1 << 62
+_WORD = re.compile(r"[\w .,:/+-]{0,200}")
+
+
+class Post(ABC):
+    """Carries frames (bytes) between members, by name. Frames may be lost, repeated, delayed and overtake each other; each arrives
+    whole or not at all.
+
+    `send` may be called from several threads; `receive` from one.
+    """
+
+    @abstractmethod
+    def send(self, to: str, frame: bytes) -> None:
+        """Hand a frame over. Never waits: it is dropped where `to` is not connected or too much waits already."""
+
+    @abstractmethod
+    def receive(self, seconds: float) -> tuple[str, bytes] | None:
+        """The next frame and who sent it; None when none came within so many seconds (0: look once)."""
+
+    @abstractmethod
+    def connected(self) -> frozenset[str]:
+        """Who can be reached right now, as far as is known here."""
+
+    def connection(self, name: str) -> int:
+        """Which connection with `name` is the newest: another number after every new one, where that cannot be seen from
+        `connected` because the one before is not yet known to be dead."""
+        return 0
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all connections."""
+
+
+# Hello: TLS has already shown who both are. The one who is dialled speaks first, with a fresh random number; the other answers with
+# it, so that a recorded answer is worth nothing.
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What one side says of itself.
+
+    Attributes:
+        federation: which run.
+        revision: of its contract; "epoch" on the wire.
+        digest: of its contract.
+        facts: what all members must have alike, by name: version, model.
+        nonce: a random number; in an answer, that of the other side.
+        file: the federation file, for one who has an older revision.
+    """
+
+    federation: str
+    revision: int
+    digest: str
+    facts: Mapping[str, str]
+    nonce: str
+    file: str = ""
+
+    @classmethod
+    def of(cls, federation: Federation, facts: Mapping[str, str], nonce: str = "") -> "Hello":
+        """What a member with this contract says."""
+        own = federation.id, federation.revision, federation.digest
+        return cls(*own, dict(facts), nonce or secrets.token_hex(16))
+
+    def encoded(self) -> bytes:
+        return json.dumps({"epoch" if k == "revision" else k: v for k, v in vars(self).items()}).encode()
+
+    @classmethod
+    def decoded(cls, content: bytes) -> "Hello":
+        """What came over the wire.
+
+        Raises:
+            PeerError: it is something else.
+        """
+        if len(content) > LARGEST_HELLO:
+            raise PeerError(
+                f"its first message has {len(content)} bytes and a hello has at most {LARGEST_HELLO}"
+            )
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            raise PeerError("its first message is no hello") from None
+        kinds = {"federation": str, "epoch": int, "digest": str, "facts": dict, "nonce": str, "file": str}
+        if type(found) is not dict or {k: type(v) for k, v in found.items()} != kinds:
+            raise PeerError("its first message is no hello")
+        facts = found["facts"]
+        words = [*facts, *facts.values(), *(found[k] for k in ("federation", "digest", "nonce"))]
+        if len(words) > 100 or not all(type(w) is str and _WORD.fullmatch(w) for w in words):
+            raise PeerError("its first message is no hello")
+        return cls(revision=found.pop("epoch"), **found)
+
+
+def refuse_other(own: Hello, theirs: Hello) -> None:
+    """Refuse one of another run, another version or another model; revisions are compared by `newer_file`.
+
+    Raises:
+        PeerError: one line that names what differs.
+    """
+    if theirs.federation != own.federation:
+        raise PeerError(f"wrong run: it is of federation {theirs.federation}, here is {own.federation}")
+    for name, value in own.facts.items():
+        said = theirs.facts.get(name, "nothing")
+        if said != value:
+            raise PeerError(f"other {name}: it has {said}, here is {value}")
+    if theirs.revision == own.revision and theirs.digest != own.digest:
+        raise PeerError(f"wrong revision: its file of revision {theirs.revision} differs from the one here")
+
+
+def newer_file(known: Federation, theirs: Hello) -> Federation | None:
+    """The later revision that the other side brings; None when it has the same or an older one.
+
+    Raises:
+        PeerError: it says that its revision is later and shows no file of the convener for it.
+    """
+    if theirs.revision <= known.revision:
+        return None
+    try:
+        file = theirs.file.encode(errors="replace")
+        found = Federation.parse(file, "its federation file", known.convener_fingerprint)
+        known.check_next(found, "its federation file")
+    except UsageError as error:
+        raise PeerError(f"wrong revision: it says {theirs.revision}, and {error}") from None
+    if found.revision != theirs.revision:
+        raise PeerError(f"wrong revision: it says {theirs.revision} and shows the file of {found.revision}")
+    return found
+
+
+def refuse_replayed(asked: str, answer: Hello) -> None:
+    """An answer must hold the number that was asked with."""
+    if not secrets.compare_digest(asked.encode(), answer.nonce.encode()):
+        raise PeerError("replayed message: its answer is to another question than the one asked here")
+
+
+# Frames
 
 
 class FrameError(ValueError):
@@ -64,6 +205,25 @@ class Claim:
     def order(self) -> tuple[int, int]:
         """Later claims compare larger."""
         return self.phase, self.round
+
+    def to_json(self) -> list[Any]:
+        """For a frame and for the disk."""
+        numbers = self.number, self.weight, self.a
+        return [self.phase, self.round, self.digest, *numbers, self.signature.hex()]
+
+    @classmethod
+    def from_json(cls, listed: Any) -> "Claim":
+        """What `to_json` gave. Whether its numbers are those of an honest member is checked after the signature."""
+        phase, round_, digest, number, weight, a, signature = listed
+        return cls(
+            _whole(phase, 0, FINAL),
+            _whole(round_),
+            _text(digest),
+            _whole(number, 1),
+            _number(weight),
+            _number(a),
+            _signature(signature),
+        )
 
 
 @dataclass(frozen=True)
@@ -120,8 +280,10 @@ class Frame:
     refusal: str = ""
 
     def encode(self) -> bytes:
-        """As bytes."""
-        share = self.share
+        share = None
+        if self.share is not None:
+            share = self.share.claim.to_json()
+            del share[2]  # the receiver computes the digest of the row itself
         header = {
             "run": self.run,
             "start": self.start,
@@ -130,13 +292,14 @@ class Frame:
             "got": self.got,
             "kept": self.kept,
             "view": [[p.beats, p.pushed, p.state, p.signature.hex()] for p in self.view],
-            "share": None if share is None else _listed(share.claim, with_digest=False),
-            "seen": None if self.seen is None else _listed(self.seen),
+            "share": share,
+            "seen": None if self.seen is None else self.seen.to_json(),
             "receipt": self.receipt.hex(),
             "refusal": self.refusal,
         }
         text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-        return b"".join((_HEAD.pack(MAGIC, len(text)), text, b"" if share is None else share.row))
+        row = b"" if self.share is None else self.share.row
+        return b"".join((_HEAD.pack(MAGIC, len(text)), text, row))
 
 
 def largest(row_bytes: int) -> int:
@@ -159,26 +322,18 @@ def decode(data: bytes, run: str, nodes: int, row_bytes: int) -> Frame:
     if len(data) < _HEAD.size:
         raise FrameError(f"{len(data)} bytes are no frame")
     magic, length = _HEAD.unpack_from(data)
-    if (
-        magic != MAGIC
-        or length > _LARGEST_HEADER
-        or len(data)
-        not in (
-            _HEAD.size + length,
-            _HEAD.size + length + row_bytes,
-        )
-    ):
+    end = _HEAD.size + length
+    if magic != MAGIC or length > _LARGEST_HEADER or len(data) not in (end, end + row_bytes):
         raise FrameError(
             f"a frame of {len(data)} bytes with a header of {length}: rows have {row_bytes} bytes"
         )
     try:
-        header = json.loads(data[_HEAD.size : _HEAD.size + length])
-        frame = _frame(header, data[_HEAD.size + length :], nodes)
+        frame = _frame(json.loads(data[_HEAD.size : end]), data[end:], nodes)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"a header that cannot be read ({error})") from error
     if frame.run != run:
         raise FrameError(f"a frame of another run ({frame.run[:40]!r})")
-    if (frame.share is None) != (len(data) == _HEAD.size + length):
+    if (frame.share is None) != (len(data) == end):
         raise FrameError("a row without a share, or a share without its row")
     return frame
 
@@ -193,8 +348,7 @@ def _frame(header: Any, row: bytes, nodes: int) -> Frame:
     share = None
     if header["share"] is not None:
         phase, round_, *rest = header["share"]
-        share = Share(_claim(phase, round_, hashlib.sha256(row).hexdigest(), *rest), row)
-    seen = None if header["seen"] is None else _claim(*header["seen"])
+        share = Share(Claim.from_json([phase, round_, hashlib.sha256(row).hexdigest(), *rest]), row)
     return Frame(
         _text(header["run"]),
         _whole(header["start"], 1),
@@ -204,28 +358,10 @@ def _frame(header: Any, row: bytes, nodes: int) -> Frame:
         _whole(header["kept"]),
         view,
         share,
-        seen,
+        None if header["seen"] is None else Claim.from_json(header["seen"]),
         _signature(header["receipt"]),
         _text(header["refusal"]),
     )
-
-
-def _claim(phase: Any, round_: Any, digest: Any, number: Any, weight: Any, a: Any, signature: Any) -> Claim:
-    """Whether its numbers are those of an honest member is looked at when the signature was."""
-    return Claim(
-        _whole(phase, 0, FINAL),
-        _whole(round_),
-        _text(digest),
-        _whole(number, 1),
-        _number(weight),
-        _number(a),
-        _signature(signature),
-    )
-
-
-def _listed(claim: Claim, with_digest: bool = True) -> list[Any]:
-    digest = [claim.digest] if with_digest else []
-    return [claim.phase, claim.round, *digest, claim.number, claim.weight, claim.a, claim.signature.hex()]
 
 
 def _whole(value: Any, low: int = 0, high: int = _LARGEST_NUMBER) -> int:

@@ -1,0 +1,688 @@
+"""The contract of a run between organisations: one file, signed by the convener, numbered by revision.
+
+Everything that a run rests on is in it, so nothing is negotiated at the start or after a crash. The second line of the file has the
+signature of all bytes below it, and the key: nothing below is parsed before the signature was verified.
+A later revision may expel members or renew certificates; the rest stays.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import secrets
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from dpps.data.schema import read_schema
+from dpps.errors import UsageError, unknown
+from dpps.learning.algorithm import ALGORITHMS
+from dpps.peers.identity import (
+    Identity,
+    Key,
+    Request,
+    check_address,
+    check_name,
+    encoded_point,
+    fingerprint,
+    key_of_point,
+    verify,
+)
+from dpps.privacy.units import UNITS
+from dpps.runs.config import TrainConfig
+from dpps.runs.config_files import from_json, from_toml
+from dpps.topology import Topology, parse
+from dpps.version import __version__
+
+FORMAT = 2
+LARGEST_FILE = 1 << 20
+"""Bytes of a federation file that are read at most."""
+_SIGNED = b"dpps federation 2\n"
+_TITLE = (
+    "# The contract of a run between organisations (dpps federation create). Any change breaks the signature."
+)
+_HEAD = re.compile(rb"# [^\n]{1,200}\n# signature ([A-Za-z0-9+/=]{1,200}) by ([A-Za-z0-9+/=]{88})\n")
+
+
+@dataclass(frozen=True)
+class Contact:
+    """One member, as the others know it."""
+
+    name: str
+    address: str
+    """HOST:PORT at which it is dialled; empty when it only dials out."""
+    certificate: x509.Certificate
+    expelled: bool = False
+
+    @property
+    def key(self) -> ec.EllipticCurvePublicKey:
+        """The public key that its signatures are verified with and TLS is pinned to."""
+        found = self.certificate.public_key()
+        assert isinstance(found, ec.EllipticCurvePublicKey)  # refused otherwise when the file was read
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.key)
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the members deal with those who are late or gone.
+
+    Attributes:
+        min_members: the run goes on while so many are there.
+        soft_deadline: seconds that a round waits for a neighbour.
+        hard_deadline: seconds after which a silent neighbour is taken to be away.
+        start_deadline: seconds that the first round waits for members who have not come yet.
+        gossip_clip: how far (L2) a neighbour's row may pull at most, against members that send nonsense; 0: no limit.
+    """
+
+    min_members: int = 2
+    soft_deadline: float = 30.0
+    hard_deadline: float = 300.0
+    start_deadline: float = 3600.0
+    gossip_clip: float = 0.0
+
+    def check(self, members: int) -> None:
+        """Refuse what cannot be kept."""
+        if not 2 <= self.min_members <= members:
+            raise UsageError(
+                f"--min-members is {self.min_members}: it must be 2 to the number of members, {members}"
+            )
+        if not 0 < self.soft_deadline <= self.hard_deadline < float("inf"):
+            raise UsageError(
+                f"--soft-deadline is {self.soft_deadline} and --hard-deadline {self.hard_deadline}: both are seconds, the first "
+                "above 0 and at most the second"
+            )
+        if not 0 <= self.start_deadline < float("inf"):
+            raise UsageError(f"--start-deadline is {self.start_deadline}: it is seconds, 0 or more")
+        if not 0 <= self.gossip_clip < float("inf"):
+            raise UsageError(f"--gossip-clip is {self.gossip_clip}: it must be 0 (no limit) or more")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The contract. Row k of the network belongs to member k, also when others are expelled."""
+
+    id: str
+    revision: int
+    version: str
+    """Of dpps: all members run the same."""
+    plan: Mapping[str, Any]
+    """The options of `dpps train`, without paths."""
+    schema: str
+    """What the members' tables mean, as `dpps data describe` writes it; empty where the plan needs none."""
+    members: tuple[Contact, ...]
+    rules: Rules
+    convener: x509.Certificate
+    signature: bytes = field(default=b"", repr=False)
+
+    # Files
+
+    @classmethod
+    def parse(cls, content: bytes, where: str = "the federation file", convener: str = "") -> "Federation":
+        """What a file says, its signature checked first.
+
+        Args:
+            content: the file.
+            where: what messages call it.
+            convener: fingerprint of the only key that may have signed it; without it any may.
+
+        Raises:
+            UsageError: it is too large, not such a file, or not as the convener signed it.
+        """
+        signature, body = _verified(content, where, convener)
+        try:
+            table = tomllib.loads(body.decode())
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+            raise UsageError(f"{where} is not TOML: {error}") from error
+        if table.get("format") != FORMAT:
+            raise UsageError(
+                f"{where} has format {table.get('format')!r} and this version reads {FORMAT}: is it a federation file?"
+            )
+        try:
+            found = cls(
+                id=_of(table["id"], str),
+                revision=_of(table["epoch"], int),
+                version=_of(table["dpps"], str),
+                plan=_plain_table(table["plan"]),
+                schema=_of(table["schema"], str),
+                members=tuple(_contact(each) for each in table["members"]),
+                rules=Rules(**{k.replace("-", "_"): _of(v, int, float) for k, v in table["rules"].items()}),
+                convener=_certificate(table["convener"]),
+                signature=signature,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{where} is damaged ({error}): ask the convener for it again") from error
+        if found.revision < 1:
+            raise UsageError(f"{where} is damaged (revision {found.revision}): ask the convener for it again")
+        if found._body() != body:
+            other = "" if found.version == __version__ else f" (it is of dpps {found.version})"
+            raise UsageError(
+                f"{where} says what a federation file does not say{other}: ask the convener for it again"
+            )
+        found._check_certificates(where)
+        found.rules.check(len(found.members))
+        return found
+
+    @classmethod
+    def read(cls, path: Path) -> "Federation":
+        try:
+            with path.open("rb") as file:
+                content = file.read(LARGEST_FILE + 1)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        return cls.parse(content, str(path))
+
+    def to_toml(self) -> str:
+        """The file."""
+        signature, key = (
+            base64.b64encode(each).decode() for each in (self.signature, encoded_point(self._key))
+        )
+        return f"{_TITLE}\n# signature {signature} by {key}\n{self._body().decode()}"
+
+    def _table(self) -> dict[str, Any]:
+        """What the file says. Format 2 calls the revision "epoch"."""
+        return {
+            "format": FORMAT,
+            "id": self.id,
+            "epoch": self.revision,
+            "dpps": self.version,
+            "schema": self.schema,
+            "convener": _base64(self.convener),
+            "plan": dict(self.plan),
+            "rules": {name.replace("_", "-"): value for name, value in vars(self.rules).items()},
+            "members": [
+                {
+                    "name": member.name,
+                    "address": member.address,
+                    "fingerprint": member.fingerprint,
+                    "expelled": member.expelled,
+                    "certificate": _base64(member.certificate),
+                }
+                for member in self.members
+            ],
+        }
+
+    def _body(self) -> bytes:
+        """What is signed."""
+        table = self._table()
+        lines = _toml_lines({k: v for k, v in table.items() if not isinstance(v, dict | list)})
+        for name in ("plan", "rules"):
+            lines += ["", f"[{name}]", *_toml_lines(table[name])]
+        for member in table["members"]:
+            lines += ["", "[[members]]", *_toml_lines(member)]
+        return ("\n".join(lines) + "\n").encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """Stands for the content of this revision."""
+        return hashlib.sha256(self._body()).hexdigest()
+
+    @cached_property
+    def fixed_digest(self) -> str:
+        """Stands for what no revision changes: plan, schema, rules, and who has which row."""
+        table = self._table()
+        names = [(m.name, m.fingerprint) for m in self.members]
+        fixed = [table[k] for k in ("id", "dpps", "plan", "schema", "rules")]
+        return hashlib.sha256(json.dumps([fixed, names], sort_keys=True).encode()).hexdigest()
+
+    def signed(self, key: Key) -> "Federation":
+        """The same, with the convener's signature."""
+        if key.fingerprint != self.convener_fingerprint:
+            raise UsageError(
+                "this key is not the convener's of the federation: use the key beside its first file"
+            )
+        return replace(self, signature=key.sign(_SIGNED + self._body()))
+
+    def _check_certificates(self, where: str) -> None:
+        if not verify(self._key, self.signature, _SIGNED + self._body()):
+            raise UsageError(f"{where} is signed by another key than its convener's: ask for the file again")
+        for member in self.members:
+            try:
+                member.certificate.verify_directly_issued_by(self.convener)
+            except (ValueError, TypeError, InvalidSignature) as error:
+                raise UsageError(
+                    f"{where}: the certificate of {member.name} is not the convener's: ask for the file again"
+                ) from error
+
+    # Who is in it
+
+    @property
+    def convener_fingerprint(self) -> str:
+        return fingerprint(self._key)
+
+    @property
+    def convener_pem(self) -> bytes:
+        return self.convener.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def _key(self) -> ec.EllipticCurvePublicKey:
+        key = self.convener.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)  # refused otherwise when the file was read
+        return key
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all members, in the order of rows; also of those expelled."""
+        return tuple(member.name for member in self.members)
+
+    @property
+    def active(self) -> frozenset[str]:
+        """Names of the members that are not expelled."""
+        return frozenset(member.name for member in self.members if not member.expelled)
+
+    def row(self, name: str) -> int:
+        """The row of the network that belongs to a member."""
+        if name not in self.names:
+            raise unknown("member", name, self.names)
+        return self.names.index(name)
+
+    def member(self, name: str) -> Contact:
+        return self.members[self.row(name)]
+
+    def by_fingerprint(self, digits: str) -> Contact | None:
+        """The member with this key, also if expelled; None: a stranger."""
+        return next((m for m in self.members if m.fingerprint == digits), None)
+
+    def topology(self) -> Topology:
+        """Who sends to whom."""
+        return parse(str(self.plan["topology"]), len(self.members))
+
+    @cached_property
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """The rows that exchange messages, in either direction, the smaller first."""
+        return linked(self.topology())
+
+    def neighbours(self, name: str) -> frozenset[str]:
+        """The members with whom this one exchanges messages, in either direction: the only ones it connects to."""
+        row = self.row(name)
+        rows = {j if i == row else i for i, j in self.pairs if row in (i, j)}
+        return frozenset(self.names[k] for k in rows) & self.active
+
+    # Checks at home, before anybody is connected to
+
+    def check_for(self, identity: Identity) -> Contact:
+        """Whether a member may run this contract here and now.
+
+        Raises:
+            UsageError: it is not in it, was expelled, its certificate has expired, or this is another version of dpps.
+        """
+        found = self.by_fingerprint(identity.fingerprint)
+        if found is None:
+            raise UsageError(
+                f"{identity.name} with the key in {identity.folder} is not a member of this federation "
+                f"({', '.join(self.names)}): send the convener its member.csr"
+            )
+        if found.expelled:
+            raise UsageError(
+                f"{found.name} was expelled from this federation (revision {self.revision}): ask the convener"
+            )
+        now, until = datetime.now(UTC), found.certificate.not_valid_after_utc
+        if now < (since := found.certificate.not_valid_before_utc):
+            raise UsageError(
+                f"the certificate of {found.name} is valid from {since:%Y-%m-%d} on, and the clock of this machine says "
+                f"{now:%Y-%m-%d}: set the clock"
+            )
+        if now > until:
+            raise UsageError(
+                f"the certificate of {found.name} was valid until {until:%Y-%m-%d}: ask the convener for a renewal "
+                "(dpps federation renew)"
+            )
+        if self.version != __version__:
+            raise UsageError(
+                f"the federation runs dpps {self.version} and this is {__version__}: install that version"
+            )
+        return found
+
+    def check_next(self, following: "Federation", where: str = "the federation file") -> None:
+        """Whether another file is a later revision of this one.
+
+        Raises:
+            UsageError: it is of another federation or convener, of an older revision, or changes what no revision may.
+        """
+        if following.convener_fingerprint != self.convener_fingerprint:
+            raise _other_convener(where, following.convener_fingerprint, self.convener_fingerprint)
+        if following.id != self.id:
+            raise UsageError(
+                f"{where} is of another federation ({following.id}, known is {self.id}): use a file of this one"
+            )
+        same = following.revision == self.revision
+        if following.revision < self.revision or (same and following.digest != self.digest):
+            raise UsageError(
+                f"{where} has revision {following.revision} and revision {self.revision} is known already: "
+                "use the newest file"
+            )
+        if following.fixed_digest != self.fixed_digest:
+            raise UsageError(
+                f"{where}: revision {following.revision} changes more than who is a member and until when: refuse "
+                "it, and ask the convener"
+            )
+        if returned := following.active - self.active:
+            raise UsageError(
+                f"{where} takes {', '.join(sorted(returned))} back, who was expelled: make a new federation"
+            )
+
+
+def linked(topology: Topology) -> frozenset[tuple[int, int]]:
+    """The pairs of nodes that exchange messages, in either direction, the smaller first."""
+    found = set()
+    for t in range(topology.examined):
+        weights = topology.weights(t)
+        links = zip(weights.senders.tolist(), weights.receivers.tolist(), strict=True)
+        found |= {(min(i, j), max(i, j)) for i, j in links if i != j}
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The contract, as one member's half of the protocol needs it.
+
+    Attributes:
+        run: what tells this run from any other; frames of another one are refused.
+        names: of all members, node k of the topology being the k-th.
+        own: which of them this is.
+        sign: this member's signature under a message.
+        verify: whether a member (by name) has signed: (name, signature, message).
+        active: names of those who are not expelled.
+        neighbours: names of those whom this member exchanges messages with.
+        rules: deadlines and how many must be there.
+    """
+
+    run: str
+    names: tuple[str, ...]
+    own: int
+    sign: Callable[[bytes], bytes]
+    verify: Callable[[str, bytes, bytes], bool]
+    active: frozenset[str]
+    neighbours: frozenset[str]
+    rules: Rules
+
+    @classmethod
+    def of(cls, federation: Federation, identity: Identity) -> "Membership":
+        keys = {member.name: member.key for member in federation.members}
+        own = federation.check_for(identity)
+        return cls(
+            run=federation.fixed_digest,
+            names=federation.names,
+            own=federation.row(own.name),
+            sign=identity.sign,
+            verify=lambda name, signature, message: verify(keys[name], signature, message),
+            active=federation.active,
+            neighbours=federation.neighbours(own.name),
+            rules=federation.rules,
+        )
+
+    @property
+    def name(self) -> str:
+        """Of this member."""
+        return self.names[self.own]
+
+    @property
+    def partners(self) -> frozenset[str]:
+        """Names of those whom this member talks to."""
+        return self.active & self.neighbours - {self.name}
+
+
+# What the convener does
+
+
+def convene(
+    plan: Mapping[str, Any],
+    requests: Sequence[Request],
+    key: Key,
+    *,
+    rules: Rules | None = None,
+    schema: str = "",
+    days: int = 365,
+) -> Federation:
+    """A new federation, signed.
+
+    Args:
+        plan: the options of `dpps train`, without paths.
+        requests: of the members, in the order of their rows.
+        key: of the convener.
+        rules: deadlines and how many must be there.
+        schema: what the members' tables mean.
+        days: how long the certificates hold.
+    """
+    for what, found in (
+        ("name", [r.name for r in requests]),
+        ("key", [fingerprint(r.key) for r in requests]),
+    ):
+        if len(set(found)) < len(found):
+            twice = next(each for each in found if found.count(each) > 1)
+            raise UsageError(f"two requests have the {what} {twice}: every member needs one of its own")
+    _check_days(days)
+    rules = rules or Rules()
+    rules.check(len(requests))
+    own = key.certify_itself("dpps convener", max(days, 3650))
+    members = tuple(Contact(r.name, r.address, key.certify(r, own, days)) for r in requests)
+    made = Federation(secrets.token_hex(8), 1, __version__, dict(plan), schema, members, rules, own)
+    for i, j in sorted(made.pairs):
+        one, other = members[i], members[j]
+        if not one.address and not other.address:
+            raise UsageError(
+                f"{one.name} and {other.name} are neighbours in the topology {plan['topology']} and neither listens: "
+                "one of the two needs dpps member init --listen, or choose another topology or order of members"
+            )
+    return made.signed(key)
+
+
+def expel(federation: Federation, name: str, key: Key) -> Federation:
+    """The next revision, without a member."""
+    if federation.member(name).expelled:
+        raise UsageError(
+            f"{name} was expelled already (revision {federation.revision}): there is nothing to do"
+        )
+    if len(federation.active) <= federation.rules.min_members:
+        raise UsageError(
+            f"without {name} there are {len(federation.active) - 1} members and the contract needs "
+            f"{federation.rules.min_members}: make a new federation"
+        )
+    members = tuple(replace(m, expelled=True) if m.name == name else m for m in federation.members)
+    return replace(federation, revision=federation.revision + 1, members=members).signed(key)
+
+
+def renew(federation: Federation, key: Key, days: int = 365) -> Federation:
+    """The next revision, with new certificates of the same keys for all who are not expelled."""
+    _check_days(days)
+
+    def renewed(member: Contact) -> Contact:
+        request = Request(member.name, member.address, member.key)
+        return replace(member, certificate=key.certify(request, federation.convener, days))
+
+    members = tuple(m if m.expelled else renewed(m) for m in federation.members)
+    return replace(federation, revision=federation.revision + 1, members=members).signed(key)
+
+
+def _check_days(days: int) -> None:
+    if not 1 <= days <= 3650:
+        raise UsageError(f"--days is {days}: it must be 1 to 3650")
+
+
+# From the options of `dpps train` to the plan in the contract, and back to the options of one member
+
+_MEMBERS_FOLDER = Path("data")
+"""Stands for the member's own folder while the plan is checked."""
+
+
+def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
+    """The plan and the schema of a new federation, from what `dpps train --print-config` wrote.
+
+    Args:
+        path: a TOML file; a schema that it names is read and becomes part of the contract.
+        members: how many there are.
+
+    Raises:
+        UsageError: it asks for something that members who come and go cannot do.
+    """
+    config = from_toml(path)
+    _check_plan(config, members)
+    schema = ""
+    if config.schema is not None:
+        found = config.schema if config.schema.is_absolute() else path.parent / config.schema
+        schema = read_schema(found).to_toml()
+        config = replace(config, schema=found)
+    own = config.schema is not None or config.classes is not None
+    config = replace(config, node_data=_MEMBERS_FOLDER if own else None, secure_noise=True).resolved()
+    config.network()
+    config.privacy()
+    return _common(config), schema
+
+
+def config_for(federation: Federation, schema: Path | None = None, **circumstances: Any) -> TrainConfig:
+    """The options with which one member carries out the contract.
+
+    Args:
+        federation: the contract.
+        schema: where its schema was written to at home, where it has one.
+        circumstances: paths and other options that do not change what is computed.
+
+    Raises:
+        UsageError: the plan is none that `read_plan` makes, whoever signed it.
+    """
+    config = from_json(federation.plan, "the plan in the federation file is of another version of dpps")
+    _check_plan(config, len(federation.members))
+    if wrong := sorted(set(federation.plan) - set(_common(config))):
+        raise UsageError(
+            f"the plan in the federation file sets {', '.join(wrong)}: that is each member's own to choose"
+        )
+    if not config.secure_noise:
+        raise UsageError(
+            "the plan in the federation file has no secure-noise: it is not one of dpps federation create"
+        )
+    return replace(config, schema=schema, **circumstances)
+
+
+def _common(config: TrainConfig) -> dict[str, Any]:
+    """What all members have alike."""
+    return {name: value for name, value in config.common().items() if value is not None}
+
+
+def _check_plan(config: TrainConfig, members: int) -> None:
+    """Refuse what needs a barrier or a centre."""
+    if config.algorithm not in ALGORITHMS:
+        raise unknown("algorithm", config.algorithm, ALGORITHMS.names())
+    if config.nodes != members:
+        raise UsageError(
+            f"the plan has nodes = {config.nodes} and there are {members} requests: make it with dpps train --nodes {members} "
+            "--print-config, or give all requests"
+        )
+    if config.declared_sizes is None:
+        raise UsageError(
+            "the plan has no declared-sizes: the number of rounds follows from them, and nobody is asked again at the start; add "
+            "--declared-sizes N (or one per member, in their order)"
+        )
+    no_peers = "" if config.unit == "none" else UNITS[config.unit].no_peers
+    for option, wrong, why in (
+        (f"--unit {config.unit}", bool(no_peers), no_peers),
+        ("--sync-every", config.sync_every > 0, "it needs all members at once"),
+        ("--mixes", config.mixes > 1, "a message is given on once a round"),
+        (
+            f"--algorithm {config.algorithm}",
+            not ALGORITHMS[config.algorithm].sends_updates,
+            "it sends more than an update of its parameters, which a member that was away cannot make up for",
+        ),
+        ("--trust pairs", config.trust != "nobody", "partners that stay away leave their noise behind"),
+        ("--dropouts", config.dropouts > 0, "it simulates what really happens here"),
+        ("--track-real", config.track_real, "it looks at all members' rows"),
+        ("--weights", config.weights is not None, "the file cannot be part of the contract"),
+        ("--seeded-noise", config.seeded_noise, "noise that all know protects nobody"),
+    ):
+        if wrong:
+            raise UsageError(f"{option} in a run between organisations: {why}; leave it out of the plan")
+
+
+# The file: read strictly, and written so that it is read back
+
+
+def _verified(content: bytes, where: str, convener: str) -> tuple[bytes, bytes]:
+    """The signature of a file and the bytes that it is of.
+
+    Raises:
+        UsageError: they were not signed by the key that the file names, or that is another one than `convener`.
+    """
+    if len(content) > LARGEST_FILE:
+        raise UsageError(f"{where} has more than {LARGEST_FILE} bytes: it is no federation file")
+    head = _HEAD.match(content)
+    if head is None and b"\nformat = 1\n" in content:
+        raise UsageError(
+            f"{where} is a contract of dpps 0.2: run it with that version, or ask the convener for a new one"
+        )
+    if head is None:
+        raise UsageError(f"{where} is no federation file: dpps federation create writes one")
+    try:
+        signature, point = (base64.b64decode(each, validate=True) for each in head.groups())
+        key = key_of_point(point)
+    except ValueError as error:
+        raise UsageError(f"{where} is damaged ({error}): ask the convener for it again") from error
+    if convener and fingerprint(key) != convener:
+        raise _other_convener(where, fingerprint(key), convener)
+    body = content[head.end() :]
+    if not verify(key, signature, _SIGNED + body):
+        raise UsageError(f"{where} was changed after the convener signed it: ask the convener for it again")
+    return signature, body
+
+
+def _other_convener(where: str, found: str, known: str) -> UsageError:
+    return UsageError(
+        f"{where} is signed by another convener ({found[:16]}, known is {known[:16]}): ask "
+        "the convener on the telephone"
+    )
+
+
+def _contact(table: Any) -> Contact:
+    address = _of(table["address"], str)
+    if address:
+        check_address("an address", address)
+    name = check_name(_of(table["name"], str))
+    return Contact(name, address, _certificate(table["certificate"]), _of(table["expelled"], bool))
+
+
+def _of(value: Any, *kinds: type) -> Any:
+    """A value of exactly this kind: true is not the number 1."""
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
+    return value
+
+
+def _plain_table(table: Any) -> dict[str, Any]:
+    """A table of options without tables in it."""
+    if type(table) is not dict or any(type(v) not in (str, int, float, bool) for v in table.values()):
+        raise TypeError("the plan is not a table of options")
+    return table
+
+
+def _base64(certificate: x509.Certificate) -> str:
+    return base64.b64encode(certificate.public_bytes(serialization.Encoding.DER)).decode()
+
+
+def _certificate(text: Any) -> x509.Certificate:
+    """The certificate that `_base64` wrote."""
+    found = x509.load_der_x509_certificate(base64.b64decode(_of(text, str), validate=True))
+    if not isinstance(found.public_key(), ec.EllipticCurvePublicKey):
+        raise TypeError("a certificate of another kind of key")
+    return found
+
+
+def _toml_lines(table: Mapping[str, Any]) -> list[str]:
+    """JSON's texts and numbers are TOML's, but for one character."""
+    return [
+        f"{name} = {json.dumps(value, ensure_ascii=False, allow_nan=False)}".replace("\x7f", "\\u007f")
+        for name, value in table.items()
+    ]
