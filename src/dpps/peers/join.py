@@ -22,7 +22,7 @@ from dpps.peers.membership import Membership
 from dpps.peers.plan import config_for
 from dpps.peers.status import Peer, Status, now, write_status
 from dpps.peers.view import LEFT
-from dpps.privacy.charges import planned_charges
+from dpps.privacy.promise import planned_charges
 from dpps.runs.config import OWN_DATA
 from dpps.runs.configured import make_run
 from dpps.runs.log import RoundLog

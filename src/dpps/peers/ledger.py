@@ -9,10 +9,8 @@ from typing import Any, Self
 
 from dpps.errors import RunError
 from dpps.peers.outbox import Outbox
-from dpps.privacy.ledger import Budget
-from dpps.privacy.ledger_file import LedgerFile, believed, unsealed
-from dpps.privacy.release import Release
-from dpps.privacy.witness import Mark, Witness, witness_of
+from dpps.privacy.ledger import Budget, Release
+from dpps.privacy.ledger_file import LedgerFile, Mark, Witness, believed, unsealed, witness_of
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from dpps.peers.post import Post
 from dpps.peers.rows import TAIL
 from dpps.peers.view import ACTIVE, DONE, LEFT
 from dpps.privacy.accountant import label
-from dpps.privacy.trust import Pairs
+from dpps.privacy.partners import Pairs
 from dpps.runs.data_ledger import checksum
 from dpps.runs.deployment import Deployment
 from dpps.runs.folder import RunFolder

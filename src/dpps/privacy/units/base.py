@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from dpps.errors import UsageError, is_number
-from dpps.noise.mechanisms import Mechanism
+from dpps.noise.mechanisms import MECHANISMS, Mechanism
 from dpps.noise.source import NoiseSource
 from dpps.privacy.accountant import Charge, Total, label, total
-from dpps.privacy.trust import MEAN_VARIANCE, NOBODY, Nobody, Pairs, Partners, Trust
+from dpps.privacy.partners import MEAN_VARIANCE, NOBODY, Nobody, Pairs, Partners, Trust
 from dpps.registry import Registry
 from dpps.sensitivity import Sensitivity
 
@@ -170,9 +170,17 @@ class Unit(ABC):
         filled: dict[str, Any] = {k: v for k, v in cls.defaults(options).items() if k in known}
         return cls.from_options(replace(options, **filled))
 
-    @classmethod  # noqa: B027 - a unit that takes all options has nothing to refuse
+    @classmethod
     def check_options(cls, options: PrivacyOptions) -> None:
         """Refuse options that would be ignored: somebody means something by them."""
+        name = options.mechanism if "--mechanism" in cls.own_options else cls.fixed_mechanism
+        if name is None:
+            return
+        pure = MECHANISMS[name].pure
+        if pure and options.noise_multiplier is not None:
+            raise UsageError("--noise-multiplier belongs to Gaussian noise: use --budget or --epsilon here")
+        if not pure and options.budget is not None:
+            raise UsageError("--budget belongs to Laplace noise: use --noise-multiplier or --epsilon here")
 
     def for_network(self, nodes: int) -> Self:
         """The same in a network of so many nodes: its statement names how many of them may collude."""
@@ -209,24 +217,12 @@ class Unit(ABC):
         """In plain words: who is hidden, and from whom."""
 
     @abstractmethod
-    def limits(self) -> str:
+    def not_covered(self) -> str:
         """In plain words: what is not covered."""
 
 
 UNITS: Registry[type[Unit]] = Registry("unit", "dpps.privacy.units")
 """Units by name: what `dpps train --unit` offers beside none."""
-
-
-def only_gaussian(options: PrivacyOptions) -> None:
-    """Refuse a Laplace budget where the noise is asked for by its multiplier."""
-    if options.budget is not None:
-        raise UsageError("--budget belongs to Laplace noise: use --noise-multiplier or --epsilon here")
-
-
-def only_laplace(options: PrivacyOptions) -> None:
-    """Refuse a noise multiplier where the noise is asked for by its budget."""
-    if options.noise_multiplier is not None:
-        raise UsageError("--noise-multiplier belongs to Gaussian noise: use --budget or --epsilon here")
 
 
 def one_of(unit: str, **values: float | None) -> None:

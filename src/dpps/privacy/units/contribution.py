@@ -7,7 +7,7 @@ from dpps.errors import UsageError
 from dpps.noise.events import Event
 from dpps.noise.mechanisms import MECHANISMS, Gaussian, Mechanism
 from dpps.privacy.accountant import noise_for
-from dpps.privacy.trust import NOBODY, Nobody, Trust
+from dpps.privacy.partners import NOBODY, Nobody, Trust
 from dpps.privacy.units.base import (
     DECLARED,
     UNITS,
@@ -18,8 +18,6 @@ from dpps.privacy.units.base import (
     check_delta,
     given,
     one_of,
-    only_gaussian,
-    only_laplace,
     positive,
 )
 from dpps.sensitivity import Bounded
@@ -75,19 +73,16 @@ class Contribution(Unit):
 
     @classmethod
     def check_options(cls, options: PrivacyOptions) -> None:
-        if not MECHANISMS[options.mechanism].pure:
-            return only_gaussian(options)
-        only_laplace(options)
+        super().check_options(options)
         if options.budget is not None and not options.noise_rate > 0:
             raise UsageError(
                 f"--noise-rate is {options.noise_rate}: with --budget it must be positive (epsilon of a round is budget / rate)"
             )
-        if options.trust == "pairs":
+        if options.trust == "pairs" and options.mechanism != Gaussian.name:
             raise UsageError(
                 f"--trust pairs does not go with --mechanism {options.mechanism}: a sum of shared "
                 f"{options.mechanism.title()} noises has no known cost; use gaussian"
             )
-        return None
 
     def __post_init__(self) -> None:
         if self.clip is None:  # the default depends on the norm
@@ -137,14 +132,14 @@ class Contribution(Unit):
             f"{self.trust.who()}: replacing all of the node's data changes little"
         )
 
-    def limits(self) -> str:
+    def not_covered(self) -> str:
         return (
             "a node's local parameters, and statistics that its model keeps of its data (BatchNorm), are "
             "not noised and must never be published, nor accuracies "
             "computed with them; people whose records lie with "
             "several nodes are protected once per node; several runs on the same data add up; choices made "
             "by looking at the data or at test results are not counted; the declared size of a "
-            f"node is public ({DECLARED}){self.trust.limits()}"
+            f"node is public ({DECLARED}){self.trust.not_covered()}"
         )
 
 

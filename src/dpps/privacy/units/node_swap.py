@@ -1,7 +1,7 @@
 """The unit node-swap: which node sent a message."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from dpps.errors import UsageError
@@ -16,17 +16,11 @@ from dpps.privacy.units.base import (
     Unit,
     given,
     one_of,
-    only_laplace,
     positive,
 )
 from dpps.sensitivity import SENSITIVITIES, Certified, Sensitivity
 
 _BUDGET = 5.0  # of the paper's experiments
-
-
-def _certified() -> Certified:
-    """As the command line has it, with the delta of all units."""
-    return Certified(PrivacyOptions.delta)
 
 
 @UNITS.register("node-swap")
@@ -45,7 +39,7 @@ class NodeSwap(Unit):
 
     budget: float | None = None
     noise_rate: float = 1e-3
-    sensitivity: Sensitivity = field(default_factory=_certified)
+    sensitivity: Sensitivity = field(default_factory=lambda: Certified(PrivacyOptions.delta))
     clip: float | None = None
     epsilon: float | None = None
     name = "node-swap"
@@ -76,12 +70,12 @@ class NodeSwap(Unit):
 
     @classmethod
     def check_options(cls, options: PrivacyOptions) -> None:
-        only_laplace(options)
         if options.mechanism != Laplace.name:
             raise UsageError(
                 f"--mechanism {options.mechanism}: the unit node-swap is defined with Laplace noise; use the unit "
                 "contribution or record"
             )
+        super().check_options(options)
 
     def __post_init__(self) -> None:
         if self.budget is None and self.epsilon is None:
@@ -110,8 +104,7 @@ class NodeSwap(Unit):
         return Calibration(Laplace(budget, self.noise_rate), self.sensitivity, gradient_clip=self.clip)
 
     def total(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total:
-        plain = total(charges, self.composition_delta)
-        return Total(plain.epsilon, self.delta, plain.accountant, plain.epsilon_sum, plain.by_method)
+        return replace(total(charges, self.composition_delta), delta=self.delta)
 
     def promise(self, total: Total, rounds: int) -> str:
         return (
@@ -125,7 +118,7 @@ class NodeSwap(Unit):
             "distributed run the connection shows it)"
         )
 
-    def limits(self) -> str:
+    def not_covered(self) -> str:
         tuned = type(self.sensitivity).__name__ in ("Paper", "Oracle")
         proof = "the sensitivity is tuned by hand or measured, not proven; " if tuned else ""
         norms = "" if isinstance(self.sensitivity, Certified) else " and the norm of its noise"

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from dpps.errors import UsageError
+from dpps.noise.events import gaussian
 from dpps.noise.mechanisms import Gaussian
-from dpps.privacy.accountant import Charge, Total, multiplier_for, replacement
-from dpps.privacy.trust import NOBODY, Trust
+from dpps.privacy.accountant import Charge, Total, noise_for, total
+from dpps.privacy.partners import NOBODY, Trust
 from dpps.privacy.units.base import (
     DECLARED,
     UNITS,
@@ -18,7 +19,6 @@ from dpps.privacy.units.base import (
     check_delta,
     given,
     one_of,
-    only_gaussian,
     positive,
 )
 from dpps.privacy.units.contribution import Contribution
@@ -38,7 +38,7 @@ class Record(Unit):
         epsilon: wanted total over the planned rounds; or give `noise_multiplier`.
         delta: total failure probability; choose well below 1 / (number of records).
         clip: L2 norm bound on one example's gradient.
-        noise_multiplier: deviation of the noise over `clip`.
+        noise_multiplier: standard deviation of the noise over `clip`.
         records_per_user: how many records one person may own at a node (group privacy).
         trust: `Pairs(colluders=C)`: noise of which most cancels in the sum, safe against C other nodes.
     """
@@ -73,10 +73,6 @@ class Record(Unit):
         usual = {"clip": 1.0, "lr_shared": 1.0, "lr_local": 1.0}
         return usual if options.noise_multiplier is not None else {"epsilon": 3.0, **usual}
 
-    @classmethod
-    def check_options(cls, options: PrivacyOptions) -> None:
-        only_gaussian(options)
-
     def __post_init__(self) -> None:
         one_of("record", epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
         positive(clip=self.clip, epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
@@ -87,19 +83,19 @@ class Record(Unit):
     def noise(self, plan: Plan) -> float:
         if self.noise_multiplier is not None:
             return self.noise_multiplier
-        sampling = max(plan.sampling)
-        return multiplier_for(given(self.epsilon), self.delta, plan.paid, sampling, self.records_per_user)
+        rate, group = max(plan.sampling), self.records_per_user
+        return noise_for(given(self.epsilon), self.delta, plan.paid, gaussian, rate, group)
 
     def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
         multiplier = self.noise(plan) if noise is None else noise
         # divided by the expected batch, never the actual one; by the same number at all nodes,
         # so that every example weighs the same
         share = plan.lr_shared * self.clip / plan.batch_size
+        # by Chernoff's bound a batch has more examples than this once in 10^13 rounds or less
+        most_drawn = 4 * plan.largest_batch + 60
         return Calibration(
             Gaussian(multiplier),
-            Unclipped(
-                distance=share, coordinates=plan.coordinates, largest=share * _most_drawn(plan.largest_batch)
-            ),
+            Unclipped(distance=share, coordinates=plan.coordinates, largest=share * most_drawn),
             example_clip=self.clip,
             sampling=max(plan.sampling),
             rates=plan.sampling if plan.batches and len(set(plan.sampling)) > 1 else (),
@@ -107,31 +103,23 @@ class Record(Unit):
         )
 
     def replacement(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total:
-        return replacement(charges, self.delta, self.records_per_user, distance=distance)
+        return total(charges, self.delta, self.records_per_user, distance=distance, replaced=True)
 
     def who(self) -> str:
-        owned = (
-            f"all of a person's records (up to {self.records_per_user})"
-            if self.records_per_user > 1
-            else "one training example"
-        )
-        it, one = ("them", "ones") if self.records_per_user > 1 else ("it", "one")
+        owned, it, others = "one training example", "it", "one that teaches"
+        if self.records_per_user > 1:
+            owned = f"all of a person's records (up to {self.records_per_user})"
+            it, others = "them", "ones that teach"
         return (
             f"{owned} of one node, against anybody who sees all messages of all nodes and every node's final "
-            f"model{self.trust.who()}: "
-            f"replacing {it} by {one} that teach{'' if self.records_per_user > 1 else 'es'} nothing (whose gradients are zero) changes "
+            f"model{self.trust.who()}: replacing {it} by {others} nothing (whose gradients are zero) changes "
             f"little; while the declared sizes of all nodes stay the same, adding or removing {it} is the same thing"
         )
 
-    def limits(self) -> str:
+    def not_covered(self) -> str:
         return (
             f"the declared size of a node is public ({DECLARED}); a person whose records lie with several "
             "nodes, or who owns more of them "
             "than stated, is protected less; several runs on the same data add up; choices made by looking at the data or "
-            f"at test results are not counted{self.trust.limits()}"
+            f"at test results are not counted{self.trust.not_covered()}"
         )
-
-
-def _most_drawn(batch_size: float) -> float:
-    """More examples than a batch of this expected size ever has: by Chernoff's bound it does once in 10^13 rounds or less."""
-    return 4 * batch_size + 60
