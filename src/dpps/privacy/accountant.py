@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from dpps.errors import UsageError
 from dpps.logs import only_from
-from dpps.noise.events import GAUSSIAN, LAPLACE, POISSON, Event, gaussian, laplace, sampled
+from dpps.noise.events import GAUSSIAN, LAPLACE, Event, gaussian, laplace, sampled
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -83,6 +83,11 @@ class Charge:
         if not noise_multiplier >= 0:
             raise UsageError(f"noise multiplier {noise_multiplier}: it must be a number, 0 or more")
         return cls(sampled(sampling, gaussian(noise_multiplier)), count)
+
+    @property
+    def unsampled(self) -> bool:
+        """Whether it is Laplace or Gaussian noise on all records: how far apart two messages are is known exactly."""
+        return self.event.noisy and self.event.sampling == 1
 
     @property
     def free(self) -> bool:
@@ -241,24 +246,16 @@ def _merge(charges: Iterable[Charge]) -> list[Charge]:
         if not charge.free:
             counts[charge.event] += charge.count
     merged: list[Charge] = []
-    for event in sorted(counts, key=_by_noise):
+    # equal kinds beside each other, the costlier first: scale / sensitivity differs in its last digits between learning rates
+    for event in sorted(counts, key=lambda e: (e.type, e.arguments, e.sampling, e.noise_multiplier)):
         last = merged.pop() if merged and _alike(merged[-1].event, event) else Charge(event, 0)
         merged.append(Charge(last.event, last.count + counts[event]))
     return merged
 
 
-def _by_noise(event: Event) -> tuple[str, str, float, float]:
-    """Kinds that may be the same beside each other, the costlier first."""
-    plain = event.inner.type in (LAPLACE, GAUSSIAN)
-    multiplier = event.noise_multiplier if plain else 0.0
-    return event.inner.type, "" if plain else repr(event), event.sampling, multiplier
-
-
 def _alike(one: Event, other: Event) -> bool:
-    """The same kind but for the last digits: scale / sensitivity at another learning rate, say."""
-    *kind, noise = _by_noise(one)
-    *other_kind, other_noise = _by_noise(other)
-    return kind == other_kind and math.isclose(noise, other_noise, rel_tol=1e-12)
+    close = math.isclose(one.noise_multiplier, other.noise_multiplier, rel_tol=1e-12)
+    return close and replace(one, noise_multiplier=other.noise_multiplier) == other
 
 
 def _check_request(kinds: list[Charge], delta: float, group: int, distance: float) -> None:
@@ -268,7 +265,7 @@ def _check_request(kinds: list[Charge], delta: float, group: int, distance: floa
         raise UsageError(f"records per user {group}: it must be 1 or more")
     if not distance >= 0:
         raise UsageError(f"distance {distance}: it must be a number, 0 or more")
-    if delta == 0 and any(kind.event.inner.type == GAUSSIAN for kind in kinds):
+    if delta == 0 and any(kind.event.type == GAUSSIAN for kind in kinds):
         raise UsageError("delta 0 is impossible with Gaussian noise: allow 1e-5, say, or use Laplace noise")
 
 
@@ -340,7 +337,7 @@ def _rdp(kinds: Sequence[Charge], group: int) -> DeltaToEpsilon:
     """Rényi accounting."""
     from dp_accounting.rdp import RdpAccountant
 
-    scalable = all(kind.event.type in (LAPLACE, GAUSSIAN) for kind in kinds)
+    scalable = all(kind.unsampled for kind in kinds)
     accountant = RdpAccountant()
     for kind in _scale(kinds, group) if scalable else kinds:
         accountant.compose(kind.event.dp_event(), kind.count)
@@ -364,14 +361,18 @@ def _pld(kinds: Sequence[Charge], group: int, upper: float, steps: int) -> Delta
     from dp_accounting import GaussianDpEvent, get_epsilon_gaussian
     from dp_accounting.pld import PLDAccountant
 
-    others = [kind for kind in kinds if kind.event.type not in (LAPLACE, GAUSSIAN)]
+    others = [kind for kind in kinds if not kind.unsampled]
     if not others:  # how far apart two messages are is known, so nothing is converted
         group, steps = group * steps, 1
-    pure_noise = _fewer_scales(_scale([kind for kind in kinds if kind.event.type == LAPLACE], group))
-    multiplier = _joint_multiplier(_scale([kind for kind in kinds if kind.event.type == GAUSSIAN], group))
+    pure_noise = _fewer_scales(
+        _scale([kind for kind in kinds if kind.unsampled and kind.event.type == LAPLACE], group)
+    )
+    multiplier = _joint_multiplier(
+        _scale([kind for kind in kinds if kind.unsampled and kind.event.type == GAUSSIAN], group)
+    )
     if not pure_noise and not others:  # one Gaussian: dp-accounting has its privacy loss in closed form
         return lambda delta: float(get_epsilon_gaussian(multiplier, delta))
-    pure = [kind.event.inner.pure_epsilon for kind in pure_noise + others]
+    pure = [replace(kind.event, sampling=1.0).pure_epsilon for kind in pure_noise + others]
     if any(epsilon is not None and epsilon > _PLD_LARGEST_EPSILON for epsilon in pure):
         raise ValueError(f"an epsilon per round above {_PLD_LARGEST_EPSILON}")
     if len(others) > _PLD_LARGEST_KINDS:
@@ -401,8 +402,10 @@ def _scale(kinds: Sequence[Charge], group: int) -> Sequence[Charge]:
     """Unsampled Laplace and Gaussian rounds as a group of that size sees them: its members' contributions add up."""
     if group == 1:
         return kinds
-    make = {LAPLACE: laplace, GAUSSIAN: gaussian}
-    return [replace(kind, event=make[kind.event.type](kind.event.noise_multiplier / group)) for kind in kinds]
+    return [
+        replace(kind, event=replace(kind.event, noise_multiplier=kind.event.noise_multiplier / group))
+        for kind in kinds
+    ]
 
 
 def _group_event(event: Event, group: int) -> "DpEvent":
@@ -414,8 +417,8 @@ def _group_event(event: Event, group: int) -> "DpEvent":
     """
     from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 
-    if event.type != POISSON or event.inner.type != GAUSSIAN:
-        raise ValueError(f"no group bound for rounds of {event.inner.type}")
+    if event.type != GAUSSIAN:
+        raise ValueError(f"no group bound for rounds of {event.type}")
     drawn = range(group + 1)
     q = event.sampling
     chances = [math.comb(group, i) * q**i * (1 - q) ** (group - i) for i in drawn]
