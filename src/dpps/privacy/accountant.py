@@ -298,39 +298,28 @@ def _first_guess(
 
 
 def _least_noise(epsilon_of: Callable[[float], float], target: float, guess: float) -> float:
-    """The smallest noise with epsilon <= target, to 1e-3 of epsilon: regula falsi in logarithms."""
-    points = {guess: epsilon_of(guess)}
-    factor = 1.3
-    while min(points.values()) > target:
-        noise = max(points) * factor
-        if noise > 1e15:
+    """The least noise with epsilon <= target, to 1e-3 of epsilon: Brent's method in logarithms, where the curve is nearly straight."""
+    from scipy.optimize import brentq
+
+    def gap(log_noise: float) -> float:
+        epsilon = min(max(epsilon_of(math.exp(log_noise)), 1e-300), 1e300)
+        return math.log(epsilon / target) + 5e-4
+
+    low = high = guess
+    while epsilon_of(high) > target:
+        low, high = high, 2 * high
+        if high > 1e15:
             raise UsageError(
                 f"no noise reaches epsilon {target:g}: allow a larger delta, fewer records per user, or use a finer noise grid"
             )
-        points[noise] = epsilon_of(noise)
-        factor *= factor
-    factor = 1.3
-    while max(points.values()) <= target * (1 - 1e-3):
-        noise = min(points) / factor
-        points[noise] = epsilon_of(noise)
-        factor *= factor
-    for _ in range(100):
-        good = min(noise for noise, epsilon in points.items() if epsilon <= target)
-        bad = max((noise for noise, epsilon in points.items() if epsilon > target), default=0.0)
-        if points[good] >= target * (1 - 1e-3) or good <= bad * (1 + 1e-7):
-            break
-        noise = _between(bad, points[bad], good, points[good], target * (1 - 5e-4))
-        points[noise] = epsilon_of(noise)
-    return good
-
-
-def _between(bad: float, high: float, good: float, low: float, wanted: float) -> float:
-    """The noise where the straight line in logarithms meets the wanted epsilon, kept off both ends."""
-    share = 0.5
-    if low > 0 and math.isfinite(high) and high > low:
-        share = math.log(high / wanted) / math.log(high / low)
-    share = min(max(share, 0.02), 0.98)
-    return float(bad ** (1 - share) * good**share)
+    while epsilon_of(low) <= target * (1 - 1e-3):
+        low, high = low / 2, low
+    if epsilon_of(low) <= target:
+        return low
+    noise = math.exp(brentq(gap, math.log(low), math.log(high), xtol=1e-4))
+    while epsilon_of(noise) > target:  # where the curve is steep
+        noise *= 1 + 1e-4
+    return noise
 
 
 def _rdp(kinds: Sequence[Charge], group: int) -> DeltaToEpsilon:
