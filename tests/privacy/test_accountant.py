@@ -189,6 +189,21 @@ def test_calibration_is_safe_and_tight(
     assert target * (1 - 1e-3) <= reached <= target
 
 
+@settings(deadline=None, max_examples=100)
+@given(
+    st.floats(0.01, 200.0),
+    st.integers(1, 5000),
+    st.sampled_from([(events.laplace, 0.0), (events.gaussian, 1e-6)]),
+)
+def test_calibration_is_safe_and_tight_wherever_it_starts(
+    target: float, rounds: int, kind: tuple[Callable[[float], events.Event], float]
+) -> None:
+    """Where epsilon is quick to compute: the plain sum, and one Gaussian in closed form."""
+    mechanism, delta = kind
+    noise = noise_for(target, delta, rounds, mechanism)
+    assert target * (1 - 1e-3) <= total([Charge(mechanism(noise), rounds)], delta).epsilon <= target
+
+
 @pytest.mark.parametrize(
     "call",
     [

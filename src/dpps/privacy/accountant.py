@@ -298,7 +298,10 @@ def _first_guess(
 
 
 def _least_noise(epsilon_of: Callable[[float], float], target: float, guess: float) -> float:
-    """The least noise with epsilon <= target, to 1e-3 of epsilon: Brent's method in logarithms, where the curve is nearly straight."""
+    """The least noise with epsilon <= target, to 1e-3 of epsilon.
+
+    Brent's method, as in dp-accounting's `calibrate_dp_mechanism`, but in logarithms, where the curve is nearly straight.
+    """
     from scipy.optimize import brentq
 
     def gap(log_noise: float) -> float:
@@ -314,8 +317,9 @@ def _least_noise(epsilon_of: Callable[[float], float], target: float, guess: flo
             )
     while epsilon_of(low) <= target * (1 - 1e-3):
         low, high = low / 2, low
-    if epsilon_of(low) <= target:
-        return low
+    for noise in (low, high):
+        if target * (1 - 1e-3) <= epsilon_of(noise) <= target:
+            return noise
     noise = math.exp(brentq(gap, math.log(low), math.log(high), xtol=1e-4))
     while epsilon_of(noise) > target:  # where the curve is steep
         noise *= 1 + 1e-4
