@@ -18,9 +18,15 @@ if TYPE_CHECKING:  # imported when first asked for
     )
     from dpps.privacy.partners import NOBODY, TRUSTS, Nobody, Pairs, Partners, Shares, Trust
     from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, planned_charges
-    from dpps.privacy.units.base import UNITS, Calibration, Plan, PrivacyOptions, Unit
-    from dpps.privacy.units.contribution import Contribution
-    from dpps.privacy.units.node_swap import NodeSwap
-    from dpps.privacy.units.record import Record
+    from dpps.privacy.units import (
+        UNITS,
+        Calibration,
+        Contribution,
+        NodeSwap,
+        Plan,
+        PrivacyOptions,
+        Record,
+        Unit,
+    )
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -193,7 +193,7 @@ def noise_for(
     target_epsilon: float,
     delta: float,
     rounds: int,
-    event: Callable[[float], Event],
+    event: Callable[[float], "Event | DpEvent"],
     sampling: float = 1.0,
     group: int = 1,
     *,
@@ -288,7 +288,7 @@ def _afford(epsilon_at: DeltaToEpsilon, delta: float, distance: float) -> float:
 
 
 def _first_guess(
-    event: Callable[[float], Event], target: float, delta: float, sampling: float, count: int
+    event: Callable[[float], "Event | DpEvent"], target: float, delta: float, sampling: float, count: int
 ) -> float:
     pure = Event.of(event(1.0)).pure_epsilon
     if pure is not None:  # the plain sum is always enough
