@@ -1,12 +1,13 @@
 """What a run writes is for its owner's eyes, whatever the umask."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from dpps.disk import private, private_folder, write_private
+from dpps.disk import private, private_folder, write_aside, write_private
+from dpps.errors import RunError
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o277])
@@ -39,3 +40,23 @@ def test_an_open_file_is_closed_to_others_and_a_folder_of_yours_stays_as_it_is(t
     os.close(private(tmp_path / "file", os.O_WRONLY))
     private_folder(tmp_path)
     assert (mode(tmp_path / "file"), mode(tmp_path)) == (0o600, 0o755)
+
+
+@pytest.mark.parametrize("write", [write_aside, write_private])
+def test_a_file_is_written_completely_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None]
+) -> None:
+    target = tmp_path / "file"
+    write(target, b"before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises((OSError, RunError), match="No space"):
+            write(target, b"after")
+    assert target.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [target], "nothing is left behind"
+    write(target, b"after")
+    assert target.read_bytes() == b"after"

@@ -8,7 +8,7 @@ from dpps.learning.optimizers import Adam, Momentum
 from dpps.noise.mechanisms import Gaussian, Laplace, Mechanism, NoNoise
 from dpps.noise.source import NoiseSource, Seeded
 from dpps.privacy.accountant import Charge, label, total
-from dpps.privacy.trust import Nobody, Pairs
+from dpps.privacy.partners import Nobody, Pairs
 from dpps.privacy.units import Contribution, NodeSwap, Record
 from dpps.protocol import DPPS, State
 from dpps.runs.deployment import Here

@@ -37,15 +37,25 @@ def check_target(option: str, path: Path) -> None:
         raise UsageError(f"{option} {path} may not be written: name another file")
 
 
-def write_aside(target: Path, content: bytes) -> None:
-    """Write a file so that it is there completely or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """The one way to write a file completely or not at all: a path to write to, which takes the target's place at the end.
+
+    Where writing fails, the target stays as it was and nothing is left behind.
+    """
     aside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        aside.write_bytes(content)
+        yield aside
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_aside(target: Path, content: bytes) -> None:
+    """Write a file that anybody may read so that it is there completely or not at all; its folder is made."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as aside:
+        aside.write_bytes(content)
 
 
 def private(path: str | Path, flags: int) -> int:
@@ -82,17 +92,12 @@ def write_private(target: Path, content: bytes) -> None:
     Raises:
         RunError: it could not be written.
     """
-    aside = target.with_name(f"{target.name}.{os.getpid()}.part")
     with writing(target):
-        try:
-            with open(aside, "wb", opener=private) as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(target)
-            sync_folder(target.parent)
-        finally:
-            aside.unlink(missing_ok=True)
+        with replacing(target) as aside, open(aside, "wb", opener=private) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(target.parent)
 
 
 @contextmanager

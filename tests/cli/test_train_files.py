@@ -221,7 +221,7 @@ def test_the_sum_of_node_swap_is_never_called_a_total(tmp_path, capsys):
 
 @pytest.mark.parametrize("unit", ["record", "contribution", "node-swap"])
 def test_the_statement_says_what_is_for_the_nodes_own_eyes(tmp_path, unit):
-    from dpps.privacy.statement import OWN_EYES
+    from dpps.privacy.promise import OWN_EYES
 
     summary = train(tmp_path / "run", "--unit", unit, "--sync-every", "2")
     assert OWN_EYES in summary["privacy"]["statement"]

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from dpps.errors import UsageError
 from dpps.noise import discrete_gaussian_multiplier, discrete_gaussian_slack, discrete_laplace_epsilon, events
-from dpps.privacy import Charge, composition, label, noise_for, total
+from dpps.privacy import Charge, accountant, label, noise_for, total
 from dpps.privacy.accountant import _bounds
 
 LAPLACE = Charge.laplace(epsilon=0.1, count=720)
@@ -116,10 +116,10 @@ def test_failing_accountants_never_read_as_private(monkeypatch: pytest.MonkeyPat
     def broken(*_: object) -> object:
         raise IndexError("broken")
 
-    monkeypatch.setattr(composition, "pld", broken)
+    monkeypatch.setattr(accountant, "_pld", broken)
     assert total([GAUSSIAN], 1e-5).accountant == "rdp"
     for nonsense in (math.nan, math.inf, -1.0):
-        monkeypatch.setattr(composition, "rdp", lambda *_, value=nonsense: lambda _delta: value)
+        monkeypatch.setattr(accountant, "_rdp", lambda *_, value=nonsense: lambda _delta: value)
         _bounds.cache_clear()
         assert total([GAUSSIAN], 1e-5).epsilon == math.inf
         assert total([LAPLACE], 1e-5).epsilon == pytest.approx(72)
@@ -156,6 +156,11 @@ def test_groups() -> None:
     assert 2 * alone.epsilon < pair.by_method["pld"] < pair.by_method["rdp"]
 
 
+def test_many_gaussian_rounds_are_one_of_less_noise() -> None:
+    many, one = (total([charge], 1e-5) for charge in (Charge.gaussian(4.0, count=16), Charge.gaussian(1.0)))
+    assert many.epsilon == pytest.approx(one.epsilon, rel=1e-9)
+
+
 def test_distance_costs_delta() -> None:
     half = total([SAMPLED], 5e-6).epsilon
     paid = total([SAMPLED], 1e-5, distance=1e-8).epsilon
@@ -184,9 +189,19 @@ def test_calibration_is_safe_and_tight(
     assert target * (1 - 1e-3) <= reached <= target
 
 
-def test_calibration_serves_the_hardest_node() -> None:
-    alone = noise_for(3.0, 1e-5, 100, events.gaussian, 1 / 20)
-    assert noise_for(3.0, 1e-5, [(1 / 60, 100), (1 / 20, 100), (1 / 20, 50)], events.gaussian) == alone
+@settings(deadline=None, max_examples=100)
+@given(
+    st.floats(0.01, 200.0),
+    st.integers(1, 5000),
+    st.sampled_from([(events.laplace, 0.0), (events.gaussian, 1e-6)]),
+)
+def test_calibration_is_safe_and_tight_wherever_it_starts(
+    target: float, rounds: int, kind: tuple[Callable[[float], events.Event], float]
+) -> None:
+    """Where epsilon is quick to compute: the plain sum, and one Gaussian in closed form."""
+    mechanism, delta = kind
+    noise = noise_for(target, delta, rounds, mechanism)
+    assert target * (1 - 1e-3) <= total([Charge(mechanism(noise), rounds)], delta).epsilon <= target
 
 
 @pytest.mark.parametrize(
@@ -205,7 +220,7 @@ def test_calibration_serves_the_hardest_node() -> None:
         lambda: noise_for(0.0, 1e-5, 10, events.laplace),
         lambda: noise_for(math.inf, 1e-5, 10, events.laplace),
         lambda: noise_for(1.0, 1e-5, 0, events.laplace),
-        lambda: noise_for(1.0, 1e-5, [], events.laplace),
+        lambda: noise_for(1.0, 1e-5, 10, events.laplace, sampling=0.0),
         lambda: noise_for(1.0, 0.0, 10, events.gaussian),
         lambda: noise_for(1.0, 1e-5, 10, lambda _: events.non_private()),
         lambda: noise_for(1.0, 1e-9, 10, events.gaussian, distance=1e-8),

@@ -183,7 +183,7 @@ ONE_WRITER = "(ledger.jsonl|fresh),.*one writer"
 
 HOLDER = """
 import sys
-from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy import LedgerFile
 ledger = LedgerFile.open(sys.argv[1], {"run": "r1", "rows": [0, 1]}, durable=True)
 print("held", flush=True)
 sys.stdin.read()

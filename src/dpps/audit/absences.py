@@ -13,7 +13,7 @@ from dpps.audit.wiretap import SABOTAGE, NoiseFor, Weakened, Wiretap
 from dpps.noise.pairs import SecurePairs
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource
-from dpps.privacy.trust import Pairs, Partners, Shares
+from dpps.privacy.partners import Pairs, Partners, Shares
 from dpps.privacy.units import Contribution
 from dpps.protocol import DPPS
 from dpps.sensitivity import Unclipped

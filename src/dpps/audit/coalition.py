@@ -31,7 +31,7 @@ from dpps.noise.pairs import SecurePairs, SeededPairs
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Outgoing
 from dpps.noise.table import gaussian_table
-from dpps.privacy.trust import Pairs, Partners
+from dpps.privacy.partners import Pairs, Partners
 from dpps.privacy.units import Calibration, Contribution, Plan, Record
 from dpps.protocol import DPPS
 from dpps.runs.deployment import Here

@@ -11,7 +11,7 @@ from dpps.audit.coalition import pair_noise
 from dpps.noise.mechanisms import Gaussian
 from dpps.noise.pairs import SecurePairs, SeededPairs
 from dpps.noise.source import Outgoing
-from dpps.privacy.trust import Pairs, Partners
+from dpps.privacy.partners import Pairs, Partners
 
 CHANCE = 1e-10
 """That right noise is found outside the limits. Secure noise is different every time: this is how often an audit fails for no reason."""

@@ -30,7 +30,7 @@ from dpps.noise.mechanisms import Gaussian, NoNoise
 from dpps.noise.pairs import SecurePairs
 from dpps.noise.source import Seeded
 from dpps.privacy.accountant import noise_for
-from dpps.privacy.trust import Pairs, Partners
+from dpps.privacy.partners import Pairs, Partners
 from dpps.protocol import DPPS
 from dpps.sensitivity import Bounded
 from dpps.topology import Topology

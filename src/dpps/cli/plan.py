@@ -16,9 +16,7 @@ from dpps.cli.train import take_config
 from dpps.errors import UsageError
 from dpps.learning.suggestion import Suggestion
 from dpps.privacy.accountant import SUM_OF_ROUNDS, label
-from dpps.privacy.foresight import check_delta
-from dpps.privacy.limiting import Limits
-from dpps.privacy.plan import Coalition, Outlook, outlook
+from dpps.privacy.outlook import Coalition, LimitingNode, Outlook, refuse_large_delta
 from dpps.privacy.units import UNITS
 from dpps.runs.config import OWN_DATA, TrainConfig
 from dpps.runs.defaults import planned, suggestion
@@ -94,12 +92,14 @@ def answer(config: PlanConfig) -> tuple[Outlook, Suggestion | None]:
         raise UsageError(
             f"--batch-size is {full.batch_size} and a node has {least} examples: use a batch of at most {least}"
         )
-    check_delta(unit, plan.declared_sizes)
+    refuse_large_delta(unit, plan.declared_sizes)
     if config.parameters is not None:
         parameters = config.parameters
     if config.rounds is not None:
         plan = replace(plan, rounds=((1.0, config.rounds),))
-    found = outlook(unit, plan, parameters, full.network(), full.sync_every, Paper(full.c_prime, full.decay))
+    found = Outlook.of(
+        unit, plan, parameters, full.network(), full.sync_every, Paper(full.c_prime, full.decay)
+    )
     return found, suggestion(replace(config, epsilon=full.epsilon))
 
 
@@ -160,7 +160,7 @@ def show(result: Outlook, config: PlanConfig, suggested: Suggestion | None) -> N
         console.print(f"[yellow]note:[/] {warning}")
 
 
-def _show_limits(found: Limits, line: Callable[[str, str | None, str], None]) -> None:
+def _show_limits(found: LimitingNode, line: Callable[[str, str | None, str], None]) -> None:
     """Who sets the noise of all, and what every node spends at its own rate."""
     line(
         "limited by",

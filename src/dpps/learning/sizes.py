@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dpps.errors import PeerError, UsageError
-from dpps.privacy.contract import Contract
+from dpps.privacy.promise import Contract
 from dpps.transport import Fabric
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 
 from dpps.errors import UsageError
 from dpps.learning.batch_sizes import BatchSize, batches
-from dpps.privacy.accountant import multiplier_for
+from dpps.noise.events import gaussian
+from dpps.privacy.accountant import noise_for
 
 CLIP = 0.1
 MOMENTUM = 0.8
@@ -153,7 +154,7 @@ def suggest(
     if epsilon is None and noise_multiplier is None:
         raise UsageError("neither epsilon nor noise multiplier is given: a suggestion needs one of the two")
     paid = rounds + spare_rounds
-    sigma = noise_multiplier or multiplier_for(epsilon or 0.0, delta, paid, sampling, records_per_user)
+    sigma = noise_multiplier or noise_for(epsilon or 0.0, delta, paid, gaussian, sampling, records_per_user)
     per_step = sigma * math.sqrt(rounds * mean_noise / len(sizes)) / drawn.mean  # in a parameter
     what, allowed, longest = "parameter", WITH_LOCAL if local else PARAMETER_NOISE, USUAL_LONGEST
     if inputs is not None:

@@ -1,13 +1,14 @@
 """What a message costs, in the words of dp-accounting, without loading that package.
 
-dp-accounting takes a second to load, and many runs never ask for a total. An `Event` names one of its event classes and
-its arguments; it can be written into a ledger and turned into the real object when an accountant needs it. A mechanism of
-your own may return the dp-accounting object itself: `Event.of` reads it.
+dp-accounting takes a second to load, and many runs never ask for a total. An `Event` names one of its classes; it can be written
+into a ledger, and becomes the real object when an accountant needs it. A mechanism of your own may return the dp-accounting
+object itself: `Event.of` reads it.
 """
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpps.errors import UsageError
@@ -21,90 +22,77 @@ NOTHING, NON_PRIVATE = "NoOpDpEvent", "NonPrivateDpEvent"
 
 @dataclass(frozen=True)
 class Event:
-    """One event: the name of dp-accounting's class, and the arguments it is made of.
+    """What happens to the records that take part in a message.
 
     Attributes:
-        type: the class, for example ``GaussianDpEvent``.
-        arguments: (name, value) pairs; a value is a number, a text, a tuple of them, or another `Event`.
+        type: dp-accounting's class, for example ``GaussianDpEvent``.
+        noise_multiplier: of Laplace and Gaussian noise: its scale over the sensitivity.
+        sampling: the chance that a record takes part at all (Poisson sampling).
+        arguments: of any other class, what it is made of, as JSON.
     """
 
     type: str
-    arguments: tuple[tuple[str, Any], ...] = ()
+    noise_multiplier: float = 0.0
+    sampling: float = 1.0
+    arguments: str = "{}"
 
     @classmethod
     def of(cls, event: "Event | DpEvent") -> "Event":
         """The same event, read off an object of dp-accounting."""
         if isinstance(event, Event):
             return event
-        fields = getattr(type(event), "__attrs_attrs__", None)
-        if fields is None or not type(event).__name__.endswith("DpEvent"):
+        if not hasattr(type(event), "__attrs_attrs__") or not type(event).__name__.endswith("DpEvent"):
             raise UsageError(
                 f"a mechanism's event is {event!r}: return an event of dp-accounting, for example GaussianDpEvent(1.0)"
             )
-        return cls(
-            type(event).__name__, tuple((f.name, _read(getattr(event, f.name))) for f in fields if f.init)
-        )
+        return cls.from_json(_table(event))
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> "Event":
         """The event that `to_json` wrote."""
-        rest = {name: value for name, value in table.items() if name != "type"}
-        return cls(str(table["type"]), tuple((name, _from_json(value)) for name, value in rest.items()))
+        kind, arguments = str(table["type"]), {k: v for k, v in table.items() if k != "type"}
+        if kind == POISSON:
+            return sampled(float(arguments["sampling_probability"]), cls.from_json(arguments["event"]))
+        if kind in (LAPLACE, GAUSSIAN):
+            return cls(kind, float(arguments["noise_multiplier"]))
+        return cls(kind, arguments=json.dumps(arguments))
 
     def to_json(self) -> dict[str, Any]:
-        """For a ledger line."""
-        return {"type": self.type, **{name: _to_json(value) for name, value in self.arguments}}
+        """For a ledger line: infinity is written as text, because JSON has no such number."""
+        arguments = json.loads(self.arguments)
+        if self.noisy:
+            noise = self.noise_multiplier
+            arguments = {"noise_multiplier": noise if math.isfinite(noise) else str(noise)}
+        inner = {"type": self.type, **arguments}
+        if self.sampling == 1:
+            return inner
+        return {"type": POISSON, "sampling_probability": self.sampling, "event": inner}
 
     def dp_event(self) -> "DpEvent":
         """The object that dp-accounting's accountants take."""
-        import dp_accounting
-        from dp_accounting import dp_event as classes
-
-        made = getattr(dp_accounting, self.type, None) or getattr(classes, self.type, None)
-        if made is None:
-            raise UsageError(f"dp-accounting has no event {self.type!r}: its total is not known")
-        return made(**{name: _make(value) for name, value in self.arguments})
-
-    def __getitem__(self, name: str) -> Any:
-        return dict(self.arguments)[name]
+        made: DpEvent = _object(self.to_json())
+        return made
 
     @property
-    def sampling(self) -> float:
-        """The chance that one record's data takes part at all: below 1 for a Poisson sampled event."""
-        return float(self["sampling_probability"]) if self.type == POISSON else 1.0
-
-    @property
-    def inner(self) -> "Event":
-        """What happens to the records that take part."""
-        event = self["event"] if self.type == POISSON else self
-        assert isinstance(event, Event)
-        return event
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Noise scale over sensitivity, of Laplace and Gaussian noise."""
-        return float(self.inner["noise_multiplier"])
+    def noisy(self) -> bool:
+        """Whether it is Laplace or Gaussian noise, on all records or on a sample of them."""
+        return self.type in (LAPLACE, GAUSSIAN)
 
     @property
     def well_formed(self) -> bool:
         """Whether every number in it is one an accountant can take: not NaN, not negative."""
-        parts = [value for _, value in self.arguments]
-        numbers = [part for part in parts if isinstance(part, (int, float))]
-        return all(n >= 0 for n in numbers) and all(p.well_formed for p in parts if isinstance(p, Event))
+        return self.noise_multiplier >= 0 and _well_formed(json.loads(self.arguments))
 
     @property
     def free(self) -> bool:
         """Whether it reveals nothing: nothing happened, nobody was sampled, or the signal is zero."""
-        inner = self.inner
-        silent = inner.type in (LAPLACE, GAUSSIAN) and inner["noise_multiplier"] == math.inf
-        return inner.type == NOTHING or self.sampling == 0 or silent
+        silent = self.noisy and self.noise_multiplier == math.inf
+        return self.type == NOTHING or self.sampling == 0 or silent
 
     @property
     def unprotected(self) -> bool:
         """Whether it reveals everything."""
-        inner = self.inner
-        bare = inner.type in (LAPLACE, GAUSSIAN) and inner["noise_multiplier"] == 0
-        return inner.type == NON_PRIVATE or bare
+        return self.type == NON_PRIVATE or (self.noisy and self.noise_multiplier == 0)
 
     @property
     def pure_epsilon(self) -> float | None:
@@ -113,20 +101,24 @@ class Event:
             return math.inf
         if self.free:
             return 0.0
-        inner = self.inner
-        if inner.type == LAPLACE:
-            return _amplified(1 / float(inner["noise_multiplier"]), self.sampling)
-        return None
+        if self.type != LAPLACE:
+            return None
+        epsilon, q = 1 / self.noise_multiplier, self.sampling
+        if q == 1:
+            return epsilon
+        if epsilon < 1:
+            return math.log1p(q * math.expm1(epsilon))
+        return epsilon + math.log(q + (1 - q) * math.exp(-epsilon))  # the same, and it does not overflow
 
 
 def laplace(noise_multiplier: float) -> Event:
     """Laplace noise of scale noise_multiplier times the L1 sensitivity: a pure epsilon of 1 / noise_multiplier."""
-    return Event(LAPLACE, (("noise_multiplier", float(noise_multiplier)),))
+    return Event(LAPLACE, float(noise_multiplier))
 
 
 def gaussian(noise_multiplier: float) -> Event:
-    """Gaussian noise of deviation noise_multiplier times the L2 sensitivity."""
-    return Event(GAUSSIAN, (("noise_multiplier", float(noise_multiplier)),))
+    """Gaussian noise of standard deviation noise_multiplier times the L2 sensitivity."""
+    return Event(GAUSSIAN, float(noise_multiplier))
 
 
 def non_private() -> Event:
@@ -138,48 +130,36 @@ def sampled(rate: float, event: Event) -> Event:
     """The event on a Poisson sample: every record takes part independently with this chance."""
     if not 0 <= rate <= 1:
         raise UsageError(f"sampling rate {rate}: it must lie between 0 and 1")
-    return event if rate == 1 else Event(POISSON, (("sampling_probability", float(rate)), ("event", event)))
+    return replace(event, sampling=float(rate) * event.sampling)
 
 
-def _amplified(epsilon: float, rate: float) -> float:
-    if rate == 1:
-        return epsilon
-    # ln(1 + q(e^x - 1)) = x + ln(q + (1-q)e^-x): the second form does not overflow.
-    return (
-        math.log1p(rate * math.expm1(epsilon))
-        if epsilon < 1
-        else epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
-    )
-
-
-def _read(value: Any) -> Any:
-    if hasattr(type(value), "__attrs_attrs__"):
-        return Event.of(value)
-    if isinstance(value, (list, tuple)) or type(value).__name__ == "ndarray":
-        return tuple(_read(part) for part in value)
+def _table(value: Any) -> Any:
+    """An object of dp-accounting, and what it is made of, as JSON has it."""
+    if (fields := getattr(type(value), "__attrs_attrs__", None)) is not None:
+        parts = {field.name: _table(getattr(value, field.name)) for field in fields if field.init}
+        return {"type": type(value).__name__, **parts}
     if type(value).__module__ == "numpy":
-        return value.item()
-    return value
-
-
-def _make(value: Any) -> Any:
-    if isinstance(value, Event):
-        return value.dp_event()
-    return [_make(part) for part in value] if isinstance(value, tuple) else value
-
-
-def _to_json(value: Any) -> Any:
-    """Infinity is written as text: JSON has no such number."""
-    if isinstance(value, Event):
-        return value.to_json()
-    if isinstance(value, tuple):
-        return [_to_json(part) for part in value]
+        return _table(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_table(part) for part in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _from_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return Event.from_json(value)
+def _object(value: Any) -> Any:
+    """What `_table` has read, made again."""
+    if isinstance(value, dict):
+        from dp_accounting import dp_event
+
+        made = getattr(dp_event, value["type"], None)
+        if made is None:
+            raise UsageError(f"dp-accounting has no event {value['type']!r}: its total is not known")
+        return made(**{name: _object(part) for name, part in value.items() if name != "type"})
     if isinstance(value, list):
-        return tuple(_from_json(part) for part in value)
+        return [_object(part) for part in value]
     return float(value) if value in ("inf", "-inf") else value
+
+
+def _well_formed(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_well_formed, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, (int, float)) or value >= 0

@@ -42,7 +42,7 @@ class Split(Protocol):
 
 
 class Partners(Protocol):
-    """What noise needs to know of a partner graph; `dpps.privacy.trust` makes them."""
+    """What noise needs to know of a partner graph; `dpps.privacy.partners` makes them."""
 
     @property
     def nodes(self) -> int: ...

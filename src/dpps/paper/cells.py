@@ -18,7 +18,7 @@ from dpps import data, models
 from dpps.errors import RunError
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.evaluation import accuracies
-from dpps.privacy.statement import finite_or_none
+from dpps.privacy.promise import finite_or_none
 from dpps.runs.config import TrainConfig
 from dpps.runs.configured import deal
 from dpps.runs.run import Run

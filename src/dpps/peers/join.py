@@ -21,7 +21,7 @@ from dpps.peers.member import Member
 from dpps.peers.messages import largest
 from dpps.peers.status import Peer, Status, now, write_status
 from dpps.peers.store import OUTBOX
-from dpps.privacy.charges import planned_charges
+from dpps.privacy.promise import planned_charges
 from dpps.runs.config import OWN_DATA
 from dpps.runs.configured import make_run
 from dpps.runs.log import RoundLog

@@ -32,7 +32,7 @@ from dpps.peers.links import ACTIVE, DONE, LEFT, TAIL, Terms
 from dpps.peers.messages import LEARNING, Post
 from dpps.peers.store import OUTBOX, Outbox, OutboxLedger
 from dpps.privacy.accountant import label
-from dpps.privacy.trust import Pairs
+from dpps.privacy.partners import Pairs
 from dpps.runs.data_ledger import checksum
 from dpps.runs.deployment import Deployment
 from dpps.runs.folder import RunFolder

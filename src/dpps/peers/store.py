@@ -22,10 +22,8 @@ from torch import Tensor
 
 from dpps.disk import close_alone, open_alone, private, private_folder, sync_folder, writing
 from dpps.errors import RunError
-from dpps.privacy.ledger import Budget
-from dpps.privacy.ledger_file import LedgerFile, believed, unsealed
-from dpps.privacy.release import Release
-from dpps.privacy.witness import Mark, Witness, witness_of
+from dpps.privacy.ledger import Budget, Release
+from dpps.privacy.ledger_file import LedgerFile, Mark, Witness, believed, unsealed, witness_of
 
 _HEAD = struct.Struct("<8sQ32s")
 _MAGIC = b"dppsout1"

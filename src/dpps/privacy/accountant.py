@@ -1,12 +1,15 @@
-"""What a run costs in total: epsilon from the charges of its ledger, and the noise for a wanted epsilon.
+"""How much privacy a run costs: epsilon from the charges of its ledger, and the noise for a wanted epsilon.
 
 A round is a Laplace mechanism (noise scale against L1 sensitivity) or a Gaussian one (standard deviation
 against L2 sensitivity), on all data or on a Poisson sample. Rounds compose adaptively. The total is the
 smallest of three upper bounds, each of them valid by itself:
 
 * ``sum``: the plain sum of pure epsilons (Laplace only; the one bound that exists at delta = 0);
-* ``rdp``: Rényi differential privacy, from dp-accounting; quick, but not capped by the sum;
-* ``pld``: privacy loss distributions, from dp-accounting; the tightest. Every rounding in it is pessimistic.
+* ``rdp``: Rényi differential privacy, from dp-accounting: quick, but not capped by the sum. It also chooses the grid of the
+  next one, and is all there is for events that have no privacy loss distribution;
+* ``pld``: privacy loss distributions, from dp-accounting: the tightest. Every rounding in it is pessimistic.
+
+dp-accounting takes a second to load, so it is imported when a bound first needs it.
 
 Why a vector of Laplace noises may be charged as one number. Let two inputs differ by (a, b) in two
 coordinates. A test with false alarm rate x between 0 and (a, 0) has power at most F_a(x), F_a being the best
@@ -16,18 +19,37 @@ one dimension are thresholds. The whole difference in one coordinate is therefor
 accountant, also under sampling.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from dpps.errors import UsageError
+from dpps.logs import only_from
 from dpps.noise.events import GAUSSIAN, LAPLACE, Event, gaussian, laplace, sampled
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+log = logging.getLogger(__name__)
 
 NO_PROTECTION = 20.0
 """A total epsilon above this is labelled as no meaningful protection wherever it is printed."""
+
+SUM_OF_ROUNDS = "sum of rounds, no guarantee"
+"""What the epsilon of a whole run is called in the unit node-swap."""
+
+# dp-accounting's Laplace distribution breaks from epsilon 710 on and is worth nothing long before that.
+_PLD_LARGEST_EPSILON = 50.0
+# Each further kind of round costs a convolution, so many kinds get a coarser grid.
+_PLD_LARGEST_KINDS = 128
+_PLD_KINDS_AT_FULL_GRID = 32
+# A grid of epsilon / 5000 is accurate to about 1e-4 of epsilon and keeps the arrays below a million entries.
+_PLD_GRID_POINTS = 5_000
 
 DeltaToEpsilon = Callable[[float], float]
 
@@ -57,10 +79,15 @@ class Charge:
 
     @classmethod
     def gaussian(cls, noise_multiplier: float, sampling: float = 1.0, count: int = 1) -> "Charge":
-        """Rounds of Gaussian noise: noise_multiplier is deviation / L2 sensitivity."""
+        """Rounds of Gaussian noise: noise_multiplier is standard deviation / L2 sensitivity."""
         if not noise_multiplier >= 0:
             raise UsageError(f"noise multiplier {noise_multiplier}: it must be a number, 0 or more")
         return cls(sampled(sampling, gaussian(noise_multiplier)), count)
+
+    @property
+    def unsampled(self) -> bool:
+        """Whether it is Laplace or Gaussian noise on all records: how far apart two messages are is known exactly."""
+        return self.event.noisy and self.event.sampling == 1
 
     @property
     def free(self) -> bool:
@@ -105,6 +132,7 @@ def total(
     group: int = 1,
     *,
     distance: float = 0.0,
+    replaced: bool = False,
 ) -> Total:
     """The (epsilon, delta) guarantee of all charges together: min(sum, RDP, PLD).
 
@@ -116,67 +144,56 @@ def total(
             truncated, see ``keystream``; a discrete Gaussian is charged as a continuous one). If M' is
             (epsilon, delta')-private and M is within ``distance`` of it on every input, then M is (epsilon,
             delta' + (1 + e^epsilon) distance)-private.
+        replaced: a person's records are replaced by other ones, instead of by records that teach nothing. That is two steps,
+            from the old records to none and from none to the new ones. If each step is (e, d)-private, both together are
+            (2 e, (1 + exp(e)) d)-private, whatever the mechanism. Where nothing is sampled, the two are at most twice as far
+            apart, which is known exactly.
     """
-    return _total(charges, delta, group, distance, steps=1)
-
-
-def replacement(charges: Iterable[Charge], delta: float, group: int = 1, *, distance: float = 0.0) -> Total:
-    """The same where a person's records are replaced by other ones, instead of by records that teach nothing.
-
-    That is two steps, from the old records to none and from none to the new ones. If each step is (e, d)-private, both together
-    are (2 e, (1 + exp(e)) d)-private, whatever the mechanism. Where nothing is sampled, the two are at most twice as far apart,
-    which is known exactly.
-    """
-    return _total(charges, delta, group, distance, steps=2)
-
-
-def _total(charges: Iterable[Charge], delta: float, group: int, distance: float, steps: int) -> Total:
-    kinds = _merge(charges)
+    kinds, steps = _merge(charges), 2 if replaced else 1
     _check_request(kinds, delta, group, distance)
-    epsilon_sum = _sum(kinds, group * steps)
-    if any(kind.unprotected for kind in kinds):
-        return Total(math.inf, delta, "none", epsilon_sum, {})
-    finite = dict(_bounds(tuple(kinds), group, delta, distance, steps))
-    if not finite:
-        return Total(math.inf, delta, "none", epsilon_sum, {})
-    winner = min(finite, key=lambda name: finite[name])
-    return Total(finite[winner], delta, winner, epsilon_sum, finite)
+    unprotected = any(kind.unprotected for kind in kinds)
+    bounds = {} if unprotected else dict(_bounds(tuple(kinds), group, delta, distance, steps))
+    best = min(bounds, key=lambda name: bounds[name], default="none")
+    return Total(bounds.get(best, math.inf), delta, best, _sum(kinds, group * steps), bounds)
 
 
 @lru_cache(maxsize=512)
 def _bounds(
-    kinds: tuple[Charge, ...], group: int, allowance: float, distance: float, steps: int
+    kinds: tuple[Charge, ...], group: int, delta: float, distance: float, steps: int
 ) -> tuple[tuple[str, float], ...]:
-    """Every finite bound by its name. Kept: one takes half a second, and a run asks for the same ones several times."""
+    """Every finite bound by its name. Cached: one takes half a second, and a run asks for the same ones several times."""
     bounds: dict[str, float] = {}
     epsilon_sum = _sum(kinds, group * steps)
     if epsilon_sum is not None:
-        bounds["sum"] = _afford(lambda _: epsilon_sum, allowance, distance)
-    if allowance > 0 and kinds:
-        from dpps.privacy import composition  # dp-accounting takes a second to load
-
-        charges = list(kinds)
-        composition.attempt(
-            bounds, "rdp", lambda: _afford(composition.rdp(charges, group * steps), allowance, distance)
-        )
+        bounds["sum"] = _afford(lambda _: epsilon_sum, delta, distance)
+    if delta > 0 and kinds:
+        _attempt(bounds, "rdp", lambda: _afford(_rdp(kinds, group * steps), delta, distance))
         upper = min(bounds.values(), default=math.inf)
-        composition.attempt(
-            bounds, "pld", lambda: _afford(composition.pld(charges, group, upper, steps), allowance, distance)
-        )
+        _attempt(bounds, "pld", lambda: _afford(_pld(kinds, group, upper, steps), delta, distance))
     return tuple((name, value) for name, value in bounds.items() if math.isfinite(value))
 
 
-@lru_cache(maxsize=64)
-def multiplier_for(epsilon: float, delta: float, rounds: int, sampling: float, group: int) -> float:
-    """The noise multiplier of sampled Gaussian rounds, as `noise_for` finds it; a rule for rates asks before the run does."""
-    return noise_for(epsilon, delta, rounds, gaussian, sampling=sampling, group=group)
+def _attempt(bounds: dict[str, float], name: str, bound: Callable[[], float]) -> None:
+    """Keep a bound if there is one: a failing accountant is left out, never read as private."""
+    from dp_accounting import UnsupportedEventError
+
+    failures = (ValueError, ArithmeticError, IndexError, MemoryError, RuntimeWarning, UnsupportedEventError)
+    try:
+        # dp-accounting warns of every Rényi order it leaves out; the bound is valid without them
+        with only_from(logging.ERROR, logging.getLogger("absl")):
+            value = float(bound())
+    except failures as error:
+        log.debug("accountant %s left out: %s", name, error)
+        return
+    if value >= 0:  # false for NaN
+        bounds[name] = value
 
 
 def noise_for(
     target_epsilon: float,
     delta: float,
-    rounds: int | Sequence[tuple[float, int]],
-    event: Callable[[float], Event],
+    rounds: int,
+    event: Callable[[float], "Event | DpEvent"],
     sampling: float = 1.0,
     group: int = 1,
     *,
@@ -187,10 +204,9 @@ def noise_for(
     Args:
         target_epsilon: wanted total.
         delta: whole allowance, as in :func:`total`.
-        rounds: planned number of rounds, or one (sampling rate, rounds) pair for each node: nodes compose in
-            parallel, so each of them must keep to the target.
+        rounds: planned number of rounds.
         event: what one round costs at a noise multiplier (scale / sensitivity): a mechanism's `event`.
-        sampling: Poisson rate q when ``rounds`` is a number.
+        sampling: Poisson rate q.
         group: records per person.
         distance: as in :func:`total`.
 
@@ -201,24 +217,16 @@ def noise_for(
         raise UsageError(
             f"epsilon is {target_epsilon:g}: it must be a positive number; smaller is more private"
         )
-    plans = [(sampling, rounds)] if isinstance(rounds, int) else list(rounds)
-    if not plans or any(not 0 < q <= 1 or count < 1 for q, count in plans):
+    if rounds < 1 or not 0 < sampling <= 1:
         raise UsageError(f"rounds {rounds} at sampling rate {sampling}: give 1 or more, and a rate in (0, 1]")
 
-    def solve(q: float, count: int) -> float:
-        def epsilon_of(noise: float) -> float:
-            charge = Charge(sampled(q, Event.of(event(noise))), count)
-            return total([charge], delta, group, distance=distance).epsilon
+    def epsilon_of(noise: float) -> float:
+        charge = Charge(sampled(sampling, Event.of(event(noise))), rounds)
+        return total([charge], delta, group, distance=distance).epsilon
 
-        return _least_noise(
-            epsilon_of, target_epsilon, _first_guess(event, target_epsilon / group, delta, q, count)
-        )
-
-    return max(solve(q, count) for q, count in _hardest(plans))
-
-
-SUM_OF_ROUNDS = "sum of rounds, no guarantee"
-"""What the epsilon of a whole run is called in the unit node-swap."""
+    return _least_noise(
+        epsilon_of, target_epsilon, _first_guess(event, target_epsilon / group, delta, sampling, rounds)
+    )
 
 
 def label(epsilon: float) -> str:
@@ -238,24 +246,16 @@ def _merge(charges: Iterable[Charge]) -> list[Charge]:
         if not charge.free:
             counts[charge.event] += charge.count
     merged: list[Charge] = []
-    for event in sorted(counts, key=_by_noise):
+    # equal kinds beside each other, the costlier first: scale / sensitivity differs in its last digits between learning rates
+    for event in sorted(counts, key=lambda e: (e.type, e.arguments, e.sampling, e.noise_multiplier)):
         last = merged.pop() if merged and _alike(merged[-1].event, event) else Charge(event, 0)
         merged.append(Charge(last.event, last.count + counts[event]))
     return merged
 
 
-def _by_noise(event: Event) -> tuple[str, str, float, float]:
-    """Kinds that may be the same beside each other, the costlier first."""
-    plain = event.inner.type in (LAPLACE, GAUSSIAN)
-    multiplier = event.noise_multiplier if plain else 0.0
-    return event.inner.type, "" if plain else repr(event), event.sampling, multiplier
-
-
 def _alike(one: Event, other: Event) -> bool:
-    """The same kind but for the last digits: scale / sensitivity at another learning rate, say."""
-    *kind, noise = _by_noise(one)
-    *other_kind, other_noise = _by_noise(other)
-    return kind == other_kind and math.isclose(noise, other_noise, rel_tol=1e-12)
+    close = math.isclose(one.noise_multiplier, other.noise_multiplier, rel_tol=1e-12)
+    return close and replace(one, noise_multiplier=other.noise_multiplier) == other
 
 
 def _check_request(kinds: list[Charge], delta: float, group: int, distance: float) -> None:
@@ -265,7 +265,7 @@ def _check_request(kinds: list[Charge], delta: float, group: int, distance: floa
         raise UsageError(f"records per user {group}: it must be 1 or more")
     if not distance >= 0:
         raise UsageError(f"distance {distance}: it must be a number, 0 or more")
-    if delta == 0 and any(kind.event.inner.type == GAUSSIAN for kind in kinds):
+    if delta == 0 and any(kind.event.type == GAUSSIAN for kind in kinds):
         raise UsageError("delta 0 is impossible with Gaussian noise: allow 1e-5, say, or use Laplace noise")
 
 
@@ -287,14 +287,8 @@ def _afford(epsilon_at: DeltaToEpsilon, delta: float, distance: float) -> float:
     return epsilon_at(delta - price) if price <= delta / 2 else math.inf
 
 
-def _hardest(plans: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Plans not dominated by another with as large a rate and as many rounds: epsilon grows with both."""
-    unique = set(plans)
-    return [p for p in unique if not any(o != p and o[0] >= p[0] and o[1] >= p[1] for o in unique)]
-
-
 def _first_guess(
-    event: Callable[[float], Event], target: float, delta: float, sampling: float, count: int
+    event: Callable[[float], "Event | DpEvent"], target: float, delta: float, sampling: float, count: int
 ) -> float:
     pure = Event.of(event(1.0)).pure_epsilon
     if pure is not None:  # the plain sum is always enough
@@ -304,36 +298,158 @@ def _first_guess(
 
 
 def _least_noise(epsilon_of: Callable[[float], float], target: float, guess: float) -> float:
-    """The smallest noise with epsilon <= target, to 1e-3 of epsilon: regula falsi in logarithms."""
-    points = {guess: epsilon_of(guess)}
-    factor = 1.3
-    while min(points.values()) > target:
-        noise = max(points) * factor
-        if noise > 1e15:
+    """The least noise with epsilon <= target, to 1e-3 of epsilon.
+
+    Brent's method, as in dp-accounting's `calibrate_dp_mechanism`, but in logarithms, where the curve is nearly straight.
+    """
+    from scipy.optimize import brentq
+
+    def gap(log_noise: float) -> float:
+        epsilon = min(max(epsilon_of(math.exp(log_noise)), 1e-300), 1e300)
+        return math.log(epsilon / target) + 5e-4
+
+    low = high = guess
+    while epsilon_of(high) > target:
+        low, high = high, 2 * high
+        if high > 1e15:
             raise UsageError(
                 f"no noise reaches epsilon {target:g}: allow a larger delta, fewer records per user, or use a finer noise grid"
             )
-        points[noise] = epsilon_of(noise)
-        factor *= factor
-    factor = 1.3
-    while max(points.values()) <= target * (1 - 1e-3):
-        noise = min(points) / factor
-        points[noise] = epsilon_of(noise)
-        factor *= factor
-    for _ in range(100):
-        good = min(noise for noise, epsilon in points.items() if epsilon <= target)
-        bad = max((noise for noise, epsilon in points.items() if epsilon > target), default=0.0)
-        if points[good] >= target * (1 - 1e-3) or good <= bad * (1 + 1e-7):
-            break
-        noise = _between(bad, points[bad], good, points[good], target * (1 - 5e-4))
-        points[noise] = epsilon_of(noise)
-    return good
+    while epsilon_of(low) <= target * (1 - 1e-3):
+        low, high = low / 2, low
+    for noise in (low, high):
+        if target * (1 - 1e-3) <= epsilon_of(noise) <= target:
+            return noise
+    noise = math.exp(brentq(gap, math.log(low), math.log(high), xtol=1e-4))
+    while epsilon_of(noise) > target:  # where the curve is steep
+        noise *= 1 + 1e-4
+    return noise
 
 
-def _between(bad: float, high: float, good: float, low: float, wanted: float) -> float:
-    """The noise where the straight line in logarithms meets the wanted epsilon, kept off both ends."""
-    share = 0.5
-    if low > 0 and math.isfinite(high) and high > low:
-        share = math.log(high / wanted) / math.log(high / low)
-    share = min(max(share, 0.02), 0.98)
-    return float(bad ** (1 - share) * good**share)
+def _rdp(kinds: Sequence[Charge], group: int) -> DeltaToEpsilon:
+    """Rényi accounting."""
+    from dp_accounting.rdp import RdpAccountant
+
+    scalable = all(kind.unsampled for kind in kinds)
+    accountant = RdpAccountant()
+    for kind in _scale(kinds, group) if scalable else kinds:
+        accountant.compose(kind.event.dp_event(), kind.count)
+    # dp-accounting reads a negative divergence (numerical trouble) as epsilon 0.
+    if not all(divergence >= 0 for divergence in accountant.rdp):
+        raise ArithmeticError("negative Rényi divergence")
+    if group > 1 and not scalable:
+        return _converted(accountant.get_delta, group)
+    return lambda delta: float(accountant.get_epsilon(delta))
+
+
+def _pld(kinds: Sequence[Charge], group: int, upper: float, steps: int) -> DeltaToEpsilon:
+    """Accounting by the distribution of the privacy loss.
+
+    Args:
+        kinds: what happened.
+        group: records that are added, or removed, together.
+        upper: a bound known already.
+        steps: 2 where such a group is replaced by another one: it is removed, and the other one added.
+    """
+    from dp_accounting import GaussianDpEvent, get_epsilon_gaussian
+    from dp_accounting.pld import PLDAccountant
+
+    others = [kind for kind in kinds if not kind.unsampled]
+    if not others:  # how far apart two messages are is known, so nothing is converted
+        group, steps = group * steps, 1
+    pure_noise = _fewer_scales(
+        _scale([kind for kind in kinds if kind.unsampled and kind.event.type == LAPLACE], group)
+    )
+    multiplier = _joint_multiplier(
+        _scale([kind for kind in kinds if kind.unsampled and kind.event.type == GAUSSIAN], group)
+    )
+    if not pure_noise and not others:  # one Gaussian: dp-accounting has its privacy loss in closed form
+        return lambda delta: float(get_epsilon_gaussian(multiplier, delta))
+    pure = [replace(kind.event, sampling=1.0).pure_epsilon for kind in pure_noise + others]
+    if any(epsilon is not None and epsilon > _PLD_LARGEST_EPSILON for epsilon in pure):
+        raise ValueError(f"an epsilon per round above {_PLD_LARGEST_EPSILON}")
+    if len(others) > _PLD_LARGEST_KINDS:
+        raise ValueError(f"{len(others)} kinds of rounds that are neither Laplace nor Gaussian")
+    interval = _pld_interval(upper / steps, len(pure_noise) + len(others), group if others else 1)
+    accountant = PLDAccountant(value_discretization_interval=interval)
+    for kind in pure_noise:
+        accountant.compose(kind.event.dp_event(), kind.count)
+    for kind in others:
+        event = kind.event.dp_event() if group == 1 else _group_event(kind.event, group)
+        accountant.compose(event, kind.count)
+    if math.isfinite(multiplier):
+        accountant.compose(GaussianDpEvent(multiplier))
+    if steps > 1:
+        return _converted(accountant.get_delta, steps)
+    return lambda delta: float(accountant.get_epsilon(delta))
+
+
+def _pld_interval(upper: float, kinds: int, group: int) -> float:
+    """Grid of the privacy loss: any is valid, a finer one is tighter and slower; groups are slow as it is."""
+    fine = upper / _PLD_GRID_POINTS if math.isfinite(upper) else 1e-3
+    coarser = max(1.0, kinds / _PLD_KINDS_AT_FULL_GRID) * (1 if group == 1 else 5)
+    return min(max(fine * coarser, 1e-5), 10.0)
+
+
+def _scale(kinds: Sequence[Charge], group: int) -> Sequence[Charge]:
+    """Unsampled Laplace and Gaussian rounds as a group of that size sees them: its members' contributions add up."""
+    if group == 1:
+        return kinds
+    return [
+        replace(kind, event=replace(kind.event, noise_multiplier=kind.event.noise_multiplier / group))
+        for kind in kinds
+    ]
+
+
+def _group_event(event: Event, group: int) -> "DpEvent":
+    """A Poisson sampled Gaussian round as a group sees it that is added, or removed, as a whole: a binomial number i of its g
+    members is drawn.
+
+    The mixture of Gaussians with shifts i dominates (Ganesh 2024, arXiv 2401.10294). A group that is replaced by another one is
+    not such a group: it is two steps, converted by `_converted`.
+    """
+    from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
+
+    if event.type != GAUSSIAN:
+        raise ValueError(f"no group bound for rounds of {event.type}")
+    drawn = range(group + 1)
+    q = event.sampling
+    chances = [math.comb(group, i) * q**i * (1 - q) ** (group - i) for i in drawn]
+    mixture: DpEvent = MixtureOfGaussiansDpEvent(event.noise_multiplier, [float(i) for i in drawn], chances)
+    return mixture
+
+
+def _converted(delta_at: Callable[[float], float], group: int) -> DeltaToEpsilon:
+    """Group privacy: (e, d) for one record is (g e, d (1 + e^e + ... + e^((g-1)e))) for g of them."""
+
+    def fits(epsilon: float, delta: float) -> bool:
+        return float(delta_at(epsilon)) * math.fsum(math.exp(i * epsilon) for i in range(group)) <= delta
+
+    def epsilon_at(delta: float) -> float:
+        low, high = 0.0, 1 / 16
+        while not fits(high, delta):
+            low, high = high, 2 * high
+            if high * group > 700:
+                return math.inf
+        while high - low > 1e-5 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if fits(middle, delta) else (middle, high)
+        return group * high
+
+    return epsilon_at
+
+
+def _joint_multiplier(kinds: Sequence[Charge]) -> float:
+    """All unsampled Gaussian rounds are one Gaussian: 1/sigma² adds up."""
+    precision = math.fsum(kind.count / kind.event.noise_multiplier**2 for kind in kinds)
+    return 1 / math.sqrt(precision) if precision > 0 else math.inf
+
+
+def _fewer_scales(kinds: Sequence[Charge]) -> list[Charge]:
+    """Many Laplace scales, neighbours merged at their least noise, which dominates the others."""
+    width = math.ceil(len(kinds) / _PLD_LARGEST_KINDS)
+    if width <= 1:
+        return list(kinds)
+    ordered = sorted(kinds, key=lambda kind: -kind.event.noise_multiplier)
+    chunks = [ordered[i : i + width] for i in range(0, len(ordered), width)]
+    return [replace(chunk[-1], count=sum(kind.count for kind in chunk)) for chunk in chunks]

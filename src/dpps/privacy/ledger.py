@@ -1,19 +1,80 @@
-"""The ledger: every release of a run and what it cost. Totals are computed from it, never from a plan.
+"""What was spent: every release of a run and its cost. Totals are computed from the ledger, never from a plan.
 
 `Ledger` keeps the releases in memory; :class:`dpps.privacy.ledger_file.LedgerFile` also writes each one to disk before it is
 sent. A protocol always has one of the two, and nothing leaves a node without being charged.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Literal, Self
 
 from dpps.errors import RunError, UsageError
+from dpps.noise.events import Event
 from dpps.privacy.accountant import Charge, Total, total
-from dpps.privacy.release import Release, Rows
 
 _ROUNDING = 1e-9  # a sum of rounds may miss the total it was divided from in its last digits
+
+Rows = tuple[int, ...] | Literal["all"]
+
+
+@dataclass(frozen=True)
+class Release:
+    """The messages of some rows in one round.
+
+    Attributes:
+        round: the round t of the message.
+        event: what it costs, as the mechanism states it, sampling included.
+        mechanism: the name of the noise, for the reader.
+        sensitivity: S(t), in the norm of the mechanism.
+        scale: scale of the noise in the message.
+        rows: the nodes whose message it is, or ``all`` that the ledger has.
+    """
+
+    round: int
+    event: Event
+    mechanism: str
+    sensitivity: float
+    scale: float
+    rows: Rows = "all"
+
+    def check(self, rows: Sequence[int]) -> None:
+        """Refuse what no accountant can take, and rows that are not the ledger's."""
+        strangers = [] if self.rows == "all" else [row for row in self.rows if row not in rows]
+        if strangers or not self.rows or self.round < 0:
+            raise UsageError(f"cannot charge {self}: rows must be among {list(rows)}, round >= 0")
+        if not (self.sensitivity >= 0 and self.scale >= 0):
+            raise UsageError(f"cannot charge {self}: sensitivity and scale must be numbers >= 0")
+        if not self.event.well_formed:
+            raise UsageError(f"cannot charge {self}: its event has a parameter that is not a number >= 0")
+
+    def to_json(self) -> dict[str, Any]:
+        """As a line of the ledger. `epsilon` is the pure epsilon of one message, for readers; None where there is none."""
+        epsilon = self.event.pure_epsilon
+        return {
+            "round": self.round,
+            "rows": self.rows if self.rows == "all" else list(self.rows),
+            "mechanism": self.mechanism,
+            "sensitivity": _number(self.sensitivity),
+            "scale": _number(self.scale),
+            "epsilon": None if epsilon is None else _number(epsilon),
+            "event": self.event.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], rows: Sequence[int]) -> "Release":
+        """What a line says; ValueError, KeyError or TypeError when it says nothing sensible."""
+        release = cls(
+            round=int(record["round"]),
+            event=Event.from_json(record["event"]),
+            mechanism=str(record["mechanism"]),
+            sensitivity=float(record["sensitivity"]),
+            scale=float(record["scale"]),
+            rows="all" if record["rows"] == "all" else tuple(int(row) for row in record["rows"]),
+        )
+        release.check(rows)
+        return release
 
 
 @dataclass(frozen=True)
@@ -61,7 +122,6 @@ class Ledger:
         """The name of the noise that was charged last."""
         self._budget = budget
         self._kinds: Counter[tuple[Rows, Charge]] = Counter()
-        self._rounds: Counter[int] = Counter()
         self._sent: Counter[int] = Counter()
         self._cleared: dict[Release, int] = {}
 
@@ -110,14 +170,6 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def beyond(self, position: int) -> int:
-        """Charged rounds that a state restored at round `position` lacks; re-running charges them again."""
-        return sum(count for start, count in self._rounds.items() if start >= position)
-
-    def charges(self) -> list[Charge]:
-        """All lines, replays included, added up by kind and node set."""
-        return [replace(kind, count=count) for (_, kind), count in self._kinds.items()]
-
     def charges_by_row(self) -> dict[int, list[Charge]]:
         """What each node sent. Nodes compose in parallel, so a total is the maximum over them."""
         sums: dict[int, Counter[Charge]] = {row: Counter() for row in self.rows}
@@ -133,35 +185,35 @@ class Ledger:
     def _named(self, rows: Rows) -> list[int]:
         return self.rows if rows == "all" else list(rows)
 
+    def _most_rounds(self, rows: Rows) -> int:
+        return max(self._sent[row] for row in self._named(rows))
+
     def affords(self, charges: Sequence[Charge]) -> bool:
         """Whether so much more, charged to every node, is within the budget: a run that cannot finish need not begin."""
         count = sum(charge.count for charge in charges)
         if self._budget is None or count == 0:
             return True
-        if self._budget.rounds is not None and self._most_rounds("all") + count > self._budget.rounds:
+        if self._budget.rounds is not None and self.messages + count > self._budget.rounds:
             return False
-        return self._budget.epsilon is None or self._within("all", charges)
+        return self._within("all", charges)
 
     def _refuse_over_budget(self, release: Release) -> None:
-        if self._budget is None:
+        budget = self._budget
+        if budget is None:
             return
-        used = self._most_rounds(release.rows)
-        if self._budget.rounds is not None and used >= self._budget.rounds:
-            raise self._refusal(release, f"{self._budget.rounds} rounds were budgeted and {used} are charged")
-        if self._budget.epsilon is not None and not self._cleared_for(release):
-            promised = f"epsilon {self._budget.epsilon} at delta {self._budget.delta}"
-            raise self._refusal(release, f"{promised} was budgeted and {used} rounds have used it up")
+        used, reason = self._most_rounds(release.rows), ""
+        if budget.rounds is not None and used >= budget.rounds:
+            reason = f"{budget.rounds} rounds were budgeted and {used} are charged"
+        elif not self._cleared_for(release, budget):
+            promised = f"epsilon {budget.epsilon} at delta {budget.delta}"
+            reason = f"{promised} was budgeted and {used} rounds have used it up"
+        if reason:
+            raise RunError(
+                f"round {release.round} refused before sending: {reason} (replays after a restart count); "
+                f"all that was sent is in {self.place}"
+            )
 
-    def _refusal(self, release: Release, reason: str) -> RunError:
-        return RunError(
-            f"round {release.round} refused before sending: {reason} (replays after a restart count); "
-            f"all that was sent is in {self.place}"
-        )
-
-    def _most_rounds(self, rows: Rows) -> int:
-        return max(self._sent[row] for row in self._named(rows))
-
-    def _cleared_for(self, release: Release) -> bool:
+    def _cleared_for(self, release: Release, budget: Budget) -> bool:
         """Whether the epsilon budget allows it. Looks ahead: accountants are slow."""
         kind = replace(release, round=0)
         rows = set(self._named(release.rows))
@@ -171,36 +223,30 @@ class Ledger:
         }
         left = self._cleared.pop(kind, 0)
         if not left:
-            assert self._budget is not None
-            ahead = (self._budget.planned - self._most_rounds(release.rows), 4096, 512, 64, 8, 1)
-            left = next(
-                (
-                    n
-                    for n in ahead
-                    if n >= 1 and self._within(release.rows, [replace(release.charge, count=n)])
-                ),
-                0,
-            )
+            ahead = (budget.planned - self._most_rounds(release.rows), 4096, 512, 64, 8, 1)
+            fits = (n for n in ahead if n >= 1 and self._within(release.rows, [Charge(release.event, n)]))
+            left = next(fits, 0)
         if left:
             self._cleared[kind] = left - 1
         return left > 0
 
     def _within(self, rows: Rows, charges: Sequence[Charge]) -> bool:
-        assert self._budget is not None
-        assert self._budget.epsilon is not None
+        """Whether the epsilon budget has room for these charges to these rows."""
+        budget = self._budget
+        if budget is None or budget.epsilon is None:
+            return True
         by_row = self.charges_by_row()
         planned = {row: [*by_row[row], *charges] for row in self._named(rows)}
-        epsilon = _most(planned, self._budget.delta, self._budget.group).epsilon
-        return epsilon <= self._budget.epsilon * (1 + _ROUNDING)
+        return _most(planned, budget.delta, budget.group).epsilon <= budget.epsilon * (1 + _ROUNDING)
 
     def _count(self, release: Release) -> None:
-        charge = self._same.setdefault(release.charge, release.charge)
+        charge = Charge(release.event)
+        charge = self._same.setdefault(charge, charge)
         self._releases.append((release.round, release.rows, charge))
         self.mechanism = release.mechanism
         self._kinds[release.rows, charge] += 1
         for row in self._named(release.rows):
             self._sent[row] += 1
-        self._rounds[release.round] += 1
 
 
 def _most(by_row: Mapping[int, Iterable[Charge]], delta: float, group: int, distance: float = 0.0) -> Total:
@@ -209,3 +255,8 @@ def _most(by_row: Mapping[int, Iterable[Charge]], delta: float, group: int, dist
     return max(
         (total(charges, delta, group, distance=distance) for charges in different), key=lambda t: t.epsilon
     )
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinity."""
+    return float(value) if math.isfinite(value) else str(float(value))

@@ -1,13 +1,18 @@
-"""The write-ahead ledger: what was sent is on disk before it is sent, because it cannot be taken back.
+"""What was spent, on disk before it is sent, because a message cannot be taken back.
 
-One JSON object per line. The first line says which run this is; every later one charges a message. Each line ends
-with a checksum over itself and the checksum before it, so an edited, lost or exchanged line breaks the chain from there on.
-Totals are computed from these lines, never from a plan.
+The ledger has one JSON object per line. The first line says which run this is and what was promised; every later one charges a
+message. Each line ends with a checksum over itself and the checksum before it, so an edited, lost or exchanged line breaks the
+chain from there on. One writer at a time: the file is locked until it is closed or its process ends.
 
-A ledger that was lost, or replaced by an older copy, is refused: a witness in a file beside it,
-each checkpoint, and in a distributed run the other processes know how far it went
-(:mod:`dpps.privacy.witness` says what remains undetectable). One writer at a
-time: the file is locked until it is closed or its process ends.
+An older copy of a ledger looks whole by itself. So a second file beside it, the witness, says how far the ledger once went.
+It has two places that are overwritten in turn, so that a write cut off by a crash leaves the other place intact. Each record
+says how many lines the ledger has, the checksum of the last one, and how many messages the ledger of every other process must
+have, because they arrived here. It is written after the line it speaks of is on disk and before the message leaves: so it never
+claims a line that the ledger does not have, and after a crash it lags by one line at most. What arrived from the others is
+written with the next record, one round later.
+
+Checkpoints and, in a distributed run, the other processes are witnesses, too. What remains undetectable: ledger and witness
+put back *together*, from one backup of the machine, in a run of a single process, which has nobody else to ask.
 """
 
 import hashlib
@@ -16,19 +21,88 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from dpps.disk import close_alone, open_alone, sync_folder
+from dpps.disk import close_alone, open_alone, private, sync_folder, write_private
 from dpps.errors import RunError, UsageError
-from dpps.privacy.ledger import Budget, Ledger
-from dpps.privacy.release import Release
-from dpps.privacy.witness import Mark, Witness, newest_mark, unused, witness_of
+from dpps.privacy.ledger import Budget, Ledger, Release
 
 log = logging.getLogger(__name__)
 
 FORMAT = {"format": "dpps-ledger", "version": 3}
+
+_SECTOR = 512
+_PEERS_PER_SECTOR = 32  # numbers below a million million, with their commas
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a ledger goes: so many lines, the header included, and the checksum of the last."""
+
+    lines: int
+    seal: str
+
+
+@dataclass(frozen=True)
+class _Record:
+    turn: int
+    mark: Mark
+    received: tuple[int, ...]
+
+    def encoded(self, size: int) -> bytes:
+        body = json.dumps([self.turn, self.mark.lines, self.mark.seal, list(self.received)])
+        return f"{body} {_checksum(body)}".ljust(size - 1).encode() + b"\n"
+
+
+class Witness:
+    """Of one ledger; made by :meth:`create`, read and continued by :meth:`open`.
+
+    Attributes:
+        mark: what was recorded last.
+        received: by rank, how many messages the ledger of that process must have, because they arrived here.
+    """
+
+    def __init__(self, path: Path, record: _Record, size: int) -> None:
+        self.path = path
+        self.mark = record.mark
+        self.received = list(record.received)
+        self._turn, self._size = record.turn, size
+        self._file = private(path, os.O_WRONLY)
+
+    @classmethod
+    def create(cls, path: Path, mark: Mark, processes: int) -> "Witness":
+        """A new one, for a run of so many processes."""
+        size = _SECTOR * (1 + -(-processes // _PEERS_PER_SECTOR))
+        record = _Record(0, mark, (0,) * processes)
+        write_private(path, 2 * record.encoded(size))
+        return cls(path, record, size)
+
+    @classmethod
+    def open(cls, path: Path) -> "Witness":
+        """Continue the one that is there.
+
+        Raises:
+            RunError: there is none, or it is damaged.
+        """
+        record, size = _read(path)
+        return cls(path, record, size)
+
+    def record(self, mark: Mark) -> None:
+        """Put `mark` and what was received on disk."""
+        self._turn += 1
+        data = _Record(self._turn, mark, tuple(self.received)).encoded(self._size)
+        written = os.pwrite(self._file, data, self._turn % 2 * self._size)
+        if written != len(data):
+            raise OSError(0, f"only {written} of {len(data)} bytes were written")
+        os.fsync(self._file)
+        self.mark = mark
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
 
 
 class LedgerFile(Ledger):
@@ -130,15 +204,9 @@ class LedgerFile(Ledger):
             RunError: it is missing, damaged, or an older copy, as far as there is a witness.
         """
         ledger = cls(path, cls.read_header(path), durable=False)
-        ledger._broken = True
+        ledger._broken = True  # nothing can be written
         mark = newest_mark(path)  # first: whoever writes tells the witness last
-        data = ledger._whole_lines(path.read_bytes(), mark)
-        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-            record = ledger._unsealed(line, number)
-            if number > 1:
-                ledger._count(believed(path, number, record, ledger.rows))
-        if mark is not None and whole:
-            ledger.check_holds(mark, "its witness")
+        ledger._replay(ledger._whole_lines(path.read_bytes(), mark), mark if whole else None)
         return ledger
 
     @staticmethod
@@ -230,7 +298,7 @@ class LedgerFile(Ledger):
 
     def _sealed(self, record: Mapping[str, Any]) -> bytes:
         body = json.dumps(record, separators=(",", ":"), allow_nan=False)
-        self._seal = _checksum(self._seal, body)
+        self._seal = _checksum(f"{self._seal}\n{body}")
         self._next_line()
         return f'{body[:-1]},"crc":"{self._seal}"}}\n'.encode()
 
@@ -260,9 +328,9 @@ class LedgerFile(Ledger):
         """The lines of a file that are to be read, each with its end; `mark`: how far the witness knows it to have gone."""
         return data[: data.rfind(b"\n") + 1]
 
-    def _replay(self, whole: bytes, mark: Mark) -> None:
-        """Check every line and count it."""
-        if not whole and mark.lines == 1:
+    def _replay(self, whole: bytes, mark: Mark | None) -> None:
+        """Check every line and count it; all lines up to `mark` must be there."""
+        if not whole and mark is not None and mark.lines == 1:
             raise _unbegun(self.path)
         for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
             record = self._unsealed(line, number)
@@ -270,7 +338,8 @@ class LedgerFile(Ledger):
                 _same_run(self.path, record, self.header)
             else:
                 self._count(believed(self.path, number, record, self.rows))
-        self.check_holds(mark, "its witness")
+        if mark is not None:
+            self.check_holds(mark, "its witness")
 
     def _cut(self, whole: int, size: int) -> None:
         """A half-written last line goes: its fsync never returned, so its message never left."""
@@ -306,7 +375,7 @@ def unsealed(path: Path, line: bytes, number: int, previous: str) -> tuple[dict[
     """What a line says, and its checksum, which must follow from that of the line before."""
     body, mark, seal = line.rpartition(b',"crc":"')
     text = body.decode(errors="replace") + "}"
-    expected = _checksum(previous, text)
+    expected = _checksum(f"{previous}\n{text}")
     if not mark or seal != f'{expected}"}}'.encode():
         raise _damaged(path, number)
     record = json.loads(text)
@@ -365,5 +434,58 @@ def _damaged(path: Path, number: int) -> RunError:
     )
 
 
-def _checksum(previous: str, body: str) -> str:
-    return hashlib.sha256(f"{previous}\n{body}".encode()).hexdigest()[:32]
+def witness_of(path: Path) -> Path:
+    """Where the witness of a ledger is."""
+    return path.with_name(f"{path.name}.witness")
+
+
+def unused(path: Path) -> bool:
+    """Whether nothing was ever charged here: there is no ledger, or one that was begun and no more, and no witness of more."""
+    mark = newest_mark(path)
+    if mark is not None and mark.lines > 1:
+        return False
+    content = path.read_bytes() if path.exists() else b""
+    begun = b'{"format":"dpps-ledger"'
+    return content.count(b"\n") <= 1 and content[: len(begun)] == begun[: len(content)]
+
+
+def newest_mark(path: Path) -> Mark | None:
+    """How far the witness of a ledger knows it to have gone; None: there is no witness.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    witness = witness_of(path)
+    return _read(witness)[0].mark if witness.exists() else None
+
+
+def _read(path: Path) -> tuple[_Record, int]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read: {error.strerror}; without it nobody knows whether the ledger beside it "
+            "is the newest, so what was "
+            "spent is not known; restore it, or start a new run in another folder"
+        ) from error
+    size = len(data) // 2
+    found = [record for half in (data[:size], data[size:]) if (record := _decoded(half)) is not None]
+    if not found:
+        raise RunError(
+            f"{path} is damaged, so nobody knows whether the ledger beside it is the newest, and what was spent is not known; "
+            "restore it, or start a new run in another folder"
+        )
+    return max(found, key=lambda record: record.turn), size
+
+
+def _decoded(data: bytes) -> _Record | None:
+    """None for a place whose write was cut off."""
+    body, _, seal = data.decode(errors="replace").rstrip().rpartition(" ")
+    if seal != _checksum(body):
+        return None
+    turn, lines, last, received = json.loads(body)
+    return _Record(turn, Mark(lines, last), tuple(received))
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpps.errors import UsageError
-from dpps.privacy.release import Rows
+from dpps.privacy.ledger import Rows
 from dpps.protocol.state import State
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from dpps.noise.mechanisms import Mechanism, NoNoise
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource
 from dpps.privacy.accountant import Total
-from dpps.privacy.ledger import Ledger
-from dpps.privacy.release import Release
+from dpps.privacy.ledger import Ledger, Release
 from dpps.protocol.accounting import bytes_of_round, rows_by_rate
 from dpps.protocol.checks import check_request, check_start, starts_in_common
 from dpps.protocol.noising import Scratch, add_noise, admit, base_is_public, noise_level

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from dpps.privacy.accountant import NO_PROTECTION, label
-from dpps.privacy.statement import Privacy
+from dpps.privacy.promise import Privacy
 from dpps.privacy.units import UNITS
 from dpps.report.axes import Axis
 from dpps.report.charts import Chart, Mark, charts

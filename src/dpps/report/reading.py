@@ -13,10 +13,9 @@ from dpps.errors import RunError, UsageError
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.accountant import Charge
-from dpps.privacy.charges import charges_ahead
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.statement import Privacy, account
+from dpps.privacy.promise import Privacy, account, charges_ahead
 from dpps.privacy.units import UNITS, NodeSwap, PrivacyOptions, Unit
 from dpps.report.options import applied, command, data_name
 from dpps.runs.baselines import Comparisons, read_comparisons

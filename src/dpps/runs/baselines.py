@@ -20,7 +20,7 @@ from dpps.learning.comparison import Change, Comparison, compare_by_node, compar
 from dpps.learning.evaluation import are_classes, right_of
 from dpps.noise.mechanisms import Mechanism
 from dpps.noise.source import NoiseSource, Outgoing
-from dpps.privacy.contract import Contract
+from dpps.privacy.promise import Contract
 from dpps.privacy.units import Calibration
 from dpps.runs.deployment import Here
 from dpps.runs.run import Callback, Run

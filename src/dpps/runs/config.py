@@ -22,7 +22,7 @@ from dpps.learning.schedules import parse_schedule
 from dpps.learning.sizes import for_every_node, parse_sizes
 from dpps.learning.suggestion import USUAL_BATCH, USUAL_EPOCHS
 from dpps.noise.mechanisms import MECHANISMS
-from dpps.privacy.trust import TRUSTS, Pairs
+from dpps.privacy.partners import TRUSTS, Pairs
 from dpps.privacy.units import UNITS, PrivacyOptions, Unit
 from dpps.runs.defaults import by_rule
 from dpps.runs.description import fingerprint

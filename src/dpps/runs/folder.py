@@ -11,9 +11,8 @@ from typing import IO, Any
 
 from dpps.disk import locked, private, private_folder, write_private, writing
 from dpps.errors import RunError, UsageError
-from dpps.privacy.contract import Contract
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.witness import unused, witness_of
+from dpps.privacy.ledger_file import LedgerFile, unused, witness_of
+from dpps.privacy.promise import Contract
 from dpps.runs.log import COLUMNS, RoundLog
 
 

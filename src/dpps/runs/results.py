@@ -37,12 +37,10 @@ from dpps.learning.evaluation import (
 from dpps.learning.inputs import Batch, as_examples, check_examples
 from dpps.learning.metrics import Metric
 from dpps.learning.nodes import Nodes
-from dpps.privacy.charges import charges_ahead, planned_charges
 from dpps.privacy.ledger import Ledger
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.statement import Privacy, account
+from dpps.privacy.ledger_file import LedgerFile, Mark
+from dpps.privacy.promise import Privacy, account, charges_ahead, planned_charges
 from dpps.privacy.units import Plan, Unit
-from dpps.privacy.witness import Mark
 from dpps.protocol import DPPS
 from dpps.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpps.runs.deployment import Deployment

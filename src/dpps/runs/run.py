@@ -20,8 +20,7 @@ from dpps.learning.nodes import Nodes
 from dpps.learning.sizes import announce, for_every_node
 from dpps.noise.source import NoiseSource
 from dpps.noise.streams import fresh_seed
-from dpps.privacy.contract import Contract
-from dpps.privacy.statement import Privacy
+from dpps.privacy.promise import Contract, Privacy
 from dpps.privacy.units import Calibration, Unit
 from dpps.runs import arguments
 from dpps.runs.data_ledger import note_runs

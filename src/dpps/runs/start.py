@@ -17,10 +17,10 @@ from dpps.learning.metrics import rehearse
 from dpps.learning.schedules import WarmUp
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource
-from dpps.privacy.contract import Contract
-from dpps.privacy.foresight import foresee
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy.outlook import foresee
+from dpps.privacy.promise import Contract
 from dpps.privacy.units import Calibration, Plan, Unit
 from dpps.protocol import DPPS
 from dpps.runs.deployment import Deployment

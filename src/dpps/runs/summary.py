@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from dpps.privacy.statement import finite_or_none
+from dpps.privacy.promise import finite_or_none
 from dpps.version import versions
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from dpps.errors import DppsError, RunError, UsageError
 from dpps.noise.pair_keys import IdentityKey, PairKeys
 from dpps.noise.secure import SecureNoise
 from dpps.noise.source import NoiseSource, Seeded
-from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.trust import Pairs
-from dpps.privacy.witness import unused
+from dpps.privacy.ledger_file import LedgerFile, unused
+from dpps.privacy.partners import Pairs
 from dpps.runs.checkpoint import set_aside_after, whole_rounds
 from dpps.runs.deployment import Deployment, finished, nothing_left, too_dear
 from dpps.runs.description import weights_of

@@ -31,8 +31,8 @@ from dpps.errors import UsageError
 from dpps.learning.batch_sizes import parse_batch
 from dpps.noise.events import laplace
 from dpps.noise.keystream import Keystream
+from dpps.privacy.ledger import Release
 from dpps.privacy.ledger_file import LedgerFile
-from dpps.privacy.release import Release
 from dpps.runs.config import TrainConfig
 from dpps.runs.configured import make_run
 from dpps.runs.data_ledger import note_ledger

@@ -24,7 +24,6 @@ from dpps.errors import UsageError
 if TYPE_CHECKING:
     import networkx
 
-TRUSTS = ("nobody", "pairs")
 COMPLETE_UP_TO = 32
 """Nodes among whom everybody is everybody's partner, unless a graph is given."""
 LARGEST = 4096
@@ -61,7 +60,7 @@ class Nobody:
         """What is said of other nodes in a statement: nothing rests on them, whatever they do."""
         return ""
 
-    def limits(self) -> str:
+    def not_covered(self) -> str:
         """What is not covered because of it."""
         return ""
 
@@ -103,12 +102,9 @@ class Pairs:
         """How many colluders a network of so many nodes must stand."""
         return nodes // 3 if self.colluders is None else self.colluders
 
+    @lru_cache(maxsize=8)  # noqa: B019 - frozen, and few
     def partners(self, nodes: int) -> "Partners":
         """The partner graph of a network of so many nodes, and how much noise it takes."""
-        return _partners(self, nodes)
-
-    def make(self, nodes: int) -> "Partners":
-        """The same, made anew."""
         colluders = self.coalition(nodes)
         if nodes < 2:
             raise UsageError("a network of one node has no partners: trust nobody instead")
@@ -132,7 +128,7 @@ class Pairs:
         many = "a third of the nodes, rounded down," if self.colluders is None else self.colluders
         return f" and knows the data and the secrets of up to {many} of the other nodes acting together"
 
-    def limits(self) -> str:
+    def not_covered(self) -> str:
         """What is not covered because of it."""
         return (
             "; if more nodes than that pool their secrets, epsilon is larger (dpps plan prints how much, down to all others "
@@ -151,16 +147,22 @@ class Pairs:
             raise UsageError(
                 f"degree is {degree}: every one of {nodes} nodes must have 1 to {nodes - 1} partners, and nodes x degree must be even"
             )
-        return None if degree == nodes - 1 else random_regular(degree, nodes, self.seed)
+        if degree == nodes - 1:
+            return None
+        import networkx
+
+        return _edges_of(networkx.random_regular_graph(degree, nodes, seed=self.seed), nodes)
 
 
 Trust = Nobody | Pairs
 NOBODY = Nobody()
+TRUSTS: dict[str, type[Trust]] = {Nobody.name: Nobody, Pairs.name: Pairs}
+"""What `dpps train --trust` offers."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Deviations of a message's noise, in units of what noise without partners would need.
+    """Standard deviations of a message's noise, in units of what noise without partners would need.
 
     Attributes:
         independent: sigma, of the noise that a node keeps for itself.
@@ -329,11 +331,6 @@ class Partners:
         }
 
 
-@lru_cache(maxsize=8)
-def _partners(pairs: Pairs, nodes: int) -> Partners:
-    return pairs.make(nodes)
-
-
 def enough_degree(colluders: int) -> int:
     """The least even degree at which a random regular graph keeps three tenths of it when the colluders are gone.
 
@@ -343,13 +340,6 @@ def enough_degree(colluders: int) -> int:
     while degree - 2 * math.sqrt(degree - 1) - colluders < _STRENGTH * degree:
         degree += 2
     return degree
-
-
-def random_regular(degree: int, nodes: int, seed: int) -> Edges:
-    """A random graph in which everybody has `degree` partners, the same for everybody who knows the seed."""
-    import networkx
-
-    return _edges_of(networkx.random_regular_graph(degree, nodes, seed=seed), nodes)
 
 
 def _edges_of(graph: "networkx.Graph[int]", nodes: int) -> Edges:

@@ -6,9 +6,14 @@ from itertools import combinations
 import networkx
 import numpy as np
 import pytest
+import torch
 
+import dpps
 from dpps.errors import UsageError
-from dpps.privacy import Nobody, Pairs, Partners, enough_degree
+from dpps.noise import SecureNoise, SecurePairs, SeededPairs
+from dpps.privacy import Contribution, Nobody, Pairs, Partners, Plan, Record
+from dpps.privacy.partners import enough_degree
+from dpps.runs import TrainConfig
 
 
 def covariance(partners: Partners, honest: list[int]) -> np.ndarray:
@@ -172,3 +177,77 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="loops"):
         Pairs(0, graph=networkx.Graph([(0, 1), (1, 1)])).partners(2)
     assert Nobody().partners(10) is None
+
+
+# In the units
+
+
+def test_calibrations_draw_noise_that_cancels_only_with_partners() -> None:
+    plan = Plan(((1.0, 50),), lr_shared=0.5, batch_size=10, sampling=(0.1,) * 6, declared_sizes=(100,) * 6)
+    with_pairs, alone = (Record(noise_multiplier=1.3, trust=t).calibrate(plan) for t in (Pairs(2), Nobody()))
+    assert isinstance(with_pairs.source(dpps.Seeded(1)), SeededPairs)
+    assert isinstance(with_pairs.source(SecureNoise()), SecurePairs)
+    assert isinstance(alone.source(dpps.Seeded(1)), dpps.Seeded)
+
+
+def test_the_coalition_is_named() -> None:
+    record = Record(1.0, trust=Pairs(2))
+    assert "up to 2 " in record.who()
+    assert "secrets" in record.not_covered()
+    assert "secrets" in Record(1.0, trust=Pairs(0)).who()
+    assert "a third" in Record(1.0, trust=Pairs()).who()
+    assert "up to 3 " in Record(1.0, trust=Pairs()).for_network(10).who()
+    assert "secrets" not in Record(1.0).who() + Record(1.0).not_covered()
+
+
+def test_on_a_complete_graph_the_mean_is_central_dp_sgd_with_a_quarter_more_variance() -> None:
+    """One exact averaging: every node's row is the mean of the updates plus noise of 1.25 / N^2 of a message's variance."""
+    nodes, d, clip = 8, 60_000, 1.0
+    unit = Contribution(
+        clip, mechanism="gaussian", noise_multiplier=3.0, trust=dpps.Pairs(0, mean_variance=1.25)
+    )
+    plan = Plan(((1.0, 1),), lr_shared=1.0, batch_size=1, declared_sizes=(1,) * nodes)
+    calibration = unit.calibrate(plan)
+    assert calibration.partners is not None
+    protocol = dpps.DPPS(
+        dpps.Complete(nodes),
+        calibration.mechanism,
+        calibration.sensitivity,
+        noise=calibration.source(dpps.Seeded(3)),
+    )
+    state = protocol.start(torch.zeros(nodes, d, dtype=torch.float64))
+    update = torch.zeros(nodes, d, dtype=torch.float64)
+    update[:, 0] = torch.linspace(-1, 1, nodes)
+    record = protocol.step(state, update)
+    server = (record.scale / nodes) ** 2
+    rows = state.y.numpy()
+    assert np.allclose(rows, rows[0])
+    assert rows[0, 1:].var() == pytest.approx(1.25 * server, rel=0.03)
+    independent = record.scale**2 / nodes
+    assert rows[0, 1:].var() < independent / 5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"unit": "node-swap", "trust": "pairs"}, "--trust pairs .*--unit node-swap"),
+        ({"unit": "none", "trust": "pairs"}, "--trust pairs .*--unit none"),
+        ({"unit": "contribution", "trust": "pairs"}, "--mechanism laplace"),
+        ({"colluders": 2}, "--colluders .*--trust pairs"),
+        ({"mean_variance": 2.0}, "--mean-variance .*--trust pairs"),
+        ({"trust": "pairs", "mean_variance": 1.0}, r"mean_variance.*1\.0.*above 1"),
+        ({"trust": "pairs", "colluders": 9}, "colluders.*9.* 8 "),
+        ({"trust": "everybody"}, "trust"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        TrainConfig(**options).resolved()  # type: ignore[arg-type]
+
+
+def test_what_is_left_open_is_named_in_the_statement() -> None:
+    config = TrainConfig(noise_multiplier=1.0, trust="pairs").resolved()
+    assert (config.colluders, config.mean_variance) == (3, 1.25)
+    unit = config.privacy()
+    assert unit is not None
+    assert "up to 3 " in unit.who()

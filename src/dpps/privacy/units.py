@@ -1,0 +1,598 @@
+"""Who is protected: the privacy units. They differ only in where the sensitivity comes from.
+
+A unit turns what a user says (noise parameters, or a target epsilon and delta) and the plan of a run into `Calibration`: the
+mechanism, the sensitivity and the clipping that the run must keep to. docs/extending.md adds one.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from dpps.errors import UsageError, is_number
+from dpps.noise.events import Event, gaussian
+from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism
+from dpps.noise.source import NoiseSource
+from dpps.privacy.accountant import Charge, Total, label, noise_for, total
+from dpps.privacy.partners import MEAN_VARIANCE, NOBODY, Nobody, Pairs, Partners, Trust
+from dpps.registry import Registry
+from dpps.sensitivity import SENSITIVITIES, Bounded, Certified, Sensitivity, Unclipped
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+_DECLARED = "unless declared otherwise, how many examples it held when the run first started"
+_BUDGET = 5.0  # of the paper's experiments
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a unit needs to know of a run before it starts."""
+
+    rounds: Sequence[tuple[float, int]]
+    """(factor on the rates, how many rounds), in order."""
+    lr_shared: float
+    batch_size: float
+    """By which sums of gradients are divided: what a node is expected to draw, or the mean over all nodes where they differ."""
+    sampling: Sequence[float] = (1.0,)
+    """Every node's chance that one of its examples joins a round (Poisson sampling)."""
+    spare: int = 0
+    """Rounds paid for beyond these."""
+    coordinates: int = 0
+    """Parameters of a node, shared and local."""
+    declared_sizes: Sequence[int] = ()
+    """How many examples every node said it holds, in public and before the start: rounds and sampling rates follow from it."""
+    lr_local: float = 0.0
+    batches: Sequence[float] = ()
+    """Every node's expected batch where they differ; empty: all have `batch_size`."""
+
+    @property
+    def largest_batch(self) -> float:
+        """Of all nodes' expected batches."""
+        return max(self.batches, default=self.batch_size)
+
+    def batch_of(self, node: int) -> float:
+        """What this node is expected to draw in a round."""
+        return self.batches[node] if self.batches else self.batch_size
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return len(self.declared_sizes)
+
+    @property
+    def count(self) -> int:
+        """The number of rounds."""
+        return sum(count for _, count in self.rounds)
+
+    @property
+    def paid(self) -> int:
+        """The number of rounds that a target epsilon is spread over."""
+        return self.count + self.spare
+
+    def after(self, done: int) -> "Plan":
+        """What is left when `done` rounds are; none is spare."""
+        left, passed = [], done
+        for rate, count in self.rounds:
+            if count > passed:
+                left.append((rate, count - passed))
+            passed = max(0, passed - count)
+        return replace(self, rounds=tuple(left), spare=0)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a run must do to keep a unit's promise."""
+
+    mechanism: Mechanism
+    sensitivity: Sensitivity
+    gradient_clip: float | None = None
+    """The learner scales the whole shared gradient down to this L1 norm (Algorithm 2, line 5)."""
+    example_clip: float | None = None
+    """The learner scales every example's gradient down to this L2 norm and noises the local update too."""
+    sampling: float = 1.0
+    """The largest chance of an example to join a round."""
+    rates: Sequence[float] = ()
+    """Every node's own such chance, where each chose its batch and is charged for it; empty: all are charged for the largest."""
+    partners: Partners | None = None
+    """Who shares noise that cancels with whom; None: nobody."""
+
+    def source(self, noise: NoiseSource) -> NoiseSource:
+        """Where the messages' noise comes from: with partners, part of it is shared with them."""
+        return noise if self.partners is None else noise.with_partners(self.partners)
+
+
+@dataclass(frozen=True)
+class PrivacyOptions:
+    """What `dpps train` and `dpps plan` can be told about privacy; their help texts say what each option means."""
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    clip: float | None = None
+    records_per_user: int = 1
+    mechanism: str = "laplace"
+    noise_multiplier: float | None = None
+    trust: str = "nobody"
+    colluders: int | None = None
+    mean_variance: float | None = None
+    budget: float | None = None
+    noise_rate: float = 1e-3
+    sensitivity: str = "certified"
+    c_prime: float = 0.78
+    decay: float = 0.55
+
+    @classmethod
+    def of(cls, options: Any) -> Self:
+        """Those among the options of a command; what it does not have stays at its default."""
+        found: dict[str, Any] = {f.name: getattr(options, f.name, f.default) for f in fields(cls)}
+        return cls(**found)
+
+    def trusted(self) -> Trust:
+        """What --trust, --colluders and --mean-variance mean."""
+        if self.trust == "nobody":
+            return Nobody()
+        return Pairs(self.colluders, MEAN_VARIANCE if self.mean_variance is None else self.mean_variance)
+
+
+class Unit(ABC):
+    """Who is protected, and how that is bought."""
+
+    name: str
+    epsilon: float | None
+    delta: float
+    clip: float | None
+    records_per_user = 1
+    trust: Trust = NOBODY
+    own_options: ClassVar[tuple[str, ...]] = ()
+    """Options of the command line that not every unit has."""
+    no_partners: ClassVar[str] = "it has no noise that cancels"
+    """Why `--trust pairs` does not go with it; empty where it does."""
+    no_peers: ClassVar[str] = ""
+    """Why it does not work between organisations that come and go; empty where it does."""
+    protects: ClassVar[str] = ""
+    """In a few words, for headings: what is protected; empty: its name is shown."""
+    per_example: ClassVar[bool] = False
+    """Whether it protects one example: each is clipped and drawn by itself, and nodes may draw at rates of their own."""
+    has_total: ClassVar[bool] = True
+    """Whether its guarantee is about the run as a whole; otherwise totals are shown as a plain sum of rounds."""
+    implied_by: ClassVar[tuple[str, ...]] = ()
+    """Other units whose guarantee covers this one, too."""
+    fixed_mechanism: ClassVar[str | None] = None
+    """The mechanism that `--mechanism` cannot change."""
+
+    @classmethod
+    @abstractmethod
+    def from_options(cls, options: PrivacyOptions) -> Self:
+        """The unit as the command line asks for it, once `defaults` are filled in."""
+
+    @classmethod
+    def defaults(cls, options: PrivacyOptions) -> dict[str, float]:
+        """What these options mean when they are left out: epsilon, clip, budget, lr_shared and lr_local."""
+        return {}
+
+    @classmethod
+    def usual(cls) -> Self:
+        """With the defaults of the command line."""
+        options = PrivacyOptions()
+        known = {f.name for f in fields(PrivacyOptions)}
+        filled: dict[str, Any] = {k: v for k, v in cls.defaults(options).items() if k in known}
+        return cls.from_options(replace(options, **filled))
+
+    @classmethod
+    def check_options(cls, options: PrivacyOptions) -> None:
+        """Refuse options that would be ignored: somebody means something by them."""
+        name = options.mechanism if "--mechanism" in cls.own_options else cls.fixed_mechanism
+        if name is None:
+            return
+        pure = MECHANISMS[name].pure
+        if pure and options.noise_multiplier is not None:
+            raise UsageError("--noise-multiplier belongs to Gaussian noise: use --budget or --epsilon here")
+        if not pure and options.budget is not None:
+            raise UsageError("--budget belongs to Laplace noise: use --noise-multiplier or --epsilon here")
+
+    def for_network(self, nodes: int) -> Self:
+        """The same in a network of so many nodes: its statement names how many of them may collude."""
+        trust = self.trust.for_network(nodes)
+        return self if trust == self.trust else replace(self, trust=trust)  # type: ignore[type-var]
+
+    @property
+    def composition_delta(self) -> float:
+        """At which delta the rounds of a run are added up."""
+        return self.delta
+
+    @abstractmethod
+    def noise(self, plan: Plan) -> float:
+        """How much noise a run of this plan needs: as given, or solved for."""
+
+    @abstractmethod
+    def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
+        """What a run of this plan must do; with `noise`, found before, nothing is solved for."""
+
+    def total(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total:
+        """The cost of all messages of one node, from its ledger."""
+        return total(charges, self.delta, self.records_per_user, distance=distance)
+
+    def replacement(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total | None:
+        """The cost where what is protected is replaced by something else of its kind; None: that is what `total` is about."""
+        return None
+
+    def promise(self, total: Total, rounds: int) -> str:
+        """In plain words: what the total is worth."""
+        return f"Guarantee: {label(total.epsilon)}, delta {total.delta:g}, over {rounds} rounds (by {total.accountant})."
+
+    @abstractmethod
+    def who(self) -> str:
+        """In plain words: who is hidden, and from whom."""
+
+    @abstractmethod
+    def not_covered(self) -> str:
+        """In plain words: what is not covered."""
+
+
+UNITS: Registry[type[Unit]] = Registry("unit", "dpps.privacy")
+"""Units by name: what `dpps train --unit` offers beside none."""
+
+
+@UNITS.register("node-swap")
+@dataclass(frozen=True)
+class NodeSwap(Unit):
+    r"""The paper's unit (Definitions 2 to 5): which node sent a message. Laplace noise, $b/\gamma_n$ a round.
+
+    Args:
+        budget: b. Left out, it is solved from `epsilon`, the wanted sum over all rounds; 5 if that is left out, too.
+        noise_rate: $\gamma_n$.
+        sensitivity: `Certified(delta)` (a bound that holds with probability 1 - delta, by default 1e-5),
+            `WorstCase()`, `Paper(c_prime, decay)` (tuned by hand), or `Oracle()` (simulation only).
+        clip: the L1 norm to which the shared gradient is clipped; None leaves it.
+        epsilon: wanted sum over the rounds, which is no guarantee for the run.
+    """
+
+    budget: float | None = None
+    noise_rate: float = 1e-3
+    sensitivity: Sensitivity = field(default_factory=lambda: Certified(PrivacyOptions.delta))
+    clip: float | None = None
+    epsilon: float | None = None
+    name = "node-swap"
+    own_options: ClassVar[tuple[str, ...]] = (
+        "--mechanism",
+        "--sensitivity",
+        "--c-prime",
+        "--decay",
+        "--noise-rate",
+    )
+    no_partners: ClassVar[str] = (
+        "its Laplace noise has no known cost once it is shared, and its sensitivity is about rows that differ"
+    )
+    no_peers: ClassVar[str] = "it needs all members in every round"
+    protects: ClassVar[str] = "which node sent a message"
+    has_total: ClassVar[bool] = False
+    fixed_mechanism: ClassVar[str | None] = Laplace.name
+
+    @classmethod
+    def from_options(cls, options: PrivacyOptions) -> Self:
+        sensitivity = SENSITIVITIES[options.sensitivity].from_options(options)
+        return cls(options.budget, options.noise_rate, sensitivity, options.clip, options.epsilon)
+
+    @classmethod
+    def defaults(cls, options: PrivacyOptions) -> dict[str, float]:
+        rates = {"lr_shared": 0.1, "lr_local": 0.1}
+        return rates if options.epsilon is not None else {"budget": _BUDGET, **rates}
+
+    @classmethod
+    def check_options(cls, options: PrivacyOptions) -> None:
+        if options.mechanism != Laplace.name:
+            raise UsageError(
+                f"--mechanism {options.mechanism}: the unit node-swap is defined with Laplace noise; use the unit "
+                "contribution or record"
+            )
+        super().check_options(options)
+
+    def __post_init__(self) -> None:
+        if self.budget is None and self.epsilon is None:
+            object.__setattr__(self, "budget", _BUDGET)
+        _one_of("node-swap", budget=self.budget, epsilon=self.epsilon)
+        _positive(clip=self.clip, epsilon=self.epsilon)
+
+    @property
+    def delta(self) -> float:  # type: ignore[override]
+        return getattr(self.sensitivity, "delta", 0.0)
+
+    @property
+    def composition_delta(self) -> float:
+        return 0.0  # the noise scale depends on the data, so only the plain sum stands
+
+    def noise(self, plan: Plan) -> float:
+        if self.budget is not None:
+            return self.budget
+        # epsilon = sum over rounds of b / (gamma_n rate): the noise rate decays with the other rates
+        spare = plan.spare / plan.rounds[-1][0]
+        rounds = spare + sum(count / rate for rate, count in plan.rounds)
+        return _given(self.epsilon) * self.noise_rate / rounds
+
+    def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
+        budget = self.noise(plan) if noise is None else noise
+        return Calibration(Laplace(budget, self.noise_rate), self.sensitivity, gradient_clip=self.clip)
+
+    def total(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total:
+        return replace(total(charges, self.composition_delta), delta=self.delta)
+
+    def promise(self, total: Total, rounds: int) -> str:
+        return (
+            f"No guarantee for the run as a whole: the epsilons of {rounds} rounds add up to {label(total.epsilon)}, delta "
+            f"{total.delta:g}, and each of them holds for its own round only."
+        )
+
+    def who(self) -> str:
+        return (
+            "which node sent a message, against a receiver who cannot see it from the channel (the paper's Definitions 2 to 5; in a "
+            "distributed run the connection shows it)"
+        )
+
+    def not_covered(self) -> str:
+        tuned = type(self.sensitivity).__name__ in ("Paper", "Oracle")
+        proof = "the sensitivity is tuned by hand or measured, not proven; " if tuned else ""
+        norms = "" if isinstance(self.sensitivity, Certified) else " and the norm of its noise"
+        return (
+            f"{proof}the sensitivity depends on the data, and the scalar every node broadcasts reveals the norm of its "
+            f"update{norms}; no training example and no node's whole contribution is protected; the plain sum over "
+            f"rounds is no proven total (docs/audit.md shows a case above it); the declared size of a node is public ({_DECLARED})"
+        )
+
+
+@UNITS.register("contribution")
+@dataclass(frozen=True)
+class Contribution(Unit):
+    """All that one node ever contributes, against an observer of all messages (node-level, local differential privacy).
+
+    Each round's private part is -lr_shared g with ||g|| <= clip; replacing all of a node's data moves it by at most
+    2 lr_shared clip, whatever the model. Give `epsilon` (and `delta`) for the whole run, or the noise of a round.
+
+    Args:
+        clip: norm bound on the shared gradient: L1 for Laplace noise (30 if left out), L2 for Gaussian (1).
+        epsilon: wanted total over the planned rounds.
+        delta: total failure probability; 0 with Laplace means plain summation.
+        mechanism: the name of a mechanism, such as "laplace" or "gaussian".
+        round_epsilon: Laplace (or other pure noise): epsilon of one round.
+        noise_multiplier: Gaussian (or other noise without a pure epsilon): scale over sensitivity.
+        trust: `Pairs(colluders=C)`: Gaussian noise of which most cancels in the sum, safe against C other nodes.
+    """
+
+    clip: float = None  # type: ignore[assignment]  # a number from construction on
+    epsilon: float | None = None
+    delta: float = 1e-5
+    mechanism: str = "laplace"
+    round_epsilon: float | None = None
+    noise_multiplier: float | None = None
+    trust: Trust = NOBODY
+    name = "contribution"
+    own_options: ClassVar[tuple[str, ...]] = ("--mechanism", "--noise-rate")
+    no_partners: ClassVar[str] = ""
+    protects: ClassVar[str] = "all a node contributes"
+
+    @classmethod
+    def from_options(cls, options: PrivacyOptions) -> Self:
+        return cls(
+            _given(options.clip),
+            options.epsilon,
+            options.delta,
+            options.mechanism,
+            None if options.budget is None else options.budget / options.noise_rate,
+            options.noise_multiplier,
+            options.trusted(),
+        )
+
+    @classmethod
+    def defaults(cls, options: PrivacyOptions) -> dict[str, float]:
+        usual = {"clip": _usual_clip(MECHANISMS[options.mechanism]), "lr_shared": 0.1, "lr_local": 0.1}
+        asked = options.noise_multiplier is not None or options.budget is not None
+        return usual if asked else {"epsilon": 3.0, **usual}
+
+    @classmethod
+    def check_options(cls, options: PrivacyOptions) -> None:
+        super().check_options(options)
+        if options.budget is not None and not options.noise_rate > 0:
+            raise UsageError(
+                f"--noise-rate is {options.noise_rate}: with --budget it must be positive (epsilon of a round is budget / rate)"
+            )
+        if options.trust == "pairs" and options.mechanism != Gaussian.name:
+            raise UsageError(
+                f"--trust pairs does not go with --mechanism {options.mechanism}: a sum of shared "
+                f"{options.mechanism.title()} noises has no known cost; use gaussian"
+            )
+
+    def __post_init__(self) -> None:
+        if self.clip is None:  # the default depends on the norm
+            object.__setattr__(self, "clip", _usual_clip(self._kind))  # type: ignore[unreachable]
+        pure = self._kind.pure
+        noise = {"round_epsilon": self.round_epsilon} if pure else {"noise_multiplier": self.noise_multiplier}
+        other = self.noise_multiplier if pure else self.round_epsilon
+        if other is not None:
+            raise UsageError(
+                "round_epsilon belongs to Laplace noise and noise_multiplier to Gaussian noise: "
+                f"give {next(iter(noise))} with mechanism {self.mechanism}"
+            )
+        _one_of("contribution", epsilon=self.epsilon, **noise)
+        _positive(clip=self.clip, epsilon=self.epsilon, **noise)
+        _check_delta(self.delta, pure=pure)
+        if self.mechanism != Gaussian.name and not isinstance(self.trust, Nobody):
+            raise UsageError(
+                f"trust is pairs and the mechanism {self.mechanism}: a sum of shared {self.mechanism.title()} noises has no "
+                "known cost; use mechanism gaussian"
+            )
+
+    @property
+    def _kind(self) -> type[Mechanism]:
+        return MECHANISMS[self.mechanism]
+
+    def noise(self, plan: Plan) -> float:
+        if (asked := self.round_epsilon or self.noise_multiplier) is not None:
+            return asked
+        kind = self._kind
+
+        def event(multiplier: float) -> "Event | DpEvent":
+            return kind.of(1 / multiplier if kind.pure else multiplier).event(multiplier)
+
+        multiplier = noise_for(_given(self.epsilon), self.delta, plan.paid, event)
+        return 1 / multiplier if kind.pure else multiplier
+
+    def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
+        amount = self.noise(plan) if noise is None else noise
+        mechanism = self._kind.of(amount)
+        step = plan.lr_shared * self.clip
+        partners = self.trust.partners(plan.nodes)
+        return Calibration(mechanism, Bounded(clip=step), partners=partners)
+
+    def who(self) -> str:
+        return (
+            "everything a node contributes over the whole run, against anybody who sees all messages of all nodes"
+            f"{self.trust.who()}: replacing all of the node's data changes little"
+        )
+
+    def not_covered(self) -> str:
+        return (
+            "a node's local parameters, and statistics that its model keeps of its data (BatchNorm), are "
+            "not noised and must never be published, nor accuracies "
+            "computed with them; people whose records lie with "
+            "several nodes are protected once per node; several runs on the same data add up; choices made "
+            "by looking at the data or at test results are not counted; the declared size of a "
+            f"node is public ({_DECLARED}){self.trust.not_covered()}"
+        )
+
+
+def _usual_clip(kind: type[Mechanism]) -> float:
+    return 30.0 if kind.norm == 1 else 1.0
+
+
+@UNITS.register("record")
+@dataclass(frozen=True)
+class Record(Unit):
+    """One training example of one node, against an observer of all messages (the usual DP-SGD unit).
+
+    Per-example clipping over shared and local parameters together, Poisson sampling, Gaussian noise on both updates.
+    The total is that of replacing an example by one that teaches nothing. With declared sizes fixed, that is what adding or
+    removing one means. Replacing it by another example costs more, and is stated beside it (`Privacy.epsilon_replacement`).
+
+    Args:
+        epsilon: wanted total over the planned rounds; or give `noise_multiplier`.
+        delta: total failure probability; choose well below 1 / (number of records).
+        clip: L2 norm bound on one example's gradient.
+        noise_multiplier: standard deviation of the noise over `clip`.
+        records_per_user: how many records one person may own at a node (group privacy).
+        trust: `Pairs(colluders=C)`: noise of which most cancels in the sum, safe against C other nodes.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    clip: float = 1.0
+    noise_multiplier: float | None = None
+    records_per_user: int = 1
+    trust: Trust = NOBODY
+    name = "record"
+    own_options: ClassVar[tuple[str, ...]] = ("--records-per-user",)
+    no_partners: ClassVar[str] = ""
+    protects: ClassVar[str] = "one training example"
+    per_example: ClassVar[bool] = True
+    implied_by: ClassVar[tuple[str, ...]] = (Contribution.name,)
+    fixed_mechanism: ClassVar[str | None] = Gaussian.name
+
+    @classmethod
+    def from_options(cls, options: PrivacyOptions) -> Self:
+        return cls(
+            options.epsilon,
+            options.delta,
+            _given(options.clip),
+            options.noise_multiplier,
+            options.records_per_user,
+            options.trusted(),
+        )
+
+    @classmethod
+    def defaults(cls, options: PrivacyOptions) -> dict[str, float]:
+        usual = {"clip": 1.0, "lr_shared": 1.0, "lr_local": 1.0}
+        return usual if options.noise_multiplier is not None else {"epsilon": 3.0, **usual}
+
+    def __post_init__(self) -> None:
+        _one_of("record", epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
+        _positive(clip=self.clip, epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
+        _check_delta(self.delta)
+        if self.records_per_user < 1:
+            raise UsageError(f"records_per_user is {self.records_per_user}: it must be 1 or more")
+
+    def noise(self, plan: Plan) -> float:
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        rate, group = max(plan.sampling), self.records_per_user
+        return noise_for(_given(self.epsilon), self.delta, plan.paid, gaussian, rate, group)
+
+    def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
+        multiplier = self.noise(plan) if noise is None else noise
+        # divided by the expected batch, never the actual one; by the same number at all nodes,
+        # so that every example weighs the same
+        share = plan.lr_shared * self.clip / plan.batch_size
+        # by Chernoff's bound a batch has more examples than this once in 10^13 rounds or less
+        most_drawn = 4 * plan.largest_batch + 60
+        return Calibration(
+            Gaussian(multiplier),
+            Unclipped(distance=share, coordinates=plan.coordinates, largest=share * most_drawn),
+            example_clip=self.clip,
+            sampling=max(plan.sampling),
+            rates=plan.sampling if plan.batches and len(set(plan.sampling)) > 1 else (),
+            partners=self.trust.partners(plan.nodes),
+        )
+
+    def replacement(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total:
+        return total(charges, self.delta, self.records_per_user, distance=distance, replaced=True)
+
+    def who(self) -> str:
+        owned, it, others = "one training example", "it", "one that teaches"
+        if self.records_per_user > 1:
+            owned = f"all of a person's records (up to {self.records_per_user})"
+            it, others = "them", "ones that teach"
+        return (
+            f"{owned} of one node, against anybody who sees all messages of all nodes and every node's final "
+            f"model{self.trust.who()}: replacing {it} by {others} nothing (whose gradients are zero) changes "
+            f"little; while the declared sizes of all nodes stay the same, adding or removing {it} is the same thing"
+        )
+
+    def not_covered(self) -> str:
+        return (
+            f"the declared size of a node is public ({_DECLARED}); a person whose records lie with several "
+            "nodes, or who owns more of them "
+            "than stated, is protected less; several runs on the same data add up; choices made by looking at the data or "
+            f"at test results are not counted{self.trust.not_covered()}"
+        )
+
+
+def _one_of(unit: str, **values: float | None) -> None:
+    """Refuse both of two ways to say how much noise, and neither."""
+    given = [name for name, value in values.items() if value is not None]
+    if len(given) != 1:
+        found, remedy = ("both are", "leave one out") if given else ("neither is", "give one")
+        raise UsageError(f"the unit {unit} takes either {' or '.join(values)}, and {found} given: {remedy}")
+
+
+def _positive(**values: float | None) -> None:
+    """Refuse a value that is not a positive, finite number."""
+    for name, value in values.items():
+        if value is not None and not (is_number(value) and 0 < value < math.inf):
+            raise UsageError(f"{name} is {value!r}: it must be a number, positive and finite")
+
+
+def _check_delta(delta: float, *, pure: bool = False) -> None:
+    """Refuse a delta with which the guarantee would mean nothing."""
+    if not (is_number(delta) and 0 <= delta < 0.1):
+        raise UsageError(
+            f"delta is {delta!r}: it is the chance that the guarantee fails; it must lie in [0, 0.1), well below 1 / (number of "
+            "records), such as 1e-5"
+        )
+    if delta == 0 and not pure:
+        raise UsageError(
+            "delta is 0: Gaussian noise needs a delta above 0, such as 1e-5; Laplace noise works with 0"
+        )
+
+
+def _given(value: float | None) -> float:
+    """The value of what `_one_of` has found to be there."""
+    assert value is not None
+    return value
