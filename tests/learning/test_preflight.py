@@ -74,7 +74,9 @@ def test_mixing_that_shows_for_large_values_only_is_refused(how):
 
 def test_a_model_that_writes_over_its_inputs_is_refused():
     with pytest.raises(UsageError, match=r"x\.sub_"):
-        check_model(Partition(Scaled(lambda x: x.sub_(0.5)), "all"), F.cross_entropy, EXAMPLE, per_example=True)
+        check_model(
+            Partition(Scaled(lambda x: x.sub_(0.5)), "all"), F.cross_entropy, EXAMPLE, per_example=True
+        )
 
 
 def test_an_example_on_which_the_model_fails_does_not_stop_a_run_with_secret_noise():

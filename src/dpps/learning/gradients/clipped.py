@@ -36,9 +36,9 @@ from dpps.learning.gradients.calling import (
     tensors_in,
 )
 from dpps.learning.gradients.chain import Chain, blocks, output_gradients
-from dpps.learning.gradients.contributions import squared_norms, sum_of_products
+from dpps.learning.gradients.contributions import Contribution, Explicit, squared_norms, sum_of_products
 from dpps.learning.gradients.layers.planning import Batches, Plan, check, make_plan
-from dpps.learning.gradients.layers.recording import Found, explicit
+from dpps.learning.gradients.layers.recording import Found
 from dpps.learning.gradients.layers.rule import IrregularModel
 from dpps.learning.partition import Partition, Slot
 from dpps.learning.preflight import moved, refusing_randomness, refusing_state
@@ -431,12 +431,13 @@ class VmapPlan:
         """All gradients of a part of a batch."""
 
         def one(own: dict[str, Tensor], x: Any, target: Any) -> Tensor:
-            return loss_of(model, own, *pick((x, target), None), self.loss)
+            return loss_of(model, own, pick(x, None), pick(target, None), self.loss)
 
         constants = {name: leaf.detach() for name, leaf in leaves.items()}
         with quiet():
             gradients, losses = torch.vmap(torch.func.grad_and_value(one), (None, 0, 0))(constants, *batch)
-        return explicit(losses, gradients, leaves)
+        contributions: dict[str, Contribution] = {name: Explicit(g) for name, g in gradients.items()}
+        return Found.of(losses, contributions, [own.norms() for own in contributions.values()])
 
 
 class OneByOne(PerExample):

@@ -82,10 +82,10 @@ def _room(weight: Tensor, call: Call, dim: int | None) -> bool:
 def _repeated(weight: Tensor, call: Call) -> Tensor:
     (shape,), dim = call.out_shapes, call.out_dims[0]
     assert dim is not None
-    full = weight.reshape(*[1] * (len(shape) - weight.ndim), *weight.shape)
+    full = call.start(weight.reshape(*[1] * (len(shape) - weight.ndim), *weight.shape))
     sizes = [-1] * len(shape)
     sizes[dim] = shape[dim]
-    return full.expand(sizes).requires_grad_()
+    return full.expand(sizes)
 
 
 register(Broadcast())

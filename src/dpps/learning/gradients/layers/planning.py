@@ -163,11 +163,10 @@ class Seen:
 
     name: str
     inputs: tuple[tuple[Key, tuple[int, ...]], ...]
-    weights: frozenset[Key]
     parameters: frozenset[str]
     outputs: tuple[tuple[int, ...], ...]
     meets: bool
-    made: tuple[Tensor, ...]
+    made: list[Tensor]
 
 
 class Observer(Watching):
@@ -219,25 +218,16 @@ class Observer(Watching):
             refuse_assignment(func)
             return result
         given = list(tensors_of([*((str(k), a) for k, a in enumerate(args)), *kwargs.items()]))
-        own = [(key, tensor) for key, tensor in given if tensor in self.weights]
+        own = [tensor for _, tensor in given if tensor in self.weights]
         meets = self._from_batch(args, kwargs) or len(self.seen) in self._meets
-        name = name_of(func)
-        parameters = frozenset().union(*(self.weights.origin(tensor).parameters for _, tensor in own))
-        self.seen.append(
-            Seen(
-                name,
-                tuple((key, tuple(tensor.shape)) for key, tensor in given),
-                frozenset(key for key, _ in own),
-                parameters,
-                tuple(tuple(tensor.shape) for tensor in made),
-                meets,
-                tuple(made) if meets else (),
-            )
-        )
+        inputs = tuple((key, tuple(tensor.shape)) for key, tensor in given)
+        outputs = tuple(tuple(tensor.shape) for tensor in made)
+        parameters = self.weights.origin(*own)
+        self.seen.append(Seen(name_of(func), inputs, parameters, outputs, meets, made if meets else []))
         if meets:
             self._note(result)
         else:
-            self.weights.add(name, result, [tensor for _, tensor in own])
+            self.weights.add(result, own)
         return result
 
 
@@ -248,7 +238,7 @@ def _find_sites(
     meets: frozenset[int] = frozenset()
     while True:
         two, three = (
-            _observe(model, each, parameters, *batch, n, meets)
+            _observe(model, each, parameters, batch, n, meets)
             for n, batch in ((2, batches.two), (3, batches.three))
         )
         _refuse_picking(two, three)
@@ -265,7 +255,7 @@ def _find_sites(
         meets |= {new}
     if any(one.meets and not grows for (one, _), grows in zip(pairs, grown, strict=True)):
         raise IrregularModel("a sum over the batch meets a parameter")
-    changed = _observe(model, each, parameters, *batches.changed, 3, meets)
+    changed = _observe(model, each, parameters, batches.changed, 3, meets)
     sites = Sites(_site(*seen) for seen in zip(two.seen, three.seen, changed.seen, strict=True))
     return sites, max(1, (three.numbers - two.numbers))
 
@@ -283,6 +273,7 @@ def _refuse_picking(two: Observer, three: Observer) -> None:
 
 
 def _grown(two: Sequence[int], three: Sequence[int]) -> set[int]:
+    """The axes of a tensor that are longer with three examples than with two."""
     return {k for k, (a, b) in enumerate(zip(two, three, strict=False)) if a != b}
 
 
@@ -290,14 +281,13 @@ def _observe(
     model: nn.Module,
     each: ExampleLosses,
     parameters: Mapping[str, Tensor],
-    x: Any,
-    target: Any,
+    batch: tuple[Any, Any],
     examples: int,
     meets: frozenset[int],
 ) -> Observer:
     leaves = leaves_of(parameters)
-    observer = Observer(leaves, tensors_in((x, target)), meets)
-    _losses(model, each, leaves, observer, (x, target), examples)
+    observer = Observer(leaves, tensors_in(batch), meets)
+    _losses(model, each, leaves, observer, batch, examples)
     return observer
 
 
@@ -305,12 +295,13 @@ def _dim(two: Sequence[int], three: Sequence[int]) -> int | None:
     """The axis of a tensor that grows with the number of examples."""
     if len(two) != len(three):
         raise IrregularModel("the number of axes of a tensor depends on the number of examples")
-    grows = [k for k, (a, b) in enumerate(zip(two, three, strict=True)) if a != b]
-    if not grows:
+    grown = _grown(two, three)
+    if not grown:
         return None
-    if len(grows) > 1 or two[grows[0]] * 3 != three[grows[0]] * 2:
+    axis = grown.pop()
+    if grown or two[axis] * 3 != three[axis] * 2:
         raise IrregularModel("a tensor does not grow in proportion to the number of examples")
-    return grows[0]
+    return axis
 
 
 def _is_minor(three: Seen, changed: Seen, out: Sequence[int | None]) -> bool:
@@ -444,27 +435,21 @@ def _named_axes(name: str, tensor: Tensor, args: Sequence[Any], kwargs: Mapping[
 
 def _indexed_axes(tensor: Tensor, index: Any, which: Callable[[Any], bool]) -> set[int]:
     """The axes that such parts of an index are about."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    behind = next((k for k, part in enumerate(parts) if part is Ellipsis), len(parts))
+    parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    rest = tensor.ndim - sum(_width(part) for part in parts)
     found: set[int] = set()
     axis = 0
-    for part in parts[:behind]:
-        width = _width(part)
-        if which(part):
+    for part in parts:
+        width = rest if part is Ellipsis else _width(part)
+        if part is not Ellipsis and which(part):
             found |= set(range(axis, axis + width))
         axis += width
-    axis = tensor.ndim
-    for part in reversed(parts[behind + 1 :]):
-        width = _width(part)
-        axis -= width
-        if which(part):
-            found |= set(range(axis, axis + width))
     return found
 
 
 def _width(part: Any) -> int:
     """How many axes a part of an index is about."""
-    if part is None or isinstance(part, bool):
+    if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     return part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else 1
 

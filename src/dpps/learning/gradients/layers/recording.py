@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -21,58 +21,46 @@ from dpps.learning.gradients.calling import quiet
 from dpps.learning.gradients.contributions import Contribution, Explicit, combine
 from dpps.learning.gradients.layers.rule import Call, IrregularModel, Key, Rule, replace_tensors, tensors_of
 
-_KEEPS_NORM = frozenset(
-    (
-        *("t", "T", "mT", "transpose", "permute", "movedim", "swapaxes", "view", "view_as", "reshape"),
-        *("reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "alias"),
-    )
-)
-"""Functions of one weight whose result has the same numbers: an example's gradient has the same norm behind and before."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a weight comes from: the parameters it is computed from, and whether it is just one of them in another shape."""
-
-    parameters: frozenset[str]
-    same_numbers: bool
-
 
 class Weights:
     """The trained parameters and everything that is computed from them alone, by identity."""
 
     def __init__(self, leaves: Mapping[str, Tensor]) -> None:
+        self.leaves = leaves
         # holding them keeps their identities from being given anew
-        self._held: dict[int, tuple[Tensor, Origin]] = {
-            id(leaf): (leaf, Origin(frozenset({name}), True)) for name, leaf in leaves.items()
+        self.held: dict[int, tuple[Tensor, frozenset[str]]] = {
+            id(leaf): (leaf, frozenset({name})) for name, leaf in leaves.items()
         }
 
     def __contains__(self, tensor: object) -> bool:
-        return id(tensor) in self._held
+        return id(tensor) in self.held
 
-    def origin(self, tensor: Tensor) -> Origin:
-        """Where it comes from."""
-        return self._held[id(tensor)][1]
+    def origin(self, *tensors: Tensor) -> frozenset[str]:
+        """The parameters that weights are computed from."""
+        return frozenset().union(*(self.held[id(tensor)][1] for tensor in tensors))
 
-    def add(self, name: str, result: Any, sources: Sequence[Tensor]) -> None:
+    def add(self, result: Any, sources: Sequence[Tensor]) -> None:
         """What a function made of weights alone."""
-        origins = [self.origin(source) for source in sources]
-        same = len(origins) == 1 and origins[0].same_numbers and name in _KEEPS_NORM
-        origin = Origin(frozenset().union(*(o.parameters for o in origins)), same)
         for _, tensor in tensors_of([("", result)]):
-            if tensor.requires_grad and id(tensor) not in self._held:
-                self._held[id(tensor)] = tensor, origin
+            if tensor.requires_grad and tensor not in self:
+                self.held[id(tensor)] = tensor, self.origin(*sources)
 
-
-# From what was recorded to norms and sums
-
-
-@dataclass
-class _Use:
-    """A parameter's contribution, by way of a weight that is it in another shape (None: itself)."""
-
-    contribution: Contribution
-    weight: Tensor | None
+    def taken_back(self, contribution: Contribution, weight: Tensor) -> dict[str, Contribution]:
+        """A contribution to a weight as contributions to the parameters that it is computed from."""
+        names = sorted(self.origin(weight))
+        leaves = [self.leaves[name] for name in names]
+        if weight is leaves[0]:
+            return {names[0]: contribution}
+        with torch.enable_grad(), quiet():
+            found = torch.autograd.grad(
+                weight,
+                leaves,
+                contribution.explicit(),
+                is_grads_batched=True,
+                retain_graph=True,
+                materialize_grads=True,
+            )
+        return {name: Explicit(g) for name, g in zip(names, found, strict=True)}
 
 
 @dataclass
@@ -81,32 +69,31 @@ class Found:
 
     Args:
         losses: every example's loss.
+        contributions: by parameter.
         squares: every example's squared norm over all parameters, in float64.
-        uses: by parameter.
     """
 
     losses: Tensor
+    contributions: dict[str, Contribution]
     squares: Tensor
-    uses: dict[str, _Use]
-    leaves: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, losses: Tensor, contributions: dict[str, Contribution], norms: Sequence[Tensor]) -> Self:
+        """With the squared norms, from the norms of all parts, (examples, parts)."""
+        squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
+        for dtype in dict.fromkeys(own.dtype for own in norms):
+            alike = torch.cat([own for own in norms if own.dtype == dtype], 1)
+            squares += alike.double().square_().sum(1)
+        return cls(losses, contributions, squares)
 
     @property
     def numbers(self) -> int:
         """How many numbers are held for the gradients at most."""
-        return sum(use.contribution.numbers for use in self.uses.values())
+        return sum(contribution.numbers for contribution in self.contributions.values())
 
     def totals(self, factors: Tensor, piece: int | None = None) -> dict[str, Tensor]:
-        """The sum of the examples' gradients, each times its factor, by parameter."""
-        return {name: self._total(name, use, factors, piece) for name, use in self.uses.items()}
-
-    def _total(self, name: str, use: _Use, factors: Tensor, piece: int | None) -> Tensor:
-        total = use.contribution.total(factors, piece)
-        if use.weight is None:
-            return total
-        with torch.enable_grad():
-            shaped = total.reshape(use.weight.shape).to(use.weight.dtype)
-            (found,) = torch.autograd.grad(use.weight, self.leaves[name], shaped, retain_graph=True)
-        return found
+        """The sum of the examples' gradients, each times its factor, by parameter; `piece` as in `weighted_sum`."""
+        return {name: own.total(factors, piece) for name, own in self.contributions.items()}
 
 
 class Gathering:
@@ -114,92 +101,38 @@ class Gathering:
     need not be kept.
 
     Args:
-        leaves: the trained parameters.
         weights: where the weights of calls come from.
         met_once: parameters whose norms are final after one call.
     """
 
-    def __init__(self, leaves: Mapping[str, Tensor], weights: Weights, met_once: frozenset[str]) -> None:
-        self._leaves, self._weights, self._met_once = leaves, weights, met_once
-        self._uses: dict[str, list[_Use]] = {}
+    def __init__(self, weights: Weights, met_once: frozenset[str] = frozenset()) -> None:
+        self._weights, self._met_once = weights, met_once
+        self._uses: dict[str, list[Contribution]] = {}
         self._norms: list[Tensor] = []
 
     def take(self, rule: Rule, call: Call) -> None:
         """Everything has come back to a call."""
-        own: dict[str, list[_Use]] = {}
         backs = [back for back in call.backs if back is not None]
+        own: dict[str, list[Contribution]] = {}
         for key, contribution in rule.gradients(call, backs).items():
-            self._assign(own, contribution, call.weights[key])
+            for name, part in self._weights.taken_back(contribution, call.weights[key]).items():
+                own.setdefault(name, []).append(part)
         call.backs.clear()
         for name, uses in own.items():
-            if name in self._met_once and len(uses) == 1:
-                self._norms.append(uses[0].contribution.norms())
             self._uses.setdefault(name, []).extend(uses)
+            if name in self._met_once:
+                self._settle(name)
 
-    def _assign(self, uses: dict[str, list[_Use]], contribution: Contribution, weight: Tensor) -> None:
-        origin, leaves = self._weights.origin(weight), self._leaves
-        if origin.same_numbers:
-            (name,) = origin.parameters
-            uses.setdefault(name, []).append(_Use(contribution, None if weight is leaves[name] else weight))
-            return
-        names = sorted(origin.parameters)
-        pulled = _pulled(contribution.explicit(), weight, [leaves[n] for n in names])
-        for name, g in zip(names, pulled, strict=True):
-            uses.setdefault(name, []).append(_Use(Explicit(g), None))
+    def _settle(self, name: str) -> None:
+        """All uses of a parameter are there."""
+        self._uses[name] = [combine(self._uses[name])]
+        self._norms.append(self._uses[name][0].norms())
 
     def finish(self, losses: Tensor) -> Found:
         """All norms and contributions, when the backward pass is over."""
-        settled = {name: _settle(name, own, self._leaves) for name, own in self._uses.items()}
-        for name, use in settled.items():
-            if not (name in self._met_once and len(self._uses[name]) == 1):
-                self._norms.append(use.contribution.norms())
-        return Found(losses, _squares(self._norms, losses), settled, self._leaves)
-
-
-def explicit(losses: Tensor, gradients: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> Found:
-    """The same of gradients that are there, one per example."""
-    uses = {name: _Use(Explicit(g), None) for name, g in gradients.items()}
-    return Found(losses, _squares([use.contribution.norms() for use in uses.values()], losses), uses, leaves)
-
-
-def _squares(norms: Sequence[Tensor], losses: Tensor) -> Tensor:
-    """Every example's squared norm, from those of all parts, (examples, parts)."""
-    squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
-    for dtype in {own.dtype for own in norms}:
-        alike = torch.cat([own for own in norms if own.dtype == dtype], 1)
-        squares += alike.double().square_().sum(1)
-    return squares
-
-
-def _settle(name: str, uses: list[_Use], leaves: Mapping[str, Tensor]) -> _Use:
-    if len(uses) == 1:
-        return uses[0]
-    direct = [
-        use.contribution
-        if use.weight is None
-        else Explicit(_pulled(use.contribution.explicit(), use.weight, [leaves[name]])[0])
-        for use in uses
-    ]
-    return _Use(combine(direct), None)
-
-
-def _pulled(gradients: Tensor, weight: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Every example's gradient of a weight, taken back to the parameters that it is computed from."""
-    with torch.enable_grad(), quiet():
-        try:
-            found = torch.autograd.grad(
-                weight, leaves, gradients, is_grads_batched=True, retain_graph=True, allow_unused=True
-            )
-        except RuntimeError:  # what torch.vmap cannot batch
-            each = [
-                torch.autograd.grad(weight, leaves, g, retain_graph=True, materialize_grads=True)
-                for g in gradients
-            ]
-            return [torch.stack(parts) for parts in zip(*each, strict=True)]
-    return [
-        gradients.new_zeros(len(gradients), *leaf.shape) if g is None else g
-        for g, leaf in zip(found, leaves, strict=True)
-    ]
+        for name in [name for name in self._uses if name not in self._met_once]:
+            self._settle(name)
+        return Found.of(losses, {name: uses[0] for name, uses in self._uses.items()}, self._norms)
 
 
 # Watching a model run
@@ -253,7 +186,7 @@ class Watching(TorchFunctionMode):
         return self.weighted(func, args, named)
 
     def _concerns(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        held = self.weights._held
+        held = self.weights.held
         for value in (*args, *kwargs.values()):
             if id(value) in held:
                 return True
@@ -329,7 +262,7 @@ class Recorder(Watching):
     def __init__(self, leaves: Mapping[str, Tensor], sites: Sites, examples: int, fast_formats: bool) -> None:
         super().__init__(leaves)
         self._sites, self._examples, self._fast, self._next = sites, examples, fast_formats, 0
-        self._gathering = Gathering(leaves, self.weights, sites.met_once)
+        self._gathering = Gathering(self.weights, sites.met_once)
         self._calls: list[Call] = []
         self._root = torch.empty(0, requires_grad=True)
 
@@ -343,7 +276,7 @@ class Recorder(Watching):
         if site.rule is None:
             result = func(*args, **kwargs)
             given = tensors_of([("", args), *(("", a) for a in args), *kwargs.items()])
-            self.weights.add(name, result, [tensor for _, tensor in given if tensor in self.weights])
+            self.weights.add(result, [tensor for _, tensor in given if tensor in self.weights])
             return result
         call = self._call(func, site, args, kwargs)
         if not site.rule.suits(call):
@@ -361,9 +294,7 @@ class Recorder(Watching):
         names = site.names(len(args))
         arguments = dict(zip(names, args, strict=True)) | dict(kwargs)
         own = {key: tensor for key, tensor in tensors_of(arguments.items()) if tensor in self.weights}
-        if {
-            name for tensor in own.values() for name in self.weights.origin(tensor).parameters
-        } != site.parameters:
+        if self.weights.origin(*own.values()) != site.parameters:
             raise IrregularModel(f"{site.name} took other parameters than with made-up examples")
         cut = replace_tensors(arguments, {key: tensor.detach() for key, tensor in own.items()})
         return Call(
@@ -373,15 +304,10 @@ class Recorder(Watching):
 
     def backward(self, losses: Tensor) -> Found:
         """Differentiate the sum of the examples' losses; what comes back is worked off on the way."""
-        asked = [(call, place, leaf) for call in self._calls for place, leaf in call.leaves]
         total = losses.sum()
         with torch.no_grad():
             if total.requires_grad:
-                sources = [self._root, *(leaf for _, _, leaf in asked)]
-                found = torch.autograd.grad(total, sources, allow_unused=True)
-                for (call, place, _), gradient in zip(asked, found[1:], strict=True):
-                    if gradient is not None:
-                        call.came_back(place, gradient)
+                torch.autograd.grad(total, self._root, allow_unused=True)
             for call in self._calls:
                 call.settle()
             return self._gathering.finish(losses.detach())

@@ -66,14 +66,12 @@ class Call:
     """Whether outputs may lie in memory as is fastest; some models insist on the usual order of numbers."""
     complete: Callable[["Call"], None] = lambda _: None
     """Called during the backward pass, when the gradients of all watched tensors have come back."""
-    root: Tensor | None = None
+    root: Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
     """What every graph begins with that no earlier call has begun."""
     kept: dict[str, Any] = field(default_factory=dict)
     """What a rule keeps from its `run` for its `gradients`, cut off from the graph."""
     backs: list[Tensor | None] = field(default_factory=list)
     """What has come back to the watched tensors, in their order."""
-    leaves: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Watched tensors that a graph begins with, by their position in `backs`: their gradients have to be asked for."""
     _forms: list[tuple[torch.Size, torch.dtype, torch.device]] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Any:
@@ -92,14 +90,17 @@ class Call:
         self.backs.append(None)
         self._forms.append((tensor.shape, tensor.dtype, tensor.device))
         if not tensor.requires_grad:
-            tensor = start_graph(tensor, self.root)
-        if tensor.is_leaf:
-            self.leaves.append((place, tensor))
-        else:
-            tensor.register_hook(partial(self.came_back, place))  # type: ignore[no-untyped-call]
+            tensor = self.start(tensor)
+        tensor.register_hook(partial(self._came_back, place))  # type: ignore[no-untyped-call]
         return tensor
 
-    def came_back(self, place: int, gradient: Tensor) -> None:
+    def start(self, tensor: Tensor) -> Tensor:
+        """The tensor, from now on part of a graph: unlike a leaf it may be written over by an activation."""
+        own = tensor.clone() if tensor._is_view() else tensor
+        started: Tensor = _Start.apply(own, self.root)  # type: ignore[no-untyped-call]
+        return started
+
+    def _came_back(self, place: int, gradient: Tensor) -> None:
         """The gradient of a watched tensor is there."""
         self.backs[place] = gradient
         if all(own is not None for own in self.backs):
@@ -161,16 +162,6 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[None, None]:
         return None, None
-
-
-def start_graph(tensor: Tensor, root: Tensor | None) -> Tensor:
-    """The tensor, from now on part of a graph that begins with `root`: unlike a leaf it may be written over by an activation."""
-    if tensor._is_view():
-        tensor = tensor.clone()
-    if root is None:
-        root = torch.empty(0, device=tensor.device, requires_grad=True)
-    started: Tensor = _Start.apply(tensor, root)  # type: ignore[no-untyped-call]
-    return started
 
 
 class Rule(ABC):
