@@ -7,7 +7,6 @@ from dpps.learning.gradients.contributions import (
     Explicit,
     Outer,
     Rows,
-    Tied,
     cautious,
     combine,
     gram_matrix,
@@ -46,7 +45,6 @@ CASES = {
     "rows of a small table": lambda: rows(positions=8),
     "rows of a large table": lambda: rows(table=50),
     "one row": lambda: rows(positions=1),
-    "tied": lambda: Tied([rows(table=60, width=70), outer(2, 60, 70), rows(4, 60, 70), outer(1, 60, 70)]),
 }
 
 
@@ -127,7 +125,7 @@ def test_products_of_rows_are_exact():
 @pytest.mark.parametrize(
     ("uses", "kind"),
     [
-        (lambda: [rows(table=60, width=70), outer(1, 60, 70)], Tied),
+        (lambda: [rows(table=60, width=70), outer(1, 60, 70)], Explicit),
         (lambda: [rows(), outer(positions=3)], Explicit),
         (lambda: [outer(), Explicit(randn(3, 6, 7))], Explicit),
         (lambda: [outer()], Outer),

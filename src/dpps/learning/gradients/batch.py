@@ -239,7 +239,7 @@ class Loop(Engine):
             assert first is not None
             return first.detach()
         leaves = _leaves(part.shared, y)
-        with swapped(model, buffers | part.views(None, new if part.local else l) | leaves):
+        with swapped(model, buffers | part.views(None, new) | leaves):
             after = loss_of(model, {}, x, target, self.loss)
             _write(part.shared, gradient, after, leaves)
         return (after if first is None else first).detach()

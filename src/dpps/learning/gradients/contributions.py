@@ -1,9 +1,9 @@
 """What the examples of a batch contribute to the gradient of one weight: norms and weighted sums, exact enough for the clip.
 
 The clip is as good as the agreement of the two: what is added up must be what the norm was taken of. Either both start from the
-same numbers (`Explicit`, `Rows`, one outer product per example), or both are computed in float64 (`Outer` by Gram matrices,
-`Tied`): an example whose positions cancel is far longer in parts than as a whole, and in float32 its parts would wipe out the
-others' digits. Sums in float32 go over pieces of a batch only, see `PerExample`.
+same numbers (`Explicit`, `Rows`, one outer product per example), or both are computed in float64 (`Outer` by Gram matrices): an
+example whose positions cancel is far longer in parts than as a whole, and in float32 its parts would wipe out the others'
+digits. Sums in float32 go over pieces of a batch only, see `PerExample`.
 """
 
 import math
@@ -208,55 +208,14 @@ class Rows(Contribution):
         return self.back.new_zeros(len(self.rows), *self.shape).scatter_add_(1, index, self.back)
 
 
-class Tied(Contribution):
-    """A table that is looked up and also multiplied by (embeddings tied to the output layer), or several of either kind.
-
-    Every part is a sum of outer products, so the squared norm is the sum over all pairs of parts; gradients as large as a
-    vocabulary are never written.
-    """
-
-    def __init__(self, parts: list[Outer | Rows]) -> None:
-        self.parts, self.shape = parts, parts[0].shape
-
-    def norms(self) -> Tensor:
-        total, lengths = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-        positions = 0
-        for part in self.parts:
-            if isinstance(part, Rows):
-                part.merge()
-        for k, one in enumerate(self.parts):
-            own = _length(one)
-            total, lengths = total.to(own.device) + _cross(one, one), lengths.to(own.device) + own
-            positions += one.rows.shape[1] if isinstance(one, Rows) else one.positions
-            for other in self.parts[:k]:
-                total = total + 2 * _cross(one, other)
-        return cautious(total, lengths, sum(self.shape) + positions**2)[:, None]
-
-    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
-        first, *others = self.parts
-        total = first.total(factors, 0)  # parts may cancel: in float64, whatever the batch
-        for part in others:
-            total += part.total(factors, 0)
-        return total
-
-    def explicit(self) -> Tensor:
-        return torch.stack([part.explicit() for part in self.parts]).sum(0)
-
-    @property
-    def numbers(self) -> int:
-        return 4 * sum(part.numbers for part in self.parts)
-
-
 def combine(uses: list[Contribution]) -> Contribution:
     """All uses of one weight together: gradients add up, norms do not."""
     if len(uses) == 1:
         return uses[0]
-    simple = [u for u in uses if isinstance(u, Rows) or (isinstance(u, Outer) and u.groups == 1)]
-    if len(simple) == len(uses):
-        positions = sum(u.rows.shape[1] if isinstance(u, Rows) else u.positions for u in simple)
-        if _GRAM * positions * sum(uses[0].shape) < prod(uses[0].shape):
-            return Tied(simple)
-    return Explicit(torch.stack([use.explicit() for use in uses]).sum(0))
+    gradients = uses[0].explicit()
+    for use in uses[1:]:
+        gradients = gradients + use.explicit()
+    return Explicit(gradients)
 
 
 def flat(gradients: Tensor) -> Tensor:
@@ -285,39 +244,6 @@ def cautious(squares: Tensor, lengths: Tensor, terms: int) -> Tensor:
     error = (terms * torch.finfo(torch.float64).eps) ** 0.5
     stated: Tensor = squares.clamp(min=0).sqrt() + error * lengths
     return torch.maximum(stated, _CANCELLED * lengths)
-
-
-def _length(part: Outer | Rows) -> Tensor:
-    if isinstance(part, Rows):
-        norms: Tensor = torch.linalg.vector_norm(part.back, dim=2)
-        return norms.double().sum(1)
-    both = (torch.linalg.vector_norm(side[:, 0], dim=2).double() for side in (part.left, part.right))
-    left, right = both
-    length: Tensor = (left * right).sum(1)
-    return length
-
-
-def _cross(one: Outer | Rows, other: Outer | Rows) -> Tensor:
-    """Every example's inner product of two gradients of the same table, in float64."""
-    products: Tensor
-    found: Tensor
-    if isinstance(one, Rows) and isinstance(other, Rows):
-        same = one.rows[:, :, None] == other.rows[:, None]
-        products = (one.back.double() @ other.back.double().mT) * same
-        found = products.sum((1, 2))
-        return found
-    if isinstance(one, Rows):
-        one, other = other, one
-    assert isinstance(one, Outer)
-    if isinstance(other, Rows):
-        read = one.left[:, 0].double().gather(2, other.rows[:, None].expand(-1, one.positions, -1))
-        products = read * (one.right[:, 0].double() @ other.back.double().mT)
-        found = products.sum((1, 2))
-        return found
-    left = one.left[:, 0].double() @ other.left[:, 0].double().mT
-    products = left * (one.right[:, 0].double() @ other.right[:, 0].double().mT)
-    found = products.sum((1, 2))
-    return found
 
 
 @contextmanager

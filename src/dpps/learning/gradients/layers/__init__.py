@@ -14,7 +14,7 @@ f d a^T over the examples.
    backward           rule ◀─────────┴──────────── ... ◀── sum of the losses
                         │
                         ▼
-               Contribution  (Outer, Rows, Explicit, Tied)
+               Contribution  (Outer, Rows, Explicit)
                  │ norms()                      │ total(factors)
                  ▼                              ▼
        |g_e|^2 = sum over weights  ──▶  f_e = clip / |g_e|  ──▶  sum of f_e g_e
