@@ -120,7 +120,7 @@ class ExampleLosses:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's remarks that `torch.vmap` has no batching rule for an operation: the result is right all the same."""
+    """Without torch's remarks that `torch.vmap` has no batching rule for an operation: the result is right."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
         yield
@@ -161,7 +161,7 @@ class GradientError(RuntimeError):
 
 
 def cannot_be_differentiated(model: nn.Module, error: GradientError) -> UsageError:
-    """What a user is told."""
+    """The error for a user."""
     return UsageError(f"{type(model).__name__} cannot be differentiated: {in_short(error)}")
 
 

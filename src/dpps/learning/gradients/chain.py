@@ -262,7 +262,7 @@ class Chained(Vectorised):
 def output_gradients(
     loss: Loss, target: Tensor, *, each_example: bool = False
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """What writes every node's (or every example's) loss where it is told, and gives the gradient of their sum at the outputs."""
+    """A function of (outputs, losses) that writes every node's (or example's) loss into `losses` and returns the gradient at the outputs."""
     if loss is F.cross_entropy and target.dtype == torch.int64 and int(target.min()) >= 0:
         return lambda outputs, losses: _cross_entropy(outputs, target, losses, each_example)
 

@@ -46,9 +46,7 @@ from dpps.learning.preflight import moved, refusing_randomness, refusing_state
 _MARGIN = 1e-4  # clipping stays below the bound by more than the rounding of norms and products
 _WIDEST_MARGIN = 6e-3  # what adding up in float32 may cost of the clip
 _PIECES = (40, 32, 16, 4)  # examples that are added up one after the other in float32, see `PerExample`
-_NUMBERS = (
-    1 << 26
-)  # numbers held at a time (256 MiB in float32): batches are worked off in parts of this size
+_NUMBERS = 1 << 26  # numbers held at a time (256 MiB in float32): larger batches are computed in parts
 _EXAMPLES = 32  # that `vmap(grad)` runs at a time
 _NOT_FINITE = "their gradient is not finite"
 
@@ -56,18 +54,18 @@ _log = logging.getLogger(__name__)
 
 
 class Skipped:
-    """How many examples were left out and why.
+    """Counts the examples that were left out, by reason.
 
-    A line goes to the log when a reason is met first, and again whenever ten times as many examples have met it. It names what
-    the last error said, which may be about the data: the log is the node's own and is not sent.
+    A reason is logged when it first occurs, and again whenever it has occurred ten times as often. The line quotes the last error,
+    which may tell of the data: the log belongs to the node and is not sent.
     """
 
     def __init__(self) -> None:
         self.drawn = 0
-        """Examples so far; one that is drawn in two rounds counts twice."""
+        """Examples drawn so far; one that is drawn in two rounds counts twice."""
         self.counts: Counter[str] = Counter()
-        """How many were left out, by the kind of reason."""
-        self._told: dict[str, int] = {}
+        """How many were left out, by reason."""
+        self._logged: dict[str, int] = {}
         self._words: dict[str, str] = {}
         self._new: list[tuple[str, str, int]] = []  # appended to by several threads, read by one
 
@@ -77,24 +75,24 @@ class Skipped:
         self._new.append((kind, f"the model fails on them ({kind}: {in_short(error)})", 1))
 
     def not_finite(self, count: int) -> None:
-        """So many gradients were not finite."""
+        """The gradients of `count` examples were not finite."""
         if count:
             self._new.append((_NOT_FINITE, _NOT_FINITE, count))
 
     def forget(self) -> None:
-        """What was noted of the batch so far: it is worked off once more in another way."""
+        """Drop what was noted of the current batch: it is computed again in another way."""
         self._new.clear()
 
     def report(self, drawn: int) -> None:
-        """At the end of a batch of so many examples."""
+        """Count and log what was noted, at the end of a batch of `drawn` examples."""
         self.drawn += drawn
         new, self._new = self._new, []
         for kind, words, count in new:
             self.counts[kind] += count
             self._words[kind] = words
         for kind in {kind for kind, _, _ in new}:
-            if self.counts[kind] >= 10 * self._told.get(kind, 0):
-                self._told[kind] = self.counts[kind]
+            if self.counts[kind] >= 10 * self._logged.get(kind, 0):
+                self._logged[kind] = self.counts[kind]
                 _log.warning(
                     "%d of %d examples drawn so far taught nothing: %s; look at these examples and their labels",
                     self.counts[kind],
@@ -106,32 +104,31 @@ class Skipped:
 class Sums(tuple[Tensor, Tensor, Tensor]):
     """Mean losses (for display), and the sums of clipped gradients for s and for l, one row per node.
 
-    `clipped` is the share of every node's examples whose gradient was longer than the clip. It is computed from the data
-    without noise: it must not leave the node.
+    `clipped` is the fraction of every node's examples whose gradient was longer than the clip. No noise hides it, so it must not
+    leave the node.
     """
 
     clipped: Tensor
 
     @classmethod
     def of(cls, losses: Tensor, sum_s: Tensor, sum_l: Tensor, clipped: Tensor) -> Self:
-        """The three parts, and the share of clipped examples beside them."""
+        """The three parts, with the fraction of clipped examples as an attribute."""
         sums = cls((losses, sum_s, sum_l))
         sums.clipped = clipped
         return sums
 
 
 class PerExample(Frozen, ABC):
-    """Sums over a batch of per-example gradients, each scaled down to an L2 norm of `clip` over shared and local together.
+    """Sums of per-example gradients over a batch, each gradient scaled down to an L2 norm of `clip` over shared and local together.
 
-    Whatever an example holds, adding it moves the sum by at most `clip`: that is what noise is calibrated to, and rounding is paid
-    for by a margin below the clip. It makes up for the rounding of norms and products (1e-4 of the clip) and for that of sums.
-    What a model says of an example is taken to be the same whoever else is in the batch, which `check_model` checks.
+    Adding one example, whatever it holds, moves the sum by at most `clip`: the noise is calibrated to that. Gradients are
+    therefore clipped slightly below `clip`, by a margin that covers rounding: 1e-4 of the clip for norms and products, and more for
+    float32 sums. A model's output for an example must not depend on the rest of the batch, which `check_model` checks.
 
-    Adding up B vectors of length at most clip in any order is wrong by at most B u x B clip (u: half a step at 1), in either
-    of two neighbouring batches; adding up pieces of P, and their sums in pairs, by at most (P + log2(B / P)) u x B clip. The
-    margin that makes up for it must not depend on the batch that was drawn,
-    so it is that of a larger one than is ever drawn (twice the expected one,
-    or twelve standard deviations more); batches beyond that are added up in float64.
+    The float32 sum of B vectors of length at most clip is off by at most B u x B clip (u: half a unit in the last place at 1), in
+    either of two neighbouring batches. Summing pieces of P, and then their sums in pairs, is off by at most
+    (P + log2(B / P)) u x B clip. The margin must not depend on the batch that was drawn. It is computed for a larger batch than is
+    ever drawn (twice the expected size, or twelve standard deviations more); still larger batches are summed in float64.
 
     Args:
         partition: the model, and what of it is shared.
@@ -143,7 +140,7 @@ class PerExample(Frozen, ABC):
     fixed = frozenset({"clip", "margin", "narrow", "piece"})
 
     hides_failures = False
-    """Whether an example on which the model fails counts as zero: stopping because of one would tell of it."""
+    """Whether an example on which the model fails counts as zero: stopping because of it would reveal it."""
 
     def __init__(self, partition: Partition, loss: Loss, clip: float, batch: int = 1) -> None:
         self.partition, self.loss, self.clip = partition, loss, clip
@@ -161,20 +158,20 @@ class PerExample(Frozen, ABC):
         fits = [piece for piece, margin in needed.items() if margin <= _WIDEST_MARGIN]
         self.margin = _MARGIN + (needed[fits[0]] if fits else 0.0)
         self.piece = fits[0] if fits else 0
-        """How many examples are added up in float32 (0: none)."""
+        """How many examples are summed in float32 at a time (0: none)."""
         self.narrow = usual if fits else 0
-        """The largest batch to which that applies."""
+        """The largest batch to which `piece` applies."""
 
     @abstractmethod
     def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
-        """The clipped sums over the examples in the mask (nodes, batch); every other entry counts as absent.
+        """The clipped sums over the examples in the mask (nodes, batch); all other entries count as absent.
 
-        They are in float64 where float32 would be off by more than the margin. One backward pass at (y, l) serves both parts:
-        un-noised local parameters would let one example move all others' gradients, so here both updates are noised.
+        The sums are in float64 where float32 would be off by more than the margin. One backward pass at (y, l) gives both parts.
+        Both are noised afterwards: local parameters without noise would let one example change all other examples' gradients.
         """
 
     def _piece(self, mask: Tensor, dtype: torch.dtype) -> int | None:
-        """How many examples may be added up at a time in this batch; None: all of them."""
+        """How many examples may be summed in float32 at a time in this batch; 0: none, None: all of them."""
         drawn = mask.shape[1]
         if dtype != torch.float32 or drawn > self.narrow:
             return 0
@@ -185,7 +182,7 @@ class PerExample(Frozen, ABC):
         return torch.empty_like(like, dtype=like.dtype if piece is None else torch.float64)
 
     def _factors(self, squares: Tensor, dtype: torch.dtype) -> Tensor:
-        """What every example's gradient is multiplied by, from its squared norm (float64)."""
+        """The factors that clip the examples' gradients, from their squared norms (float64)."""
         norms = squares.sqrt().clamp(min=self.clip)
         factors = (self.clip / norms * (1 - self.margin)).to(dtype)
         # a factor below the smallest normal number may be rounded up by more than the margin
@@ -243,7 +240,7 @@ class Chains(PerExample):
     ) -> None:
         inputs, returned = self._chain.inputs[:-1], self._chain.returned
         bad = ~torch.isfinite(squares)
-        # neither a NaN nor stopping because of one may tell of an example: it counts as zero
+        # neither a NaN nor an error may reveal an example: it counts as zero
         if bool(bad.any()):
             inputs, returned = (
                 [part.masked_fill(bad[:, :, None], 0.0) for part in parts] for parts in (inputs, returned)
@@ -259,10 +256,10 @@ class Chains(PerExample):
 
 
 class Batched(PerExample):
-    """Any model whose examples do not mix, node by node, and several nodes at once, each in a thread, where all code is known.
+    """Any model that does not mix examples: node by node, or several nodes at once in threads where all code is known.
 
-    How is decided at the first batch of a kind (shapes and types), on made-up examples, and checked there against plain autograd:
-    by rules for layers, or by `vmap(grad)`. Where neither works the model runs one example after the other.
+    The first batch of a kind (shapes and types) decides how: by rules for layers, else by `vmap(grad)`. Either is tried on made-up
+    examples and checked there against plain autograd. Where neither works, the model runs one example after the other.
     """
 
     def __init__(self, partition: Partition, loss: Loss, clip: float, batch: int = 1) -> None:
@@ -311,7 +308,7 @@ class Batched(PerExample):
         return Sums.of(losses, sum_s, sum_l, clipped)
 
     def _threads(self, plan: "Plan | VmapPlan", y: Tensor) -> Workers | None:
-        """What runs several nodes at once, where that may be done."""
+        """The threads that run several nodes at once, or None where that is not safe."""
         if len(y) == 1 or not (self._several and isinstance(plan, Plan) and may_run(y.device)):
             return None
         if self._workers is None or self._workers.nodes != len(y):
@@ -319,7 +316,7 @@ class Batched(PerExample):
         return self._workers
 
     def plan(self, example: tuple[Any, Any], y: Tensor, l: Tensor) -> "Plan | VmapPlan | None":
-        """How batches of such examples (inputs, target) are worked off; None: one example after the other."""
+        """How batches of such examples (inputs, target) are computed; None: one example after the other."""
         kind = tuple((tuple(part.shape), part.dtype) for part in tensors_in(example))
         if kind not in self._plans:
             self._plans[kind] = self._make(example, self.partition.views(y[0], l[0]))
@@ -368,7 +365,7 @@ class Batched(PerExample):
         piece: int | None,
         height: int,
     ) -> tuple[float, float]:
-        """One node's mean loss and share of clipped examples; its sums are added to the rows."""
+        """One node's mean loss and fraction of clipped examples; its sums are added to the rows."""
         count = len(tensors_in(batch)[0])
         leaves = leaves_of(self.partition.views(y, l))
         loss, clipped = 0.0, 0
@@ -398,7 +395,7 @@ class Batched(PerExample):
         bad = ~torch.isfinite(squares[:count])
         if bool(bad.any()):
             self.skipped.not_finite(int(bad.sum()))
-            # neither a NaN nor stopping because of one may tell of an example: without it, once more
+            # neither a NaN nor an error may reveal an example: once more without it
             good = pick(batch, (~bad).nonzero().flatten())
             loss, clipped = self._part(model, plan, leaves, good, rows, piece)
             return loss + float(losses[bad].sum()), clipped
@@ -424,7 +421,7 @@ class VmapPlan:
 
     @property
     def numbers(self) -> int:
-        """How many numbers one example leaves behind: so many that parts of a batch stay small."""
+        """Memory per example, stated so that at most `_EXAMPLES` run at a time."""
         return max(4 * self.parameters, _NUMBERS // _EXAMPLES)
 
     def run(self, model: nn.Module, leaves: dict[str, Tensor], batch: tuple[Any, Any], _: int) -> Found:
@@ -444,8 +441,8 @@ class OneByOne(PerExample):
     """The reference that every other way is checked against, and the last resort."""
 
     tried = False
-    """Whether the model draws nothing and keeps nothing on made-up examples: if it does on others, the data make it do so, and
-    stopping because of them would tell of them."""
+    """Whether `check_model` has seen that the model draws and keeps nothing on made-up examples. If it does so on real ones, the
+    data cause it, and an error would reveal them."""
 
     def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
         self.partition.model.train()

@@ -37,9 +37,9 @@ class Contribution(ABC):
 
     @abstractmethod
     def norms(self) -> Tensor:
-        """Norms, (examples, parts), of the parts of every example's gradient: none below the true one by more than its rounding.
+        """Norms, (examples, parts), of the parts of every example's gradient. None is below the true norm by more than its rounding.
 
-        Whatever only they are computed from is let go. To be called before `total`.
+        Call it before `total`; whatever only the norms need is released.
         """
 
     @abstractmethod
@@ -282,7 +282,7 @@ def sum_of_products(left: Tensor, right: Tensor, positions: int, piece: int | No
     Args:
         left: (..., examples x positions, m).
         right: (..., examples x positions, n).
-        positions: of every example, beside each other.
+        positions: of every example, adjacent.
         piece: see `weighted_sum`.
     """
     if piece is None:

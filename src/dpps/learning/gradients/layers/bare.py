@@ -1,4 +1,4 @@
-"""Bare parameters that are added, multiplied or put beside examples: biases, scales, positions, class tokens."""
+"""Parameters outside of layers that are added to examples, multiply them or are repeated for them: biases, scales, class tokens."""
 
 from collections.abc import Sequence
 from math import prod

@@ -1,7 +1,7 @@
 """What to expect of a model: found out once on made-up examples, and checked there against plain autograd.
 
 `Observer` runs batches of two and of three made-up examples: what grows with the number of examples is the axis they lie along.
-A plan is refused (`IrregularModel`) wherever it could not be told whose a row is. Nobody's data are looked at.
+There is no plan (`IrregularModel`) where a row cannot be attributed to one example. No real data are used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -267,7 +267,9 @@ def _refuse_picking(two: Observer, three: Observer) -> None:
     for a, b in zip(two.picked, three.picked, strict=True):
         cut = {k for k in a.cut if (a.shape[k], b.shape[k]) == (2, 3)}
         if cut or a.axes & _grown(a.shape, b.shape):
-            raise IrregularModel(f"{a.name} picks rows of the batch, so it cannot be told whose they are")
+            raise IrregularModel(
+                f"{a.name} picks rows of the batch, so they cannot be attributed to examples"
+            )
     if any(len(_grown(a, b)) > 1 for a, b in zip(two.shapes, three.shapes, strict=True)):
         raise IrregularModel("a tensor has the examples along two axes")
 
@@ -319,7 +321,7 @@ def _is_minor(three: Seen, changed: Seen, out: Sequence[int | None]) -> bool:
         minor = not bool(torch.unflatten(differs, 0, (-1, 3))[:, 1:].any())
         major = not bool(torch.unflatten(differs, 0, (3, -1))[1:].any())
         if minor == major:
-            raise IrregularModel("it cannot be told which rows of a layer belong to which example")
+            raise IrregularModel("the rows of a layer cannot be attributed to examples")
         return minor
     return False
 

@@ -225,7 +225,7 @@ class Site:
     """With 1 example."""
     parameters: frozenset[str]
     minor: bool
-    """Where an axis holds several positions of every example: whether the examples of one position lie beside each other."""
+    """Where an axis holds several positions of every example: whether the examples of one position are adjacent."""
 
     @cached_property
     def named_dims(self) -> dict[Key, int | None]:

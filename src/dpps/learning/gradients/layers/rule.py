@@ -107,7 +107,7 @@ class Call:
             self.complete(self)
 
     def cut(self) -> None:
-        """Let go of the graph, which holds this call: together they would stay for ever."""
+        """Release the graph. It holds this call, so a reference back would keep both alive."""
         new = {
             key: tensor.detach() for key, tensor in tensors_of(self.arguments.items()) if tensor.requires_grad
         }
