@@ -1,7 +1,7 @@
 """Gradients without clipping (units contribution and none, and no unit at all) beside a hand-written loop over the nodes.
 
 Claim: for convolutional, attention and recurrent models the engine that a run chooses is no slower than one plain module per node,
-`loss.backward()` one after the other. ResNet-18 and ViT, with the shared stages forward once, stand in networks.py.
+`loss.backward()` one after the other. ResNet-18 and ViT stand in networks.py.
 """
 
 import copy
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from measure import Row, compare, main
 from per_example import CASES, QUICK, Case
 
-from dpps.learning import Partition, choose_engine
+from dpps.learning import Partition, choose_gradients
 
 NAMES = ("tanh CNN, 10 x 200", "transformer, 4 x 64", "LSTM, 4 x 64")
 
@@ -24,8 +24,8 @@ def row(name: str, case: Case, turns: int) -> Row:
     partition = Partition(case.make(), "all")
     y = partition.initial()[0].repeat(case.nodes, 1)
     local = y.new_zeros(case.nodes, 0)
-    example = x[0, :2], target[0, :2]
-    engine = choose_engine(partition, F.cross_entropy, range(case.nodes), example, batch=case.batch)
+    example = x[0, 0], target[0, 0]
+    engine = choose_gradients(partition, F.cross_entropy, example, range(case.nodes), batch=case.batch)
     models = [copy.deepcopy(partition.model).train() for _ in range(case.nodes)]
 
     def ours() -> None:

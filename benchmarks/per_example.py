@@ -19,7 +19,7 @@ from measure import Row, Spread, in_fresh_process, main, peak_memory, seconds, s
 from torch import Tensor, nn
 
 import dpps
-from dpps.learning import OneByOne, Partition, per_example
+from dpps.learning import OneByOne, Partition, choose_gradients
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
 Step = Callable[[], object]
@@ -207,7 +207,8 @@ def ours(case: Case, check: bool = False) -> Step:
     y = partition.initial()[0].repeat(case.nodes, 1)
     local = y.new_zeros(case.nodes, 0)
     mask = torch.ones(case.nodes, case.batch, dtype=torch.bool)
-    way = per_example(partition, F.cross_entropy, CLIP, x[0, 0], case.batch)
+    example = x[0, 0], target[0, 0]
+    way = choose_gradients(partition, F.cross_entropy, example, clip=CLIP, batch=case.batch)
     if check:
         few = mask.clone()
         few[:, 16:] = False

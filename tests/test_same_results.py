@@ -57,7 +57,10 @@ def _threads(count: int) -> Iterator[None]:
 @contextmanager
 def _plain() -> Iterator[None]:
     """One thread, and every example differentiated by itself."""
-    with _threads(1), mock.patch("dpps.learning.engines.per_example._quick", return_value=OneByOne):
+    ways = {
+        name: mock.patch(f"dpps.learning.gradients.choose.{name}", OneByOne) for name in ("Chains", "Batched")
+    }
+    with _threads(1), ways["Chains"], ways["Batched"]:
         yield
 
 

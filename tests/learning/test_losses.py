@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning import one_number, refuse_inseparable
+from dpps.learning import one_number
 
 WEIGHT = torch.tensor([1.0, 1.0, 5.0])
 
@@ -19,10 +19,6 @@ def weighted_mean(outputs, targets):
 
 def weighted_each(outputs, targets):
     return F.cross_entropy(outputs, targets, weight=WEIGHT, reduction="none")
-
-
-def weighted_sum(outputs, targets):
-    return F.cross_entropy(outputs, targets, weight=WEIGHT, reduction="sum")
 
 
 def step(loss, unit, target: int, engine="auto", model=None) -> torch.Tensor:
@@ -71,66 +67,6 @@ def test_a_weighted_mean_is_refused_in_the_unit_record_with_the_remedy():
         with pytest.raises(UsageError, match='reduction="none"'):
             step(loss, UNITS[1], 2)
         step(loss, UNITS[2], 2)  # elsewhere it is what it always was
-
-
-def test_one_weight_among_a_thousand_classes_is_found():
-    weight = torch.ones(1000)
-    weight[777] = 1.5
-    with pytest.raises(UsageError, match='reduction="none"'):
-        refuse_inseparable(nn.CrossEntropyLoss(weight), nn.Linear(4, 1000), torch.zeros(4), torch.tensor(0))
-
-
-@pytest.mark.parametrize(
-    ("loss", "model", "target"),
-    [
-        (F.cross_entropy, nn.Linear(4, 3), torch.tensor(1)),
-        (nn.CrossEntropyLoss(label_smoothing=0.1), nn.Linear(4, 3), torch.tensor(1)),
-        (weighted_each, nn.Linear(4, 3), torch.tensor(1)),
-        (weighted_sum, nn.Linear(4, 3), torch.tensor(1)),
-        (F.mse_loss, nn.Linear(4, 2), torch.zeros(2)),
-        (nn.HuberLoss(), nn.Linear(4, 2), torch.zeros(2)),
-        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0])), nn.Linear(4, 1), torch.zeros(1)),
-        (nn.BCELoss(), nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), torch.zeros(1)),
-        (
-            lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten()),
-            nn.Unflatten(1, (2, 2)),
-            torch.zeros(2).long(),
-        ),
-    ],
-)
-def test_means_sums_and_single_losses_are_accepted(loss, model, target, caplog):
-    refuse_inseparable(loss, model, torch.zeros(4), target)
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize(
-    ("loss", "model", "target"),
-    [
-        (nn.CrossEntropyLoss(ignore_index=0), nn.Linear(4, 3), torch.tensor(1)),  # the mean of the others
-        (F.mse_loss, nn.Linear(4, 1), torch.tensor(0.0)),  # broadcast: every output against every target
-        (lambda o, t: (o - o.mean(0) - t).square().mean(), nn.Linear(4, 2), torch.zeros(2)),
-        (lambda o, t: F.mse_loss(o, t).sqrt(), nn.Linear(4, 2), torch.zeros(2)),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Using a target size")
-def test_what_mixes_examples_is_refused(loss, model, target):
-    with pytest.raises(UsageError, match='reduction="none"'):
-        refuse_inseparable(loss, model, torch.zeros(4), target)
-
-
-def test_the_trial_says_nothing_about_the_data_and_what_cannot_be_tried_is_said(caplog):
-    seen = []
-
-    def loss(outputs, targets):
-        seen.append((outputs, targets))
-        return F.mse_loss(outputs, targets)
-
-    refuse_inseparable(loss, nn.Linear(4, 2), torch.full((4,), torch.nan), torch.full((2,), torch.nan))
-    assert all(bool(torch.isfinite(v).all()) for pair in seen for v in pair)
-    model = nn.Linear(4, 2)
-    refuse_inseparable(lambda o, t: o["logits"].mean(), model, torch.zeros(4), torch.tensor(1))
-    assert "too many indices" in caplog.text
-    assert model.training
 
 
 def test_losses_that_engines_know_stay_themselves():

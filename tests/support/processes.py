@@ -21,7 +21,7 @@ from dpps.transport import Cluster, Rendezvous
 from tests.support.holding.sitecustomize import hold
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.engines.per_example", "torch.func"])
+context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.gradients.choose", "torch.func"])
 
 
 PATIENCE = 300.0

@@ -2,7 +2,7 @@
 
 import torch
 
-from dpps.learning import Call, tensors_of
+from dpps.learning.gradients.layers.rule import Call, tensors_of
 
 EXAMPLES = 3
 
@@ -49,12 +49,9 @@ def check_rule(rule, function, arguments, weights, dims, out_dims=(0,), more=Non
 
 
 def by_rule(rule, call):
-    call.root = torch.empty(0, requires_grad=True)
     total = _losses(call, rule.run(call)).sum()
     call.cut()
-    found = torch.autograd.grad(total, [call.root, *(leaf for _, leaf in call.leaves)], allow_unused=True)
-    for (place, _), gradient in zip(call.leaves, found[1:], strict=True):
-        call.came_back(place, gradient)
+    torch.autograd.grad(total, call.root, allow_unused=True)
     call.settle()
     return rule.gradients(call, call.backs)
 

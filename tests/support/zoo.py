@@ -259,6 +259,11 @@ def viewed() -> nn.Module:
     return Viewed()
 
 
+WITHOUT_RULES = {
+    *("1-d cnn", "bare parameters", "no rule", "bags of words"),
+    *("LSTM with projections (one by one)", "LSTM cells (one by one)"),
+}
+"""Models that have a function without a rule: they go by `vmap(grad)`, or one by one."""
 SHARED = {"mlp": "layer1", "frozen": "3"}
 ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "mlp": (lambda: dpps.models.MLP((12, 5, 9, 3)), lambda: floats(3, 4)),
@@ -292,11 +297,11 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
         lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True, bias=False),
         lambda: tokens(6),
     ),
-    "LSTM with projections (no rule)": (
+    "LSTM with projections (one by one)": (
         lambda: Recurrent(lambda inputs, width, **more: nn.LSTM(inputs, width + 2, proj_size=width, **more)),
         lambda: tokens(6),
     ),
-    "LSTM cells (no rule)": (Cells, lambda: tokens(3)),
+    "LSTM cells (one by one)": (Cells, lambda: tokens(3)),
     "GRU": (lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), lambda: tokens(6)),
     "RNN": (lambda: Recurrent(nn.RNN, nonlinearity="relu"), lambda: tokens(6)),
     "vision transformer": (lambda: ViT(8, 4, 2, 2, 8, 16, 0.0, 3, 1), lambda: floats(1, 8, 8)),

@@ -17,68 +17,6 @@ if TYPE_CHECKING:  # imported when first asked for
         compare_by_node,
         compare_on_one_set,
     )
-    from dpps.learning.engines.calling import (
-        FAILURES,
-        ModelLoss,
-        call_model,
-        in_short,
-        logits_of,
-        loss_of,
-        pick,
-        tensors_in,
-        unwritten,
-    )
-    from dpps.learning.engines.chain import Chained, is_chain
-    from dpps.learning.engines.choice import choose_engine, refuse_writing
-    from dpps.learning.engines.gradients import Engine, EngineName, Loop, Vectorised
-    from dpps.learning.engines.known_code import keeps_nothing
-    from dpps.learning.engines.per_example import per_example
-    from dpps.learning.engines.per_example.adding import squared_norms, sum_of_products, weighted_sum
-    from dpps.learning.engines.per_example.base import PerExample
-    from dpps.learning.engines.per_example.book import BookKeeping
-    from dpps.learning.engines.per_example.calls import (
-        Call,
-        IrregularModel,
-        replace_tensors,
-        start_graph,
-        tensors_of,
-    )
-    from dpps.learning.engines.per_example.chains import Chains
-    from dpps.learning.engines.per_example.contributions import (
-        Explicit,
-        Outer,
-        Rows,
-        Tied,
-        cautious,
-        combine,
-        gram_matrix,
-    )
-    from dpps.learning.engines.per_example.fallback import General
-    from dpps.learning.engines.per_example.losses import ExampleLosses
-    from dpps.learning.engines.per_example.madeup import Batches, moved
-    from dpps.learning.engines.per_example.objective import Objective
-    from dpps.learning.engines.per_example.picking import Constants, picked
-    from dpps.learning.engines.per_example.plan import make_plan, run
-    from dpps.learning.engines.per_example.probe import refuse_mixing
-    from dpps.learning.engines.per_example.recorder import (
-        CallSite,
-        Observer,
-        Recorder,
-        Sites,
-        body_of,
-        name_of,
-    )
-    from dpps.learning.engines.per_example.rules.base import Rule, register, rule_for
-    from dpps.learning.engines.per_example.rules.conv import Conv, ConvTransposed, each
-    from dpps.learning.engines.per_example.rules.elementwise import Broadcast, Repeated
-    from dpps.learning.engines.per_example.rules.embedding import Embedding, EmbeddingBag
-    from dpps.learning.engines.per_example.rules.linear import AddedProduct, Linear, RightProduct
-    from dpps.learning.engines.per_example.rules.loops import gru, lstm, plain
-    from dpps.learning.engines.per_example.rules.norm import GroupNorm, InstanceNorm, LayerNorm, RMSNorm
-    from dpps.learning.engines.per_example.rules.recurrent import Recurrent
-    from dpps.learning.engines.per_example.single import OneByOne, add_to, gradient_of_one, leaves_of
-    from dpps.learning.engines.per_example.weights import Origin, Weights
-    from dpps.learning.engines.workers import Workers, suits
     from dpps.learning.evaluation import (
         EVALUATED,
         accuracies,
@@ -91,6 +29,23 @@ if TYPE_CHECKING:  # imported when first asked for
         unless_it_fails,
     )
     from dpps.learning.gradient_tracking import GradientTracking
+    from dpps.learning.gradients.batch import Engine, EngineName, Loop, Vectorised
+    from dpps.learning.gradients.calling import (
+        FAILURES,
+        ModelLoss,
+        call_model,
+        in_short,
+        logits_of,
+        loss_of,
+        pick,
+        tensors_in,
+        unwritten,
+    )
+    from dpps.learning.gradients.chain import Chained, is_chain
+    from dpps.learning.gradients.choose import choose_gradients
+    from dpps.learning.gradients.clipped import Batched, Chains, OneByOne, PerExample
+    from dpps.learning.gradients.contributions import Explicit, Outer, Rows
+    from dpps.learning.gradients.layers.rule import Rule, register
     from dpps.learning.inputs import (
         Batch,
         as_datasets,
@@ -101,13 +56,14 @@ if TYPE_CHECKING:  # imported when first asked for
         tell_unscaled,
     )
     from dpps.learning.local_optimizers import LocalOptimizers
-    from dpps.learning.losses import one_number, refuse_inseparable
+    from dpps.learning.losses import one_number
     from dpps.learning.metrics import METRICS, ClassRow, Metric, by_name, of_classes, per_class, rehearse
     from dpps.learning.nodes import Nodes, check_record
     from dpps.learning.optimizers import Adam, Averaging, Momentum, kept_for
     from dpps.learning.partition import Partition
     from dpps.learning.partpsp import PartPSP
     from dpps.learning.pedfl import PEDFL
+    from dpps.learning.preflight import check_model, refuse_mixing
     from dpps.learning.schedules import FORMS, Constant, Cosine, Schedule, StepDecay, WarmUp, parse_schedule
     from dpps.learning.sgp import SGP
     from dpps.learning.sgpdp import SGPDP

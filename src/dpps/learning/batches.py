@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from dpps.data import Images
 from dpps.errors import UsageError
 from dpps.frozen import Frozen
-from dpps.learning.engines.calling import move, tensors_in
+from dpps.learning.gradients.calling import move, tensors_in
 from dpps.noise.keystream import Keystream
 from dpps.noise.streams import SAMPLING, Streams
 

@@ -1,4 +1,4 @@
-"""Two numbers that tell whether a run goes well: how many examples were clipped, and how large updates are beside their noise."""
+"""Two numbers that tell whether a run goes well: how many examples were clipped, and how large updates are compared with their noise."""
 
 import math
 

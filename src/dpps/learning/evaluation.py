@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.learning.engines.calling import FAILURES, pick
-from dpps.learning.engines.gradients import Engine
+from dpps.learning.gradients.batch import Engine
+from dpps.learning.gradients.calling import FAILURES, pick
 from dpps.learning.metrics import ClassRow, Metric, per_class
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from dpps.data import FeatureSet, Images
 from dpps.errors import UsageError, quoted, unknown
-from dpps.learning.engines.calling import Loss, ModelLoss, call_model, move, pick, tensors_in
+from dpps.learning.gradients.calling import Loss, ModelLoss, call_model, move, pick, tensors_in
 from dpps.learning.losses import ignored_label, takes_classes
 from dpps.privacy.units import UNITS, Unit
 from dpps.topology import Topology, parse

@@ -16,13 +16,13 @@ from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.batches import Cyclic, NodeData, Poisson
 from dpps.learning.clipping import ClipCount
-from dpps.learning.engines.calling import pick, unwritten
-from dpps.learning.engines.choice import choose_engine, refuse_writing
-from dpps.learning.engines.gradients import EngineName
-from dpps.learning.engines.per_example import per_example
+from dpps.learning.gradients.batch import EngineName
+from dpps.learning.gradients.calling import pick, unwritten
+from dpps.learning.gradients.choose import choose_gradients
 from dpps.learning.inputs import why_not_finite
-from dpps.learning.losses import one_number, refuse_inseparable
+from dpps.learning.losses import one_number
 from dpps.learning.optimizers import Averaging, OptimizerState, kept_for
+from dpps.learning.preflight import check_model
 from dpps.learning.updates import BatchUpdates, RecordUpdates, Update, Updates
 from dpps.noise.keystream import Keystream
 from dpps.noise.secure import SecureNoise
@@ -70,10 +70,12 @@ class Nodes(Frozen):
         self.loss = one_number(algorithm.loss)
         data.hides_failures = protocol.hides_failures
         x, target, _ = Cyclic(data, 1).batch(0)
-        example, batch = (pick(x, 0), pick(target, 0)), math.ceil(plan.largest_batch)
-        if calibration is not None:
-            refuse_writing(self.partition, self.loss, example)
-        self.engine = choose_engine(self.partition, self.loss, self.rows, example, seed, engine, batch)
+        example, batch = (pick(x, (0, 0)), pick(target, (0, 0))), math.ceil(plan.largest_batch)
+        if calibration is not None and calibration.example_clip is None:
+            check_model(self.partition, self.loss, example, per_example=False)
+        self.engine = choose_gradients(
+            self.partition, self.loss, example, self.rows, batch=batch, seed=seed, name=engine
+        )
         self.engine.hides_failures = protocol.hides_failures
         self.updates = self._updates()
         self._due: tuple[Tensor, int] | None = None
@@ -96,9 +98,8 @@ class Nodes(Frozen):
         noise = self.protocol.noise
         x, target = self.data.take(np.zeros((len(self.rows), 1), dtype=np.int64))
         example = pick(x, (0, 0)), pick(target, (0, 0))
-        refuse_inseparable(algorithm.loss, self.partition.model, *example)
         clip, batch = calibration.example_clip, math.ceil(self.plan.largest_batch)
-        clipped = per_example(self.partition, self.loss, clip, example[0], batch)
+        clipped = choose_gradients(self.partition, self.loss, example, clip=clip, batch=batch)
         clipped.hides_failures = self.protocol.hides_failures
         source = self._coins(noise)
         # the audit holds many networks side by side: rows beyond the first one repeat it
@@ -141,9 +142,7 @@ class Nodes(Frozen):
             raise UsageError(f"gradients of whole batches: {_ONLY_AS_CLIPPED}")
         self._away(state)
         x, target, _ = self.updates.sampler.batch(state.round)
-        losses, _, gradient = self.engine.step_all_the_same(
-            y, state.local, x, target, lambda g, _: g, state.round
-        )
+        losses, _, gradient = self.engine.step(y, state.local, x, target, lambda g, _: g, state.round)
         self._refuse_non_finite(losses, state)
         return losses, gradient.clone()
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dpps.errors import UsageError
-from dpps.models import stage_parameters
 
 
 @dataclass(frozen=True)
@@ -68,19 +67,6 @@ class Partition:
         """Parameters by name, to be read, from one node's flat vectors (either may be left out)."""
         named = _views(self.shared, s) if s is not None else {}
         return named | (_views(self.local, l) if l is not None else {})
-
-    def prefix(self) -> int | None:
-        """k such that the shared parameters are exactly those of the model's first k stages; None if there is no such k."""
-        stages = stage_parameters(self.model)
-        if stages is None or not self.shared:
-            return None
-        shared = {slot.name for slot in self.shared}
-        local = {slot.name for slot in self.local}
-        for k in range(1, len(stages) + 1):
-            first = set().union(*stages[:k])
-            if shared <= first and not (local & first):
-                return k
-        return None
 
 
 def _refuse_unusable(parameters: Mapping[str, Tensor]) -> None:

@@ -12,9 +12,9 @@ from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.batches import Cyclic, Poisson, Sampler
 from dpps.learning.clipping import ClipCount
-from dpps.learning.engines.gradients import Engine
-from dpps.learning.engines.per_example import PerExample
-from dpps.learning.engines.per_example.adding import full_precision
+from dpps.learning.gradients.batch import Engine
+from dpps.learning.gradients.clipped import PerExample
+from dpps.learning.gradients.contributions import full_precision
 from dpps.learning.local_optimizers import LocalOptimizers
 from dpps.learning.optimizers import ReleasedOptimizer, kept_for
 from dpps.noise.calibration import NoiseLevel, calibrate
@@ -86,7 +86,7 @@ class BatchUpdates(Updates):
             x, target, _ = self.sampler.batch(state.round * self.steps + k)
             at = y if k == 0 else y - self.plan.lr_shared * rate * total
             before = self.state() if self.engine.hides_failures else {}
-            losses, local, gradient = self.engine.step_all_the_same(
+            losses, local, gradient = self.engine.step(
                 at,
                 local,
                 x,

@@ -8,7 +8,7 @@ import torch
 
 from dpps.errors import UsageError, unknown
 from dpps.learning.algorithm import Algorithm
-from dpps.learning.engines.gradients import EngineName
+from dpps.learning.gradients.batch import EngineName
 from dpps.noise.source import NoiseSource
 from dpps.runs.deployment import Deployment
 from dpps.sensitivity import Sensitivity

@@ -22,7 +22,6 @@ from dpps.errors import RunError, UsageError
 from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.clipping import advice, hopeless
-from dpps.learning.engines.calling import move
 from dpps.learning.evaluation import (
     EVALUATED,
     accuracies,
@@ -34,6 +33,7 @@ from dpps.learning.evaluation import (
     right_of,
     unless_it_fails,
 )
+from dpps.learning.gradients.calling import move
 from dpps.learning.inputs import Batch, as_examples, check_examples
 from dpps.learning.metrics import Metric
 from dpps.learning.nodes import Nodes

@@ -13,7 +13,7 @@ from torch import Tensor
 from dpps.errors import RunError, UsageError
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.batches import NodeData
-from dpps.learning.engines.gradients import EngineName
+from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.metrics import Metric, by_name
 from dpps.learning.nodes import Nodes

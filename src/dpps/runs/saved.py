@@ -19,7 +19,7 @@ from dpps.data.node_files import read_examples
 from dpps.data.schema import parse_any
 from dpps.errors import RunError, UsageError
 from dpps.features import FEATURES
-from dpps.learning.engines.calling import logits_of
+from dpps.learning.gradients.calling import logits_of
 from dpps.models import build as build_model
 from dpps.runs.folder import RunFolder
 from dpps.version import versions

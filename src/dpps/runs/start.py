@@ -10,10 +10,10 @@ from torch.utils.data import Dataset
 
 from dpps.disk import write_private
 from dpps.errors import RunError, UsageError
-from dpps.learning.engines.calling import FAILURES, pick
+from dpps.learning.gradients.calling import FAILURES, pick
 from dpps.learning.inputs import check_examples, tell_unscaled
-from dpps.learning.losses import made_up
 from dpps.learning.metrics import rehearse
+from dpps.learning.preflight import made_up_outputs
 from dpps.learning.schedules import WarmUp
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource
@@ -88,7 +88,7 @@ def rehearse_metrics(run: Run) -> None:
     model = run.algorithm.model
     for x, targets in sets if run._metrics else ():
         try:
-            outputs, made = made_up(model, pick(x, 0), targets[0])
+            outputs, made = made_up_outputs(model, pick(x, 0), targets[0])
         except FAILURES:  # outputs that are no tensor: only the metric knows
             continue
         rehearse(run._metrics, outputs, made)

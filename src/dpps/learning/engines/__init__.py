@@ -1,1 +1,0 @@
-"""Gradients of all nodes: whatever is clever lives here and nowhere else."""

@@ -1,0 +1,11 @@
+"""Gradients of all nodes held here. Whatever is clever about them lives here and nowhere else.
+
+`choose` picks the fastest way that is right for a model:
+
+| gradients of whole batches (`batch`)       | clipped per example, unit record (`clipped`)             |
+|--------------------------------------------|----------------------------------------------------------|
+| `Chained`: chains of linear layers         | `Chains`: chains of linear layers                        |
+| `Vectorised`: all nodes by `torch.vmap`    | `Recorded`: rules for layers, one pass (see `layers`)    |
+| `Loop`: node by node, some in threads      | `vmap(grad)`: one gradient per example, any model        |
+|                                            | `OneByOne`: plain autograd, the reference                |
+"""

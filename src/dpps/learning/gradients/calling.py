@@ -1,0 +1,202 @@
+"""How a model and its loss are called: with one tensor, a tuple (positions) or a dictionary (names), on a batch or on one example."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dpps.errors import UsageError
+from dpps.models.swapping import swapped
+
+Loss = Callable[[Any, Any], Tensor]
+"""Takes a model's outputs and the targets of a batch; a mean over the batch. Or a `ModelLoss`."""
+
+FAILURES = (Exception,)
+"""What a model may raise that does not like an example: anything. Stopping because of some kinds would tell of the example."""
+
+WRITES = (
+    "the model writes over its own parameters while it runs (an embedding with max_norm does), so they would follow "
+    "the data without noise; use layers that do not (max_norm=None)"
+)
+
+_MEANS = (
+    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
+    *(F.binary_cross_entropy_with_logits, F.binary_cross_entropy),
+)
+"""Losses that are plain means over all numbers."""
+
+_log = logging.getLogger(__name__)
+
+
+def in_short(error: BaseException | None) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+class ModelLoss:
+    """A loss that calls the model itself: `function(model, (inputs, targets))`, a mean over the batch,
+    or one number per example, which is averaged.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Tensor]) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"ModelLoss({self.function!r})"
+
+    def of(self, model: nn.Module, tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
+        """The loss with these parameters and buffers in place of the model's own."""
+        with swapped(model, tensors):
+            value = self.function(model, batch)
+        return value if value.ndim == 0 else value.mean()
+
+    def __call__(self, outputs: Any, target: Any) -> Tensor:
+        """Not known from outputs alone."""
+        raise TypeError("a ModelLoss calls the model itself: it has no value for given outputs")
+
+
+def loss_of(model: nn.Module, tensors: Mapping[str, Tensor], x: Any, target: Any, loss: Loss) -> Tensor:
+    """The loss of a batch with these parameters and buffers in place of the model's own."""
+    if isinstance(loss, ModelLoss):
+        return loss.of(model, tensors, (x, target))
+    return loss(call_model(model, tensors, x), target)
+
+
+def call_model(model: nn.Module, tensors: Mapping[str, Tensor], x: Any) -> Any:
+    """The outputs for a batch, with these parameters and buffers in place of the model's own."""
+    with swapped(model, tensors):
+        if isinstance(x, Mapping):
+            return logits_of(model(**x))
+        return logits_of(model(*x) if isinstance(x, (tuple, list)) else model(x))
+
+
+def logits_of(outputs: Any) -> Any:
+    """The logits where a model wraps them (as the models of `transformers` do), otherwise the outputs themselves."""
+    logits = getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else outputs
+
+
+class ExampleLosses:
+    """From a batch's outputs and targets to one loss per example.
+
+    Args:
+        loss: of (outputs, targets), a mean over a batch. It is evaluated for each example by itself.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss, self._vmap = loss, True
+
+    def __call__(self, outputs: Any, target: Any, examples: int) -> Tensor:
+        """The losses, (examples,)."""
+        if isinstance(outputs, Tensor) and isinstance(target, Tensor):
+            if self.loss is F.cross_entropy and outputs.ndim == 2 and target.ndim == 1:
+                return F.cross_entropy(outputs, target, reduction="none")
+            if self.loss in _MEANS and outputs.shape == target.shape:
+                each: Tensor = self.loss(outputs, target, reduction="none")
+                return each.reshape(examples, -1).mean(1)
+        if self._vmap:
+            try:
+                with quiet():
+                    losses: Tensor = torch.vmap(self._one)(outputs, target)
+            except FAILURES as error:
+                self._vmap = False
+                _log.warning(
+                    "torch.vmap cannot run the loss (%s): it is computed one example after the other",
+                    in_short(error),
+                )
+            else:
+                return losses
+        return torch.stack([self._one(pick(outputs, k), pick(target, k)) for k in range(examples)])
+
+    def _one(self, outputs: Any, target: Any) -> Tensor:
+        return self.loss(pick(outputs, None), pick(target, None))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's remarks that `torch.vmap` has no batching rule for an operation: the result is right."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        yield
+
+
+@contextmanager
+def unwritten(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Refuse a model that writes over parameters while it runs: they would follow the data, and no noise would hide that."""
+    held = list(tensors)
+    before = [tensor._version for tensor in held]
+    yield
+    if [tensor._version for tensor in held] != before:
+        raise UsageError(WRITES)
+
+
+def tensors_in(batch: Any) -> list[Tensor]:
+    """All tensors of a batch that may be nested."""
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def pick(batch: Any, which: Any) -> Any:
+    """The same part of every tensor of a batch: an index, a slice or a mask."""
+    if isinstance(batch, Tensor):
+        return batch[which]
+    return tree_map(lambda part: part[which] if isinstance(part, Tensor) else part, batch)
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """All tensors of a batch on this device."""
+    return tree_map(lambda part: part.to(device) if isinstance(part, Tensor) else part, batch)
+
+
+# One example by plain autograd: slow, and right for every model
+
+
+class GradientError(RuntimeError):
+    """The backward pass failed: for this example, or for every one."""
+
+
+def cannot_be_differentiated(model: nn.Module, error: GradientError) -> UsageError:
+    """The error for a user."""
+    return UsageError(f"{type(model).__name__} cannot be differentiated: {in_short(error)}")
+
+
+def leaves_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters, each to be differentiated by itself."""
+    return {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+
+
+def gradient_of_one(
+    model: nn.Module, loss: Loss, leaves: Mapping[str, Tensor], x: Any, target: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the gradient of one example, in a batch of its own."""
+    alone = pick((x, target), None)
+    try:
+        return _gradient(model, loss, leaves, alone)
+    except FAILURES:
+        twice = pick(alone, torch.zeros(2, dtype=torch.int64))
+        try:  # models may drop an axis of length one; the mean over the same example twice is its own
+            return _gradient(model, loss, leaves, twice)
+        except FAILURES:
+            pass
+        raise
+
+
+def _gradient(
+    model: nn.Module, loss: Loss, leaves: Mapping[str, Tensor], batch: tuple[Any, Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    with swapped(model, leaves):  # until the end: checkpointed modules run forward again in the backward pass
+        value = loss_of(model, {}, *batch, loss)
+        if not value.requires_grad:
+            return value.detach(), {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        for leaf in leaves.values():
+            leaf.grad = None
+        try:  # not torch.autograd.grad, to which what re-entrant checkpoints hold is invisible
+            torch.autograd.backward(value)
+        except FAILURES as error:
+            raise GradientError(in_short(error)) from error
+    return value.detach(), {n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in leaves.items()}

@@ -1,0 +1,375 @@
+"""Nodes in threads: the same numbers as one after the other, and only where nothing unknown runs."""
+
+import copy
+import math
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dpps
+from dpps.learning import Loop, Partition
+from dpps.learning.gradients import batch as workers_module
+from dpps.learning.gradients.batch import Workers, keeps_nothing, suits
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def convolutional(*extra: nn.Module) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *extra, nn.Flatten(), nn.Linear(4 * 16, 3)
+    )
+
+
+NODES = 5
+
+
+def both_ways(model: nn.Module, shared: list[str]) -> tuple[Loop, Loop]:
+    partition = Partition(model, shared)
+    together = Loop(partition, F.cross_entropy, range(NODES))
+    assert together._workers is not None
+    alone = Loop(partition, F.cross_entropy, range(NODES))
+    alone._workers = None
+    return together, alone
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("shared", [["0", "1"], ["4"], [], "all"])
+def test_together_and_one_after_the_other_agree_over_rounds(shared):
+    torch.manual_seed(0)
+    together, alone = both_ways(convolutional().double(), shared)
+    s, l = together.partition.initial()
+    x, target = torch.rand(NODES, 8, 1, 6, 6).double(), torch.randint(0, 3, (NODES, 8))
+    rows = {
+        engine: (s.double().repeat(NODES, 1), l.double().repeat(NODES, 1)) for engine in (together, alone)
+    }
+    for round_ in range(4):
+        results = []
+        for engine, (y, local) in rows.items():
+            engine.away = frozenset({2}) if round_ == 1 else frozenset()
+            step = engine.step(
+                y, local, x + round_, target, lambda g, own, local=local: local[own] - 0.1 * g, round_
+            )
+            results.append([part.clone() for part in step])
+            rows[engine] = (y - 0.1 * step[2], step[1].clone())
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    for name, buffer in together.state().items():
+        torch.testing.assert_close(buffer, alone.state()[name], rtol=1e-9, atol=1e-12)
+    (y, local), test = rows[alone], torch.rand(9, 1, 6, 6).double()
+    seen = together.outputs(y[0], local, test)
+    assert not seen.requires_grad
+    torch.testing.assert_close(seen, alone.outputs(y[0], local, test), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_seeded_run_repeats_bit_by_bit():
+    def run() -> torch.Tensor:
+        torch.manual_seed(1)
+        net = convolutional()
+        algorithm = dpps.PartPSP(net, ["0", "1"], batch_size=4)
+        x, target = torch.rand(NODES, 8, 1, 6, 6), torch.randint(0, 3, (NODES, 8))
+        sets = [torch.utils.data.TensorDataset(*pair) for pair in zip(x, target, strict=True)]
+        return dpps.Run(algorithm, sets, topology=dpps.Exponential(NODES), seed=3).fit(epochs=2).local.clone()
+
+    assert torch.equal(run(), run())
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_have_their_own_models_and_leave_ours_alone():
+    model, seen, gate = convolutional(), [], threading.Barrier(2, timeout=300)
+
+    def work(own: nn.Module, k: int) -> None:
+        gate.wait()  # nobody passes unless two work at once
+        seen.append((k, own, torch.get_num_threads()))
+
+    Workers(model, 4).each(work, 4)
+    assert sorted(k for k, _, _ in seen) == [0, 1, 2, 3]
+    assert {threads for _, _, threads in seen} == {1}
+    assert len({id(own) for _, own, _ in seen} - {id(model)}) == 2
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_failure_is_raised_when_all_have_ended():
+    ended = []
+
+    def work(_: nn.Module, k: int) -> None:
+        if k == 0:
+            raise ValueError("node 0")
+        ended.append(k)
+
+    workers = Workers(convolutional(), 4)
+    with pytest.raises(ValueError, match="node 0"):
+        workers.each(work, 4)
+    assert sorted(ended) == [1, 2, 3]
+    workers.each(lambda _, k: ended.append(k), 2)  # and the models are back
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_interrupt_leaves_nobody_at_work(monkeypatch):
+    started, ended, go = threading.Semaphore(0), [], threading.Event()
+
+    def work(_: nn.Module, k: int) -> None:
+        started.release()
+        go.wait(300)
+        ended.append(k)
+
+    def interrupted(futures, real=workers_module.wait):
+        if go.is_set():
+            return real(futures)
+        started.acquire()
+        started.acquire()  # two are at work, the others wait
+        go.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers_module, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Workers(convolutional(), 8).each(work, 8)
+    before = list(ended)
+    assert len(before) < 8
+    threading.Event().wait(0.2)
+    assert ended == before
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_copy_has_threads_of_its_own():
+    together, _ = both_ways(convolutional(), ["0"])
+    together._workers.each(lambda *_: None, 3)
+    twin = copy.deepcopy(together)
+    assert twin._workers is not None
+    seen = []
+    twin._workers.each(lambda _, k: seen.append(k), 3)
+    assert twin._workers._pool is not together._workers._pool
+    assert sorted(seen) == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_copies_have_buffers_of_their_own_and_share_the_parameters():
+    model, seen, gate = convolutional(), [], threading.Barrier(2, timeout=300)
+
+    def work(own: nn.Module, _: int) -> None:
+        gate.wait()
+        seen.append(own)
+
+    Workers(model, 2).each(work, 2)
+    assert all(a is b for own in seen for a, b in zip(own.parameters(), model.parameters(), strict=True))
+    assert all(a is not b for own in seen for a, b in zip(own.buffers(), model.buffers(), strict=True))
+
+
+def test_they_follow_the_number_of_threads():
+    workers, before = Workers(convolutional(), 8), torch.get_num_threads()
+    try:
+        for threads, expected in ((2, 2), (3, 3), (2, 2)):
+            torch.set_num_threads(threads)
+            names = set()
+            gate = threading.Barrier(expected, timeout=300)
+
+            def work(_: nn.Module, __: int, names=names, gate=gate) -> None:
+                gate.wait()
+                names.add(threading.current_thread().name)
+
+            workers.each(work, expected)
+            assert workers.count == len(names) == expected
+    finally:
+        torch.set_num_threads(before)
+        workers.close()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_autocast_counts_for_every_node():
+    together, _ = both_ways(convolutional(), ["0"])
+    threads = []
+    with torch.autocast("cpu", torch.bfloat16, enabled=True):
+        together._each(lambda *_: threads.append(threading.current_thread()), torch.empty(NODES, 1))
+    assert set(threads) == {threading.current_thread()}
+
+
+class Own(nn.Conv2d):
+    """What a user wrote: nobody knows what it does."""
+
+
+def test_only_known_code_runs_in_threads():
+    assert suits(convolutional(), F.cross_entropy)
+    assert suits(dpps.models.ResNet18(), F.cross_entropy)
+    assert suits(convolutional(nn.Dropout(0.0)), F.cross_entropy)
+    assert not suits(convolutional(nn.Dropout(0.1)), F.cross_entropy)
+    assert not suits(convolutional(nn.RReLU()), F.cross_entropy)
+    assert not suits(nn.Sequential(Own(1, 4, 3)), F.cross_entropy)
+    assert not suits(convolutional(), lambda o, t: 2 * F.cross_entropy(o, t))
+    assert not suits(dpps.models.MLP(), F.cross_entropy)  # nothing to gain
+    heard = convolutional()
+    heard[0].register_forward_hook(lambda *_: None)
+    assert not suits(heard, F.cross_entropy)
+    backward = convolutional()
+    backward[0].register_full_backward_hook(lambda *_: None)
+    assert not suits(backward, F.cross_entropy)
+    patched = convolutional()
+    patched[0].forward = lambda x: x
+    assert not suits(patched, F.cross_entropy)
+
+
+@pytest.mark.parametrize(("threads", "nodes"), [(1, 5), (2, 1)])
+def test_one_thread_or_one_node_works_where_it_is_called(threads, nodes):
+    engine, used = Loop(Partition(convolutional(), ["0"]), F.cross_entropy, range(nodes)), set()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        engine._each(lambda *_: used.add(threading.current_thread()), torch.empty(nodes, 1))
+    finally:
+        torch.set_num_threads(before)
+    assert used == {threading.current_thread()}
+
+
+# Code that is known to keep nothing may run in several threads; whatever cannot be read may not
+
+_MEMORY: list[float] = []
+_COUNT = 0
+
+
+def scaled(x):
+    return F.gelu(x) * math.sqrt(2)
+
+
+def counted(x):
+    global _COUNT  # noqa: PLW0603  (what is to be found)
+    _COUNT += 1
+    return x
+
+
+def remembered(x):
+    _MEMORY.append(float(x.sum()))
+    return x
+
+
+class Reads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        parts = [scaled(self.inner(x)) for _ in range(2)]
+        return torch.stack(parts).sum(0)
+
+
+class Keeps(Reads):
+    def forward(self, x):
+        self.last = x
+        return self.inner(x)
+
+
+class Counts(Reads):
+    def forward(self, x):
+        return counted(self.inner(x))
+
+
+class Remembers(Reads):
+    def forward(self, x):
+        return self.inner(remembered(x))
+
+
+class CallsUp(Reads):
+    def forward(self, x):
+        return super().forward(x)  # a closure: not read
+
+
+class Helped(Reads):
+    """Methods and attributes of its own that only read."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor, self.shape, self.activation = 2.0, (3, 3), F.gelu
+
+    @property
+    def half(self):
+        return self.factor / 2
+
+    def helper(self, x):
+        return self.activation(self.inner(x)) * self.half
+
+    def forward(self, x):
+        return self.helper(x).reshape(-1, self.shape[0])
+
+
+class KeepsInAMethod(Helped):
+    def helper(self, x):
+        self.last = x
+        return self.inner(x)
+
+
+class KeepsInAMethodOfAMethod(Helped):
+    def store(self, x):
+        self.last = x
+
+    def helper(self, x):
+        self.store(x)
+        return self.inner(x)
+
+
+class KeepsInAProperty(Helped):
+    @property
+    def half(self):
+        self.last = 0.5
+        return 0.5
+
+
+class KeepsInAList(Helped):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x)
+        return self.inner(x)
+
+
+class KeepsByName(Helped):
+    def forward(self, x):
+        setattr(self, "last", x)  # noqa: B010  (what is to be found)
+        return self.inner(x)
+
+
+class CallsAnObject(Helped):
+    def __init__(self):
+        super().__init__()
+        self.activation = print
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (Reads, True),
+        (Helped, True),
+        (KeepsInAMethod, False),
+        (KeepsInAMethodOfAMethod, False),
+        (KeepsInAProperty, False),
+        (KeepsInAList, False),
+        (KeepsByName, False),
+        (CallsAnObject, False),
+        (lambda: nn.Sequential(Reads(), nn.TransformerEncoderLayer(4, 2, 8, 0.0)), True),
+        (dpps.models.MLP, True),
+        (Keeps, False),
+        (Counts, False),
+        (Remembers, False),
+        (CallsUp, False),
+        (lambda: nn.Sequential(Reads(), nn.Dropout(0.1)), False),
+    ],
+)
+def test_only_models_whose_code_writes_nothing_are_known(make, expected):
+    assert keeps_nothing(make()) is expected
+
+
+def test_a_hook_or_a_patched_forward_is_not_known():
+    hooked, patched = Reads(), Reads()
+    hooked.inner.register_forward_hook(lambda *_: None)
+    patched.inner.forward = lambda x: x
+    assert not keeps_nothing(hooked)
+    assert not keeps_nothing(patched)
