@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpps.errors import UsageError
-from dpps.learning.batch_sizes import BatchSize, batches
+from dpps.learning.sampling import BatchSize, batches
 from dpps.privacy.accountant import multiplier_for
 
 CLIP = 0.1

@@ -20,8 +20,8 @@ from dpps.data.schema import Schema, read_schema
 from dpps.data.splits import hold_out_own
 from dpps.errors import UsageError
 from dpps.learning.algorithm import ALGORITHMS
-from dpps.learning.batch_sizes import parse_batch
 from dpps.learning.inputs import check_examples
+from dpps.learning.sampling import parse_batch
 from dpps.runs.config import TrainConfig
 from dpps.runs.config_files import from_json
 from dpps.runs.deployment import Deployment, Here

@@ -25,6 +25,7 @@ from dpps.learning.clipping import advice, hopeless
 from dpps.learning.engines.calling import move
 from dpps.learning.evaluation import (
     EVALUATED,
+    Metric,
     accuracies,
     accuracies_of_some,
     are_classes,
@@ -35,7 +36,6 @@ from dpps.learning.evaluation import (
     unless_it_fails,
 )
 from dpps.learning.inputs import Batch, as_examples, check_examples
-from dpps.learning.metrics import Metric
 from dpps.learning.nodes import Nodes
 from dpps.privacy.charges import charges_ahead, planned_charges
 from dpps.privacy.ledger import Ledger

@@ -11,9 +11,9 @@ from torch.utils.data import Dataset
 from dpps.disk import write_private
 from dpps.errors import RunError, UsageError
 from dpps.learning.engines.calling import FAILURES, pick
+from dpps.learning.evaluation import rehearse
 from dpps.learning.inputs import check_examples, tell_unscaled
 from dpps.learning.losses import made_up
-from dpps.learning.metrics import rehearse
 from dpps.learning.schedules import WarmUp
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource
