@@ -88,7 +88,7 @@ def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
             *(table.path, outside, len(values), column.name, low, high),
         )
     middle, half = low / 2 + high / 2, high / 2 - low / 2
-    scaled = np.nan_to_num((np.clip(values, low, high) - middle) / half, nan=0.0)
+    scaled: np.ndarray = np.nan_to_num((np.clip(values, low, high) - middle) / half, nan=0.0)
     return scaled[:, None].astype(np.float32)
 
 

@@ -152,9 +152,10 @@ def _read_numbers(
     path: Path, *, labelled: bool, width: int | None = None
 ) -> tuple[Tensor, Tensor | None, tuple[str, ...] | None]:
     """Inputs, labels if asked for, and what the file calls its columns, the label last; `width` numbers per example if given."""
-    names = None
+    names, y = None, None
     if path.suffix == ".npz":
-        x, y = (*_read_npz(path, ("x", "y") if labelled else ("x",)), None)[:2]
+        x, *rest = _read_npz(path, ("x", "y") if labelled else ("x",))
+        y = rest[0] if rest else None
     else:
         table = read_table(path, headed=None if path.suffix in TEXT else True)
         found, names = len(table.names), table.names if table.headed else None
