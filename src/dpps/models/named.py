@@ -122,13 +122,16 @@ def is_own(name: str) -> bool:
 
 def _call_own(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     make = _imported(name)
-    called = f"--model {name}: called with shape {shape} and {classes} classes it"
     try:
         model = make(shape, classes)
     except Exception as error:
-        raise UsageError(f"{called} raises {_in_short(error)}") from error
+        raise UsageError(
+            f"--model {name}: called with shape {shape} and {classes} classes it raises {_in_short(error)}"
+        ) from error
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{called} gives a {type(model).__name__}, not an nn.Module")
+        raise UsageError(
+            f"--model {name}: called with shape {shape} and {classes} classes it gives a {type(model).__name__}, not an nn.Module"
+        )
     return model
 
 
