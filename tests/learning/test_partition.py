@@ -6,7 +6,6 @@ from torch import nn
 
 from dpps.errors import UsageError
 from dpps.learning import Partition
-from dpps.models import MLP
 
 
 def _model() -> nn.Module:
@@ -26,14 +25,6 @@ def test_vectors_hold_the_model_and_give_it_back(shared) -> None:
     assert all(torch.equal(named[name], p) for name, p in model.named_parameters() if p.requires_grad)
     rows = torch.stack([s, 2 * s])
     assert all(torch.equal(slot.of(rows)[1], 2 * named[slot.name]) for slot in partition.shared)
-
-
-def test_the_shared_part_may_be_the_first_stages_of_a_model() -> None:
-    model = MLP((6, 4, 6, 3))
-    assert Partition(model, ["layer1"]).prefix() == 1
-    assert Partition(model, ["layer1", "layer2"]).prefix() == 2
-    assert Partition(model, ["layer2"]).prefix() is None
-    assert Partition(model, []).prefix() is None
 
 
 def test_names_that_there_are_not_are_refused_with_those_that_there_are() -> None:
