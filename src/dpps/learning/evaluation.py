@@ -360,7 +360,7 @@ def measured(
     s: Tensor,
     l: Tensor,
     metrics: Mapping[str, Metric],
-    told: set[tuple[str, int]],
+    reported: set[tuple[str, int]],
     sets: Sequence[tuple[Inputs, Tensor]],
 ) -> dict[str, list[float | None]]:
     """Every metric of each node's model (the averaged s with its own l) on `sets[k]`; None where it is not defined or fails.
@@ -370,7 +370,7 @@ def measured(
         s: the averaged shared parameters.
         l: a row of local parameters for every node held here.
         metrics: by their names.
-        told: the metrics and nodes for which a failure was logged; more are added.
+        reported: the metrics and nodes for which a failure was logged; more are added.
         sets: (inputs, targets) of every node held here.
     """
     found: dict[str, list[float | None]] = {name: [] for name in metrics}
@@ -380,9 +380,9 @@ def measured(
             try:
                 found[name].append(float(metric(outputs, targets)))
             except Exception as error:  # noqa: BLE001 - nor is a run lost for a metric, nor may it end by what a node holds
-                if (name, k) not in told:
+                if (name, k) not in reported:
                     log.warning("metric %s of node %d of those held here: %s", name, k, error)
-                told.add((name, k))
+                reported.add((name, k))
                 found[name].append(None)
     return found
 

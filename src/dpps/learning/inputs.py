@@ -175,8 +175,8 @@ def _refuse_settings(
 ) -> None:
     for name, value in _settings(loader).items():
         if name not in followed or followed[name] != value:
-            told = f"{name}={getattr(value, '__qualname__', value)}{more if name == 'batch_size' else ''}"
-            raise UsageError(f"the DataLoader of {whose} has {told}: {_REMEDIES[name]}")
+            setting = f"{name}={getattr(value, '__qualname__', value)}{more if name == 'batch_size' else ''}"
+            raise UsageError(f"the DataLoader of {whose} has {setting}: {_REMEDIES[name]}")
 
 
 def _settings(loader: DataLoader[Any]) -> dict[str, object]:
