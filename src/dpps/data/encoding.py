@@ -35,7 +35,9 @@ def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
 
 def encode(table: Table, schema: Schema) -> tuple[Tensor, Tensor]:
     """Inputs of shape (examples, `schema.width`) and class numbers."""
-    labels = encode_labels(table, schema)  # first: no warning about columns before a missing label is told
+    labels = encode_labels(
+        table, schema
+    )  # first: a missing label is refused before columns that are left out give a warning
     return encode_inputs(table, schema), labels
 
 

@@ -61,7 +61,7 @@ def unlabelled_images(folder: Path, schema: ImageSchema) -> Tensor:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The images in a folder and below, in the order of their names; hidden files are no images, and others are told."""
+    """The images in a folder and below, in the order of their names; hidden files do not count, and others give a warning."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: images lie in a folder")
     images, others = _images_below(folder)

@@ -26,11 +26,11 @@ class NodeFiles:
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor] | None
     columns: tuple[str, ...] | None = None
-    """The names in the first line of a CSV file, where columns are told apart by their place; with a schema by their names."""
+    """The names in the first line of a CSV file, where columns are known by their place; with a schema they are known by their names."""
 
 
 def check_headers(found: Mapping[Path, tuple[str, ...] | None]) -> None:
-    """Columns are told apart by their place, so all nodes' files must name the same columns in the same order."""
+    """Columns are known by their place, so all nodes' files must name the same columns in the same order."""
     named = {folder: names for folder, names in found.items() if names is not None}
     if not named:
         return
@@ -131,7 +131,7 @@ def read_examples(
         path: as `train` and `test` in a node's folder; without a schema the label may be left out where it is not asked for.
         width: how many numbers the model reads of one example of a table without a schema.
         labelled: whether labels are asked for; otherwise they are not looked at.
-        columns: what the columns were called in training, the label last, where they are told apart by their place.
+        columns: what the columns were called in training, the label last, where they are known by their place.
         schema: how tables became numbers in training.
     """
     if isinstance(schema, ImageSchema):

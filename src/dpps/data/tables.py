@@ -1,5 +1,5 @@
-"""Tables as people have them: CSV (comma, semicolon or tab; quoted), Parquet, .npz and data frames,
-read as columns of text with the place of every cell."""
+"""Reads tables as people have them: CSV (comma, semicolon or tab; quoted), Parquet, .npz and data frames,
+as columns of text with the place of every cell."""
 
 import csv
 import io

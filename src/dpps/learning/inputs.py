@@ -1,6 +1,7 @@
-"""What a user may hand over as data, privacy and topology, made into what a run works with; mistakes are told in one line.
+"""Turns what a user passes as data, privacy and topology into what a run works with.
 
-A mistake in the data shows here, before anything is sent, with its node and its remedy, and not as an error from inside torch.
+Mistakes in the data are found here, before anything is sent. The error is one line with the node and the remedy, not a
+traceback from inside torch.
 """
 
 import logging
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 _Whose = TypeVar("_Whose")
 
 UNSCALED = 100.0
-"""Inputs beyond this are worth a word: models start from weights that expect values of about 1."""
+"""Larger inputs give a warning: models start from weights that expect values of about 1."""
 
 _NOT_EACH = (
     "give one data set per node in a list; to deal one over N nodes: [Subset(data, part) for part in "
@@ -292,7 +293,7 @@ def _as_labels(target: Tensor, whose: str, loss: Loss) -> Tensor:
 def check_examples(
     datasets: Sequence[Dataset[Any]], whose: Sequence[str], model: nn.Module, loss: Loss
 ) -> None:
-    """Examples must suit the model and the loss; inputs that are far from 1 are told.
+    """Check that the model and the loss accept the examples.
 
     Args:
         datasets: as `as_datasets` gives them.
@@ -401,8 +402,7 @@ def _try_loss(outputs: Any, target: Any, whose: str, loss: Loss) -> None:
 
 
 def tell_unscaled(datasets: Sequence[Dataset[Any]], rows: Sequence[int]) -> None:
-    """One line where an example holds NaN or infinity, and one where a column of inputs is far from 1, at the node where it is
-    farthest."""
+    """Warn about an example with NaN or infinity, and about the column of inputs that is farthest from 1."""
     for dataset, row in _first_of_each(datasets, rows):
         if (bad := _not_finite(dataset)) is not None:
             log.warning(

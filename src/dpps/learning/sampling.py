@@ -74,7 +74,7 @@ def for_every_node(sizes: int | Sequence[int], nodes: int) -> tuple[int, ...]:
 def announce(
     declared: Sequence[int] | None, held: Sequence[int], fabric: Fabric, contract: Contract | None
 ) -> list[int]:
-    """The declared sizes of all nodes, of which each process tells its own.
+    """The declared sizes of all nodes; each process announces those of its own.
 
     Args:
         declared: as the user gave them; otherwise they are those of the contract, and at the first start what the nodes hold.
@@ -83,7 +83,7 @@ def announce(
         contract: of the first start, when a run is resumed.
 
     Raises:
-        PeerError: another process tells a number that cannot be one of examples.
+        PeerError: another process announces a number that cannot be a number of examples.
     """
     known = contract.plan.declared_sizes if declared is None and contract else declared
     own = list(held) if known is None else [known[row] for row in fabric.rows]
@@ -102,13 +102,13 @@ def announce(
                 "one number or one per node"
             )
         return list(known)
-    told = fabric.gather(torch.tensor(own, dtype=torch.float64)).tolist()
-    for node, size in enumerate(told):
+    announced = fabric.gather(torch.tensor(own, dtype=torch.float64)).tolist()
+    for node, size in enumerate(announced):
         if not (size.is_integer() and 1 <= size <= LARGEST):
             raise PeerError(
                 f"node {node} announces {size:.15g} examples: it must be a whole number from 1 to {LARGEST}; nothing was sent"
             )
-    return [int(size) for size in told]
+    return [int(size) for size in announced]
 
 
 # Batch sizes
@@ -168,7 +168,7 @@ def batches(batch: BatchSize, sizes: Sequence[int]) -> Batches:
     """What every node of these declared sizes draws.
 
     Raises:
-        UsageError: as many numbers as there are not nodes, or more examples than a node that was given its own number has.
+        UsageError: there are not as many numbers as nodes, or a node has fewer examples than its number.
     """
     if isinstance(batch, float):
         return Batches(tuple(batch * n for n in sizes), (batch,) * len(sizes))
