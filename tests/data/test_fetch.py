@@ -125,6 +125,19 @@ def test_bar_on_a_terminal(
     assert ("data.bin" in sys.stderr.getvalue()) == progress
 
 
+def test_a_bar_ends_when_its_download_fails(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    site.cuts = 1
+    with pytest.raises(RunError):
+        fetch(source(site), tmp_path)
+    drawing = [thread for thread in threading.enumerate() if type(thread).__module__.startswith("rich")]
+    for thread in drawing:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in drawing)
+
+
 def test_a_cut_download_leaves_nothing_and_works_the_next_time(site: Site, tmp_path: Path) -> None:
     site.cuts = 1
     with pytest.raises(RunError, match=r"data\.bin"):

@@ -42,8 +42,9 @@ def fetch(source: "Source", folder: Path, progress: bool = True) -> Path:
         target.unlink()
     failures = []
     for address in source.addresses:
+        bar = _Bar(source.file) if progress and sys.stderr.isatty() else None
         downloader = pooch.HTTPDownloader(
-            progressbar=_Bar(source.file) if progress and sys.stderr.isatty() else False,
+            progressbar=bar or False,
             chunk_size=1 << 18,
             timeout=TIMEOUT,
             # identity: the hash is that of the file as published, not as repacked for the way.
@@ -57,6 +58,9 @@ def fetch(source: "Source", folder: Path, progress: bool = True) -> Path:
             failures.append(f"{address} ({error})")
         else:
             return target
+        finally:
+            if bar is not None:
+                bar.close()  # pooch leaves it open when a download fails
     raise RunError(
         f"cannot download {source.file}: {'; '.join(failures)}; remedy: run again, or put {source.file} "
         f"({source.hash}) into {folder}"
