@@ -13,20 +13,27 @@ from pathlib import Path
 
 import numpy as np
 
-from dpps.data import Bytes
-from dpps.data.formats import read_idx, write_idx
+from dpps.data import Bytes, load
 
 SEED = 1998
 KEPT = {"train": 10_000, "t10k": 2_000}
 TARGET = Path(__file__).parents[1] / "src" / "dpps" / "data" / "mini"
 
 
-def sample(mnist: Path, part: str) -> dict[str, Bytes]:
-    """File name (without `.gz`) to values, for the kept images and labels of one part of MNIST."""
-    names = {f"{part}-images-idx3-ubyte": 3, f"{part}-labels-idx1-ubyte": 1}
-    full = {name: read_idx(mnist / f"{name}.gz", dimensions) for name, dimensions in names.items()}
-    order = np.random.Generator(np.random.PCG64(SEED)).permutation(len(full[f"{part}-labels-idx1-ubyte"]))
-    return {name: values[order[: KEPT[part]]] for name, values in full.items()}
+def sample(folder: Path, part: str) -> dict[str, Bytes]:
+    """File name (without `.gz`) to values, for the kept images and labels of one part of `folder`/mnist."""
+    mnist = load("mnist", folder)
+    images = mnist.train if part == "train" else mnist.test
+    order = np.random.Generator(np.random.PCG64(SEED)).permutation(len(images))[: KEPT[part]]
+    return {
+        f"{part}-images-idx3-ubyte": images.pixels[order, 0].numpy(),
+        f"{part}-labels-idx1-ubyte": images.labels[order].numpy().astype(np.uint8),
+    }
+
+
+def write_idx(values: Bytes) -> bytes:
+    """The IDX file of an array of unsigned bytes."""
+    return bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.tobytes()
 
 
 def main() -> None:
@@ -46,7 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for part in KEPT:
-        for name, values in sample(Path(arguments.data_dir) / "mnist", part).items():
+        for name, values in sample(Path(arguments.data_dir), part).items():
             target = arguments.out / f"{name}.gz"
             # mtime=0: the file depends on the data alone, not on when it was made.
             target.write_bytes(gzip.compress(write_idx(values), compresslevel=9, mtime=0))

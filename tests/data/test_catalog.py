@@ -1,30 +1,40 @@
-"""Named data sets: what `load` returns, where it looks, and what it says when the files are not right."""
+"""Named data sets: what `load` returns, where it looks, what it keeps, and what it says when the files are not right."""
 
 import gzip
 import hashlib
 import importlib.util
 import lzma
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-from dpps.data import DATA_SETS, Images, catalog, load
+from dpps.data import DATA_SETS, Layout, Recipe, Source, catalog, load
+from dpps.data.sets.cifar_10 import RECORD, parse_cifar
+from dpps.data.sets.mnist import parse_idx
 from dpps.errors import RunError, UsageError
 from tests.support.data import cifar_records, write_idx
 
 PIXELS = np.random.default_rng(2).integers(0, 256, (30, 28, 28), np.uint8)
 LABELS = (np.arange(30) % 10).astype(np.uint8)
+PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+VALUES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+SOMEWHERE = Path("some-file")
+LAYOUTS = (Layout(("a/train",), ("a/test",)), Layout(("train",), ("test",)))
 
 
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of our own, and no address to reach."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("dpps.data.fetch.fetch", refuse)
+    monkeypatch.setattr("dpps.data.catalog.fetch", refuse)
 
 
 @pytest.fixture
@@ -73,23 +83,6 @@ def test_mini_pixels_are_those_committed() -> None:
     assert content.hexdigest() == "52970e738a513d859d71c21dad863eeafc7009fd28a76fa5102a35d9533fb2bc"
 
 
-def test_inputs_are_scaled_and_picked() -> None:
-    images = Images(torch.from_numpy(PIXELS[:, None].copy()), torch.from_numpy(LABELS.astype(np.int64)))
-    whole = images.inputs()
-    assert whole.dtype == torch.float32
-    np.testing.assert_allclose(whole.numpy(), PIXELS[:, None] / 255, rtol=1e-6)
-    index = np.array([[3, 1], [7, 7]])
-    assert torch.equal(images.inputs(index), whole[torch.from_numpy(index)])
-    assert torch.equal(images.inputs(slice(2, 5)), whole[2:5])
-    assert images.inputs(torch.tensor([4])).shape == (1, *images.shape) == (1, 1, 28, 28)
-    assert images.pixels.dtype == torch.uint8, "the bytes themselves are left alone"
-
-
-def test_images_and_labels_must_be_as_many() -> None:
-    with pytest.raises(UsageError, match=r"3 images.*2 labels"):
-        Images(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
-
-
 def test_fashion_is_repeated_to_three_channels(tmp_path: Path) -> None:
     write_mnist(tmp_path / "fashion-mnist")
     train = load("fashion-mnist", tmp_path).train
@@ -122,31 +115,12 @@ def test_cifar_layouts_and_normalisation(tmp_path: Path, layout: str) -> None:
     np.testing.assert_allclose(data.train.inputs(slice(2, 3))[0, 1].numpy(), green, atol=1e-5)
 
 
-def test_colours_need_no_mean() -> None:
-    pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
-    images = Images(pixels, torch.zeros(6, dtype=torch.int64))
-    assert images.shape == (3, 8, 8)
-    assert torch.equal(images.inputs(), pixels / 255)
-    assert torch.equal(images[4][0], pixels[4] / 255)
-
-
 def test_unknown_name_gives_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         load("mnist-min")
     assert ", ".join(DATA_SETS.names()) in str(caught.value)
     assert "'mnist-mini'" in str(caught.value)
     assert DATA_SETS.names() == ("cifar-10", "fashion-mnist", "mnist", "mnist-mini")
-
-
-@pytest.mark.parametrize("name", [name for name in DATA_SETS.names() if name != "mnist-mini"])
-def test_directory_without_the_files_is_an_error_not_a_download(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load(name, tmp_path)
-    message = str(caught.value)
-    assert str(tmp_path / name) in message
-    expected = ["train.bin", "data_batch_5.bin"] if name == "cifar-10" else ["t10k-labels-idx1-ubyte"]
-    assert all(file in message for file in expected)
-    assert "\n" not in message
 
 
 def test_directory_comes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +190,7 @@ def script() -> ModuleType:
 
 @pytest.mark.slow
 def test_mini_is_what_the_script_makes() -> None:
-    made = script().sample(full_data() / "mnist", "train") | script().sample(full_data() / "mnist", "t10k")
+    made = script().sample(full_data(), "train") | script().sample(full_data(), "t10k")
     data = load("mnist-mini")
     for part, images in (("train", data.train), ("t10k", data.test)):
         np.testing.assert_array_equal(made[f"{part}-images-idx3-ubyte"], images.pixels[:, 0].numpy())
@@ -240,14 +214,169 @@ def test_full_sets_are_complete(name: str, counts: list[int]) -> None:
         assert data.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_published_hashes_are_those_of_the_files(name: str) -> None:
-    for source in DATA_SETS[name].sources:
-        digest = hashlib.sha256((full_data() / name / source.file).read_bytes()).hexdigest()
-        assert source.hash == f"sha256:{digest}"
+# What is kept of decompressed files
 
 
-def test_a_folder_may_be_named_by_its_text(tmp_path):
-    with pytest.raises(UsageError, match=r"mnist .*train-images-idx3-ubyte"):
-        load("mnist", str(tmp_path))
+@pytest.fixture
+def _keeps_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "SMALL", 0)
+
+
+def refuse_bytes(*_: object) -> bytes:
+    raise AssertionError("it must not be decompressed again")
+
+
+@pytest.mark.usefixtures("_keeps_all")
+def test_decompressed_cifar_is_kept_and_follows_the_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cifar-10"
+    folder.mkdir()
+    (folder / "train.bin.xz").write_bytes(lzma.compress(cifar_records(range(4))))
+    (folder / "test.bin.xz").write_bytes(lzma.compress(cifar_records(range(4, 6))))
+    first = load("cifar-10", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "_decompressed", refuse_bytes)
+        again = load("cifar-10", tmp_path)
+    assert torch.equal(first.train.pixels, again.train.pixels)
+    (folder / "train.bin.xz").write_bytes(lzma.compress(cifar_records(range(2, 6))))
+    assert load("cifar-10", tmp_path).train.labels.tolist() == [2, 3, 4, 5]
+    kept = list((tmp_path / "cache" / "dpps" / "decompressed").iterdir())
+    assert len(kept) == 3
+    assert all(file.suffix == ".bin" for file in kept)
+
+
+@pytest.mark.usefixtures("_keeps_all")
+def test_damaged_copy_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "cifar-10" / f"{part}.bin.xz").write_bytes(lzma.compress(cifar_records(range(3))))
+    load("cifar-10", tmp_path)
+    (kept,) = (tmp_path / "cache" / "dpps" / "decompressed").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-1])
+    assert load("cifar-10", tmp_path).train.labels.tolist() == [0, 1, 2]
+    assert kept.read_bytes() == whole
+
+
+@pytest.mark.usefixtures("_keeps_all")
+def test_file_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cifar-10").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "cifar-10" / f"{part}.bin.xz").write_bytes(lzma.compress(cifar_records(range(3))))
+
+    def forbidden(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    with pytest.raises(RunError, match=r"train\.bin\.xz: .*Errno 13"):
+        load("cifar-10", tmp_path)
+
+
+@pytest.mark.usefixtures("_keeps_all")
+def test_cache_that_cannot_be_written_only_costs_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "cifar-10").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "cifar-10" / f"{part}.bin.xz").write_bytes(lzma.compress(cifar_records(range(3))))
+    assert load("cifar-10", tmp_path).train.labels.tolist() == [0, 1, 2]
+    assert "train.bin.xz" in caplog.text
+
+
+# Recipes
+
+
+def _recipe(labels: list[int]) -> Recipe:
+    found = np.zeros((2, 1, 2, 2), np.uint8), np.array(labels, np.uint8)
+    return Recipe(LAYOUTS, lambda files: found, "nobody", classes=3)
+
+
+def test_the_first_whole_layout_is_taken_plain_or_compressed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name in ("a/train", "train.gz", "test.xz"):
+        (tmp_path / name).touch()
+    found = _recipe([0, 1]).find(tmp_path)
+    assert found == ((tmp_path / "train.gz",), (tmp_path / "test.xz",))
+    (tmp_path / "a" / "test").touch()
+    assert _recipe([0, 1]).find(tmp_path) == ((tmp_path / "a/train",), (tmp_path / "a/test",))
+    assert _recipe([0, 1]).find(tmp_path / "b") is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"), [([0], "2 images, 1 labels"), ([0, 3], r"expected labels 0\.\.2, found 3")]
+)
+def test_labels_that_make_no_sense_are_refused_with_the_file(
+    tmp_path: Path, labels: list[int], said: str
+) -> None:
+    with pytest.raises(RunError, match=rf"train.*{said}"):
+        _recipe(labels).images((tmp_path / "train",))
+
+
+def test_a_mirror_may_end_with_a_slash() -> None:
+    assert Source("x.gz", ("https://one/", "https://two"), "").addresses == (
+        "https://one/x.gz",
+        "https://two/x.gz",
+    )
+
+
+# File formats
+
+
+@settings(deadline=None, max_examples=30)
+@given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)))
+def test_idx_written_and_read_is_the_same(values: np.ndarray) -> None:
+    read = parse_idx(write_idx(values), SOMEWHERE, values.ndim)
+    assert read.shape == values.shape
+    np.testing.assert_array_equal(read, values)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 39))
+def test_every_truncation_of_an_idx_file_is_refused(length: int) -> None:
+    with pytest.raises(RunError, match=r"^some-file: expected"):
+        parse_idx(write_idx(VALUES)[:length], SOMEWHERE, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x00\x00\x08\x01" + bytes(20), "00 00 08 01"),
+        (b"\x00\x00\x0d\x03" + bytes(20), "00 00 0d 03"),
+        (write_idx(VALUES) + b"!", "(2, 3, 4)"),
+    ],
+)
+def test_wrong_idx_file_names_what_was_expected(content: bytes, message: str) -> None:
+    with pytest.raises(RunError) as caught:
+        parse_idx(content, SOMEWHERE, 3)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_damaged_compression_is_refused(tmp_path: Path, suffix: str, damage: str) -> None:
+    folder = write_mnist(tmp_path / "mnist")
+    packed = bytearray(PACK[suffix](write_idx(PIXELS)))
+    if damage == "flipped":
+        packed[len(packed) // 2] ^= 0xFF
+    (folder / "train-images-idx3-ubyte.gz").unlink()
+    (folder / f"train-images-idx3-ubyte{suffix}").write_bytes(packed[:-9] if damage == "cut" else packed)
+    with pytest.raises(RunError, match=rf"train-images-idx3-ubyte\{suffix}: .*{suffix[1:]} file"):
+        load("mnist", tmp_path)
+
+
+def test_cifar_planes_and_labels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 32, 32), np.uint8)
+    labels = np.array([3, 9, 0, 1], np.uint8)
+    content = b"".join(bytes([y]) + x.tobytes() for x, y in zip(pixels, labels, strict=True))
+    read_pixels, read_labels = parse_cifar(content, SOMEWHERE)
+    np.testing.assert_array_equal(read_pixels, pixels)
+    np.testing.assert_array_equal(read_labels, labels)
+
+
+@pytest.mark.parametrize("size", [0, 1, RECORD - 1, 2 * RECORD + 1])
+def test_cifar_of_no_whole_number_of_records_is_refused(size: int) -> None:
+    with pytest.raises(RunError, match=rf"some-file: .*3073 bytes.* {size} bytes"):
+        parse_cifar(bytes(size), SOMEWHERE)

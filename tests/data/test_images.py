@@ -16,7 +16,7 @@ from dpps.data import (
     guess_image_schema,
     image_files,
     labelled_images,
-    parse_image_schema,
+    parse_schema,
     unlabelled_images,
 )
 from dpps.errors import UsageError
@@ -64,7 +64,7 @@ def test_the_schema_is_guessed_and_read_again(tmp_path):
     assert guess_image_schema(tmp_path) == SCHEMA
     draw(tmp_path / "train" / "dark" / "colour.png", False, mode="RGB")
     assert guess_image_schema(tmp_path).shape == (3, 8, 8)
-    assert parse_image_schema(tomllib.loads(SCHEMA.to_toml()), "s") == SCHEMA
+    assert parse_schema(tomllib.loads(SCHEMA.to_toml()), "s") == SCHEMA
 
 
 def test_in_python(tmp_path):
@@ -151,4 +151,4 @@ def test_wrong_folders_are_told(tmp_path, capsys):
 )
 def test_wrong_schemas_are_told(text, told):
     with pytest.raises(UsageError, match=told):
-        parse_image_schema(tomllib.loads(text), "schema.toml")
+        parse_schema(tomllib.loads(text), "schema.toml")

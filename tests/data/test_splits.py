@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpps.data import FORMS, describe, hold_out, split
+from dpps.data import describe, hold_out, split
 from dpps.errors import UsageError
 
 FAST = settings(deadline=None, max_examples=40)
@@ -184,7 +184,3 @@ def test_hold_out_fraction_is_checked(fraction: float) -> None:
 def test_hold_out_needs_two_examples() -> None:
     with pytest.raises(UsageError, match="node 1 holds 1 example"):
         hold_out([np.arange(5), np.arange(1)], 0.5, 0)
-
-
-def test_forms_are_the_contract() -> None:
-    assert FORMS == ("iid", "dirichlet:ALPHA", "label:K")

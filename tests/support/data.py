@@ -1,20 +1,13 @@
 """What tests of data sets share."""
 
-from importlib.resources.abc import Traversable
-
 import numpy as np
 
-from dpps.data import UBYTE, Bytes, parse_idx, read_raw, unpack
+from dpps.data import Bytes
 
 
 def write_idx(values: Bytes) -> bytes:
     """The IDX file of an array of unsigned bytes."""
-    return bytes([0, 0, UBYTE, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.tobytes()
-
-
-def read_idx(path: Traversable, dimensions: int) -> Bytes:
-    """The values of an IDX file, as the catalog reads it."""
-    return parse_idx(unpack(read_raw(path), path), path, dimensions)
+    return bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.tobytes()
 
 
 def cifar_records(labels: range) -> bytes:

@@ -10,7 +10,6 @@ from dpps.models import (
     MLPResidual,
     ResNet18,
     ViT,
-    stage_parameters,
 )
 
 Shapes = dict[str, tuple[int, ...]]
@@ -62,9 +61,3 @@ def small(kind: str, batch: int = 2) -> tuple[nn.Module, Tensor]:
     make, shape = SMALL[kind]
     generator = torch.Generator().manual_seed(1)
     return randomise(make()).eval(), torch.rand((batch, *shape), generator=generator)
-
-
-def stages_of(model: nn.Module) -> list[set[str]]:
-    stages = stage_parameters(model)
-    assert stages is not None
-    return stages

@@ -1,36 +1,38 @@
 """Topologies of every kind, and what is asked of all of them."""
 
+from collections.abc import Callable
+from functools import partial
+
 import networkx as nx
 import numpy as np
 
 from dpps.topology import (
+    TOPOLOGIES,
     Base,
-    Complete,
     DOut,
     Exponential,
-    OnePeerRandom,
     Ring,
     Sequence,
     Topology,
     Weights,
     from_networkx,
+    parse,
 )
 
 SIZES = [2, 3, 4, 5, 7, 8, 10, 13, 16, 17, 31, 32, 50]
-FAMILIES = {
-    "2-out": lambda n: DOut(n, 2),
+FAMILIES: dict[str, Callable[[int], Topology]] = {
+    **{
+        name: partial(parse, name.replace("K", "1" if name == "base-K" else "2"))
+        for name in TOPOLOGIES.names()
+    },
     "N-out": lambda n: DOut(n, n),
-    "exp": Exponential,
-    "ring": Ring,
-    "complete": Complete,
-    "base-1": lambda n: Base(n, 1),
     "base-N": lambda n: Base(n, n - 1),
-    "random": lambda n: OnePeerRandom(n, seed=5),
     "sequence": lambda n: Sequence([Exponential(n), Ring(n)]),
     "cycle": lambda n: from_networkx(nx.cycle_graph(n)),
     "directed cycle": lambda n: from_networkx(nx.cycle_graph(n, create_using=nx.DiGraph)),
     "dropouts": lambda n: Exponential(n).with_dropouts(0.2, seed=3),
 }
+"""All that are registered, at their smallest number, and those made of others."""
 COLUMN_ONLY = np.array([[0.5, 0.0, 0.3], [0.5, 0.5, 0.0], [0.0, 0.5, 0.7]])
 
 

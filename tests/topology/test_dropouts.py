@@ -14,38 +14,13 @@ from dpps.topology import (
     Ring,
     Static,
 )
-from tests.support.topology import FAMILIES, assert_sound
+from tests.support.topology import assert_sound
 
 
 def censored(W: np.ndarray, here: np.ndarray) -> np.ndarray:
     gone = ~here
     inverse = np.linalg.inv(np.eye(gone.sum()) - W[gone][:, gone])
     return W[here][:, here] + W[here][:, gone] @ inverse @ W[gone][:, here]
-
-
-@given(
-    st.sampled_from(sorted(FAMILIES.keys() - {"dropouts"})),
-    st.integers(2, 20),
-    st.sampled_from([0.1, 0.5, 0.9]),
-    st.integers(0, 10**6),
-    st.integers(0, 10**6),
-)
-@settings(deadline=None, max_examples=80)
-def test_dropouts_keep_double_stochasticity_and_the_absent_rows(
-    family: str, nodes: int, probability: float, seed: int, t: int
-) -> None:
-    inside = FAMILIES[family](nodes)
-    topology = inside.with_dropouts(probability, seed)
-    weights, present = topology.weights(t), topology.present(t)
-    assert_sound(weights)
-    if present is None:
-        assert weights is inside.weights(t)
-        return
-    assert present.any()
-    dense = weights.dense()
-    np.testing.assert_array_equal(dense[~present], np.eye(nodes)[~present])
-    np.testing.assert_array_equal(dense[:, ~present], np.eye(nodes)[:, ~present])
-    assert (np.diag(dense) >= np.diag(inside.weights(t).dense()) - 1e-15).all()
 
 
 def test_dropouts_route_around_the_absent() -> None:

@@ -10,10 +10,7 @@ from tyro.conf import Positional, arg
 from dpps.cli import DONE
 from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
-from dpps.data.guessing import guess_schema
-from dpps.data.images import ImageSchema, guess_image_schema
-from dpps.data.schema import Column, Schema
-from dpps.data.table import read_table
+from dpps.data import Column, ImageSchema, Schema, guess_image_schema, guess_schema, read_table
 from dpps.disk import check_target, write_aside
 from dpps.errors import UsageError, quoted, unknown
 

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from dpps.cli import DONE
 from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
-from dpps.learning.metrics import METRICS, ClassRow, of_classes, per_class
+from dpps.learning.evaluation import METRICS, ClassRow, of_classes, per_class
 from dpps.runs.saved import Saved, choose, outputs
 
 

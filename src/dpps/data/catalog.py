@@ -1,19 +1,134 @@
-"""Where the files of a named data set are looked for, and how they get there."""
+"""Named data sets: how each is found, fetched and read, and the registry of those that there are.
 
+Files are plain, `.gz` or `.xz`. No pickle is involved, so a hostile file can be refused but can never run code.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import logging
+import lzma
 import os
 import tarfile
-from importlib import resources
-from importlib.resources.abc import Traversable
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from dpps.data.cache import user_cache
-from dpps.data.dataset import DataSet
-from dpps.data.recipe import DATA_SETS, Files, Recipe
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dpps.data.dataset import DataSet, Images
+from dpps.data.fetch import fetch, one_at_a_time, user_cache
 from dpps.disk import writable, write_aside
 from dpps.errors import RunError, UsageError
+from dpps.registry import Registry
+
+log = logging.getLogger(__name__)
 
 ENVIRONMENT = "DPPS_DATA"
 """Environment variable naming the folder that holds one sub-folder per data set."""
+
+SMALL = 2 << 20
+"""Bytes of a compressed file below which it is decompressed in no time."""
+
+Bytes = npt.NDArray[np.uint8]
+Files = tuple[Path, ...]
+Read = Callable[[Files], tuple[Bytes, Bytes]]
+_Content = TypeVar("_Content")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of the two parts, without `.gz` or `.xz`, relative to the folder of the data set."""
+
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.train + self.test
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published file: its name, the folders on the web that hold it, and its hash as `algorithm:digest`."""
+
+    file: str
+    mirrors: tuple[str, ...]
+    hash: str
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(f"{mirror.rstrip('/')}/{self.file}" for mirror in self.mirrors)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one data set is found, fetched, read and prepared.
+
+    `examples` and `shape` say how many training images there are and what each looks like in its file (channels, height, width).
+    `dpps plan` works from them; without them `dpps train` chooses what is left open after it has read the files.
+    """
+
+    layouts: tuple[Layout, ...]
+    read: Read
+    citation: str
+    sources: tuple[Source, ...] = ()
+    mean: tuple[float, ...] = (0.0,)
+    deviation: tuple[float, ...] = (1.0,)
+    classes: int = 10
+    embedded: str = ""
+    """Folder of the package that holds it, for one that comes with it."""
+    examples: int | None = None
+    shape: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.examples is None) != (self.shape is None):
+            raise UsageError(
+                f"a recipe with examples={self.examples} and shape={self.shape}: give both, or none of them"
+            )
+
+    @property
+    def input_shape(self) -> tuple[int, int, int] | None:
+        """What a model reads of an image: one channel is repeated where the mean has several."""
+        return self.shape and (max(self.shape[0], len(self.mean)), *self.shape[1:])
+
+    @property
+    def archived(self) -> bool:
+        """Whether it is published as one archive, which holds the files of the last layout."""
+        return any(source.file.endswith(".tar.gz") for source in self.sources)
+
+    def images(self, files: Files) -> Images:
+        """What is in these files, checked."""
+        pixels, labels = self.read(files)
+        where = ", ".join(str(file) for file in files)
+        if len(pixels) != len(labels):
+            raise RunError(
+                f"{where}: expected one label each, found {len(pixels)} images, {len(labels)} labels"
+            )
+        if len(labels) == 0 or labels.max() >= self.classes:
+            found = f"{labels.max()}" if len(labels) else "none"
+            raise RunError(f"{where}: expected labels 0..{self.classes - 1}, found {found}")
+        copied = torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64))
+        return Images(*copied, self.mean, self.deviation)
+
+    def find(self, folder: Path) -> tuple[Files, Files] | None:
+        """The training and test files of the first layout that is complete in `folder`, plain or compressed."""
+        for layout in self.layouts:
+            candidates = [
+                (name, folder / f"{name}{end}") for name in layout.files for end in (".xz", ".gz", "")
+            ]
+            found = {name: path for name, path in candidates if path.is_file()}
+            if len(found) == len(layout.files):
+                return tuple(found[name] for name in layout.train), tuple(found[name] for name in layout.test)
+        return None
+
+
+DATA_SETS: Registry[Recipe] = Registry("data set", "dpps.data.sets")
+"""The data sets that `dpps.data.load` knows."""
 
 
 def load(name: str, directory: str | Path | None = None, progress: bool = True) -> DataSet:
@@ -35,7 +150,7 @@ def load(name: str, directory: str | Path | None = None, progress: bool = True) 
 
 def _locate(name: str, recipe: Recipe, directory: str | Path | None, progress: bool) -> tuple[Files, Files]:
     if recipe.embedded:
-        return _require(recipe, resources.files("dpps.data").joinpath(recipe.embedded))
+        return _require(recipe, Path(__file__).parent / recipe.embedded)
     if directory is not None:
         return _require(recipe, Path(directory) / name)
     shared = os.environ.get(ENVIRONMENT)
@@ -48,7 +163,7 @@ def _locate(name: str, recipe: Recipe, directory: str | Path | None, progress: b
     return obtain(recipe, user_cache() / name, progress)
 
 
-def _require(recipe: Recipe, folder: Traversable) -> tuple[Files, Files]:
+def _require(recipe: Recipe, folder: Path) -> tuple[Files, Files]:
     found = recipe.find(folder)
     if found is None:
         choices = " or ".join(", ".join(layout.files) for layout in recipe.layouts)
@@ -58,8 +173,6 @@ def _require(recipe: Recipe, folder: Traversable) -> tuple[Files, Files]:
 
 def obtain(recipe: Recipe, folder: Path, progress: bool = True) -> tuple[Files, Files]:
     """The files of a data set in a folder of the user cache; what is missing is downloaded and verified."""
-    from dpps.data.fetch import fetch, one_at_a_time
-
     try:
         with one_at_a_time(folder):
             if not recipe.archived:
@@ -89,3 +202,38 @@ def folder_beside(name: str, directory: Path | None = None) -> Path:
     shared = directory or os.environ.get(ENVIRONMENT)
     own = Path(shared) / name if shared and not DATA_SETS[name].embedded else None
     return own if own and own.is_dir() and writable(own) else user_cache() / name
+
+
+def parsed(file: Path, parse: Callable[[bytes, Path], _Content]) -> _Content:
+    """What is in a file, plain or compressed, for recipes to read with.
+
+    Decompressing a whole training set takes up to seconds, so the result is kept. The copy in the user cache is
+    named after the SHA-256 of the compressed file, so a changed file is never answered from an old copy.
+    A copy that cannot be parsed is made anew.
+    """
+    try:
+        packed = file.read_bytes()
+    except OSError as error:
+        raise RunError(f"{file}: cannot be read ({error})") from error
+    if len(packed) < SMALL or file.suffix not in (".gz", ".xz"):
+        return parse(_decompressed(packed, file), file)
+    kept = user_cache() / "decompressed" / f"{hashlib.sha256(packed).hexdigest()}.bin"
+    with contextlib.suppress(OSError, RunError):
+        return parse(kept.read_bytes(), file)
+    content = _decompressed(packed, file)
+    try:
+        write_aside(kept, content)
+    except OSError as error:
+        log.warning("cannot keep the decompressed %s, so the next run decompresses it again: %s", file, error)
+    return parse(content, file)
+
+
+def _decompressed(content: bytes, file: Path) -> bytes:
+    try:
+        if file.suffix == ".gz":
+            return gzip.decompress(content)
+        return lzma.decompress(content) if file.suffix == ".xz" else content
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise RunError(
+            f"{file}: expected a complete {file.suffix[1:]} file, but it is damaged or truncated ({error})"
+        ) from error

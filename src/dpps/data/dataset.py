@@ -1,4 +1,4 @@
-"""Labelled images as bytes, and a named data set: its two parts, its classes, and whom to cite."""
+"""Labelled images as bytes, features computed of them, and a named data set: its two parts, its classes, and whom to cite."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -6,9 +6,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
-from dpps.data.features import FeatureSet
 from dpps.errors import UsageError
 
 
@@ -73,6 +72,42 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None, None]
+
+
+class FeatureSet(TensorDataset):
+    """Features (n, ...) and labels (n,). Features are kept in half precision, in half the memory; models read float32.
+
+    Args:
+        features: of every example, as a frozen feature extractor gave them.
+        labels: int64.
+    """
+
+    def __init__(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        super().__init__(features.half(), labels)
+        self.features, self.labels = self.tensors
+
+    def __getitem__(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.features[k].float(), self.labels[k]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return tuple(self.features.shape[1:])
+
+    def part(self, first: int, stop: int) -> "FeatureSet":
+        """Examples first..stop-1, without a copy."""
+        return FeatureSet(self.features[first:stop], self.labels[first:stop])
+
+    def ordered(self, index: npt.NDArray[np.int64]) -> "FeatureSet":
+        """The examples at `index`, in that order, as a copy."""
+        chosen = torch.from_numpy(index)
+        return FeatureSet(self.features[chosen], self.labels[chosen])
+
+    def inputs(self, index: torch.Tensor | npt.NDArray[np.int64] | slice | None = None) -> torch.Tensor:
+        """The features at `index` (all without one) as float32."""
+        if isinstance(index, np.ndarray):
+            index = torch.from_numpy(index)
+        return (self.features if index is None else self.features[index]).float()
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,98 +3,125 @@
 import logging
 from collections.abc import Callable
 from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
-from dpps.data.schema import Column, Schema, canonical
-from dpps.data.table import Table, as_number
+from dpps.data.schema import Column, Schema, canonical, read_schema
+from dpps.data.tables import Table, frame_table, read_table
 from dpps.errors import UsageError, quoted
 
 log = logging.getLogger(__name__)
+
+
+def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
+    """The examples of a table as (inputs, class numbers), for `dpps.Run`; nothing is computed over the data.
+
+    Args:
+        source: a file (.csv, .tsv, .parquet, .npz), a pandas frame, or what has `to_pandas()` (Arrow tables,
+            Hugging Face data sets, polars frames).
+        schema: what the columns mean, or the file that says it (`dpps data describe` drafts one).
+    """
+    found = schema if isinstance(schema, Schema) else read_schema(Path(schema))
+    if not isinstance(found, Schema):
+        raise UsageError(f"the schema {schema} describes images: use dpps.data.image_dataset(folder, schema)")
+    table = read_table(Path(source)) if isinstance(source, (str, Path)) else frame_table(source)
+    return TensorDataset(*encode(table, found))
 
 
 def encode(table: Table, schema: Schema) -> tuple[Tensor, Tensor]:
     """Inputs of shape (examples, `schema.width`) and class numbers."""
     labels = encode_labels(
         table, schema
-    )  # first: a label that is missing is not told as a column that is left out
+    )  # first: a missing label is refused before columns that are left out give a warning
     return encode_inputs(table, schema), labels
 
 
 def encode_inputs(table: Table, schema: Schema) -> Tensor:
     """Numbers in [-1, 1] by their declared range and categories as 0 and 1, in the order of the schema, not of the file."""
-    parts = [
-        _encoder(column)(table, _find(table, column.name, schema), column, schema) for column in schema.used
-    ]
-    _tell_left_out(table, schema)
+    parts = [_INPUTS[column.kind](table, column, schema) for column in schema.used]
+    known = {schema.label, *(column.name for column in schema.columns)}
+    others = [name for name in table.names if name not in known]
+    if others:
+        log.warning("%s: not in the schema and left out: %s", table.path, ", ".join(others))
     return torch.from_numpy(np.concatenate(parts, axis=1))
 
 
 def encode_labels(table: Table, schema: Schema) -> Tensor:
     """The place of each label in the declared classes."""
-    column = _find(table, schema.label, schema)
     numbers = {name: k for k, name in enumerate(schema.classes)}
-    labels = np.empty(len(table.rows), np.int64)
-    for k, row in enumerate(table.rows):
-        number = numbers.get(canonical(row[column]))
-        if number is None:
-            empty = row[column] in schema.missing
-            what = "has no label: add it, or leave the line out" if empty else f"is {row[column]!r}"
-            declared = f", not one of the classes {quoted(schema.classes)}: correct it, or declare the class in the schema"
-            raise UsageError(f"{table.place(k, column)} {what}{'' if empty else declared}")
-        labels[k] = number
-    return torch.from_numpy(labels)
+
+    def number(cell: str, row: int) -> int:
+        if (found := numbers.get(canonical(cell))) is not None:
+            return found
+        if cell in schema.missing:
+            raise UsageError(f"{table.place(row, schema.label)} has no label: add it, or leave the line out")
+        raise UsageError(
+            f"{table.place(row, schema.label)} is {cell!r}, not one of the classes {quoted(schema.classes)}: correct it, or declare the "
+            "class in the schema"
+        )
+
+    return torch.from_numpy(_decoded(table, schema.label, schema, number).astype(np.int64))
 
 
-def _encoder(column: Column) -> Callable[[Table, int, Column, Schema], np.ndarray]:
-    return _number if column.kind == "number" else _category
+def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
+    """What is missing is in the middle of the range."""
 
-
-def _number(table: Table, place: int, column: Column, schema: Schema) -> np.ndarray:
-    low, high = column.range
-    middle, half = low / 2 + high / 2, high / 2 - low / 2
-    values, outside = np.zeros((len(table.rows), 1), np.float32), 0  # 0: the middle of the range
-    for k, row in enumerate(table.rows):
-        if row[place] in schema.missing:
-            continue
-        number = as_number(row[place], table.separator)
-        if number is None:
+    def number(cell: str, row: int) -> float:
+        if cell in schema.missing:
+            return np.nan
+        if (found := table.number(cell)) is None:
             raise UsageError(
-                f"{table.place(k, place)} is {row[place]!r} and the schema says number: correct it, or add "
-                "it to `missing` in the "
+                f"{table.place(row, column.name)} is {cell!r} and the schema says number: correct it, or add it to `missing` in the "
                 "schema if it means that the value is not known"
             )
-        outside += not low <= number <= high
-        values[k] = (min(max(number, low), high) - middle) / half
+        return found
+
+    values = _decoded(table, column.name, schema, number)
+    low, high = column.range
+    outside = int(((values < low) | (values > high)).sum())
     if outside:
         log.warning(
             "%s: %d of %d values of %s lie outside of the declared range %g to %g and count as its ends: is it the right unit?",
-            *(table.path, outside, len(table.rows), column.name, low, high),
+            *(table.path, outside, len(values), column.name, low, high),
         )
-    return values
+    middle, half = low / 2 + high / 2, high / 2 - low / 2
+    scaled: np.ndarray = np.nan_to_num((np.clip(values, low, high) - middle) / half, nan=0.0)
+    return scaled[:, None].astype(np.float32)
 
 
-def _category(table: Table, place: int, column: Column, schema: Schema) -> np.ndarray:
+def _categories(table: Table, column: Column, schema: Schema) -> np.ndarray:
     """One input for each declared value, and the last for what is missing."""
     numbers = {value: k for k, value in enumerate(column.values)}
-    values = np.zeros((len(table.rows), column.width), np.float32)
-    for k, row in enumerate(table.rows):
-        number = numbers.get(canonical(row[place]))
-        if number is None and (row[place] in schema.missing or column.undeclared == "missing"):
-            number = len(column.values)
-        if number is None:
-            raise UsageError(
-                f"{table.place(k, place)} is {row[place]!r}, not one of the declared values {quoted(column.values)}: correct it, "
-                'declare it in the schema, or write undeclared = "missing" there'
-            )
-        values[k, number] = 1
-    return values
+
+    def number(cell: str, row: int) -> int:
+        if (found := numbers.get(canonical(cell))) is not None:
+            return found
+        if cell in schema.missing or column.undeclared == "missing":
+            return len(column.values)
+        raise UsageError(
+            f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it, declare "
+            'it in the schema, or write undeclared = "missing" there'
+        )
+
+    found = _decoded(table, column.name, schema, number).astype(np.int64)
+    return np.eye(column.width, dtype=np.float32)[found]
 
 
-def _find(table: Table, name: str, schema: Schema) -> int:
-    if name not in table.names:
+_INPUTS: dict[str, Callable[[Table, Column, Schema], np.ndarray]] = {
+    "number": _numbers,
+    "category": _categories,
+}
+"""By the kind of a column: its part of the inputs, (examples, `column.width`)."""
+
+
+def _decoded(table: Table, name: str, schema: Schema, decode: Callable[[str, int], float]) -> np.ndarray:
+    """A number for every cell of a column; each different cell is decoded once, with the row where it first stands."""
+    if name not in table.columns:
         what = "label" if name == schema.label else "column"
         near = get_close_matches(name, table.names, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -103,11 +130,8 @@ def _find(table: Table, name: str, schema: Schema) -> int:
             f"{quoted(table.names)}; rename the "
             "column there, or correct the schema"
         )
-    return table.names.index(name)
-
-
-def _tell_left_out(table: Table, schema: Schema) -> None:
-    known = {schema.label, *(column.name for column in schema.columns)}
-    others = [name for name in table.names if name not in known]
-    if others:
-        log.warning("%s: not in the schema and left out: %s", table.path, ", ".join(others))
+    numbers: dict[str, float] = {}
+    for row, cell in enumerate(table.columns[name]):
+        if cell not in numbers:
+            numbers[cell] = decode(cell, row)
+    return np.array([numbers[cell] for cell in table.columns[name]], dtype=np.float64)

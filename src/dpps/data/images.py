@@ -3,78 +3,36 @@
 Every image becomes the declared size and bytes become numbers from 0 to 1: nothing is computed over the data.
 """
 
-import hashlib
-import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
-from dpps.errors import UsageError, needs_extra, quoted, unknown
+from dpps.data.schema import ImageSchema, read_schema
+from dpps.errors import UsageError, needs_extra, quoted
 
 log = logging.getLogger(__name__)
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-_KEYS = ("classes", "images")
 _DEEP = ("I", "F")  # kinds of pixels with more than eight bits
 
 
-@dataclass(frozen=True)
-class ImageSchema:
-    """What all nodes agree on before they read their images.
-
-    Attributes:
-        classes: the names of the sub-folders, in the order of the model's outputs.
-        shape: (channels, height, width) of what the model reads; images of another size are scaled.
-    """
-
-    classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-
-    def checksum(self) -> str:
-        """Equal for schemas that say the same."""
-        return hashlib.sha256(self.to_toml().encode()).hexdigest()[:16]
-
-    def to_toml(self) -> str:
-        """The text of a schema file."""
-        names = json.dumps(list(self.classes), ensure_ascii=False).replace("\x7f", "\\u007f")
-        return f"classes = {names}\nimages = {list(self.shape)}  # channels, height, width\n"
-
-
-def parse_image_schema(table: Mapping[str, Any], where: str) -> ImageSchema:
-    """The schema in a TOML table that has an entry `images`.
+def image_dataset(folder: str | Path, schema: ImageSchema | str | Path) -> TensorDataset:
+    """The images of a folder as (inputs from 0 to 1, class numbers), for `dpps.Run`; nothing is computed over the data.
 
     Args:
-        table: as `tomllib` reads it.
-        where: the file, for messages.
+        folder: with a sub-folder for every class.
+        schema: the classes and the size, or the file that says them (`dpps data describe FOLDER` drafts one).
     """
-    for key in table:
-        if key not in _KEYS:
-            raise unknown(f"entry in {where}, which describes images,", key, _KEYS)
-    classes, shape = table.get("classes"), table["images"]
-    if (
-        not isinstance(classes, list)
-        or not all(isinstance(name, str) and name for name in classes)
-        or len(set(classes)) < max(2, len(classes))
-    ):
-        raise UsageError(f"{where}: classes is {classes!r}: name two or more sub-folders, each once")
-    if (
-        not isinstance(shape, list)
-        or len(shape) != 3
-        or not all(type(size) is int and size > 0 for size in shape)
-        or shape[0] not in (1, 3)
-    ):
-        raise UsageError(
-            f"{where}: images is {shape!r}: give channels (1 for grey, 3 for colour), height and width, such "
-            "as images = [3, 32, 32]"
-        )
-    return ImageSchema(tuple(classes), (shape[0], shape[1], shape[2]))
+    found = schema if isinstance(schema, ImageSchema) else read_schema(Path(schema))
+    if not isinstance(found, ImageSchema):
+        raise UsageError(f"the schema {schema} describes tables: use dpps.data.table_dataset(file, schema)")
+    return TensorDataset(*labelled_images(Path(folder), found))
 
 
 def labelled_images(folder: Path, schema: ImageSchema) -> tuple[Tensor, Tensor]:
@@ -103,7 +61,7 @@ def unlabelled_images(folder: Path, schema: ImageSchema) -> Tensor:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The images in a folder and below, in the order of their names; hidden files are no images, and others are told."""
+    """The images in a folder and below, in the order of their names; hidden files do not count, and others give a warning."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: images lie in a folder")
     images, others = _images_below(folder)

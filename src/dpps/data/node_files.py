@@ -1,9 +1,8 @@
 """Each node's own examples from its own folder: `train` and, if wanted, `test`.
 
-With a schema they are tables as people have them; without one, numbers that are ready for a model.
+With a schema they are tables or images as people have them; without one, numbers that are ready for a model.
 """
 
-import hashlib
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from dpps.data.encoding import encode, encode_inputs
-from dpps.data.images import ImageSchema, labelled_images, unlabelled_images
-from dpps.data.schema import Schema
-from dpps.data.table import ENDINGS, TEXT, Table, as_number, read_table
+from dpps.data.images import labelled_images, unlabelled_images
+from dpps.data.schema import ImageSchema, Schema
+from dpps.data.tables import ENDINGS, TEXT, Table, read_table
 from dpps.errors import UsageError
 
 
@@ -27,11 +26,11 @@ class NodeFiles:
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor] | None
     columns: tuple[str, ...] | None = None
-    """The names in the first line of a CSV file, where columns are told apart by their place; with a schema by their names."""
+    """The names in the first line of a CSV file, where columns are known by their place; with a schema they are known by their names."""
 
 
 def check_headers(found: Mapping[Path, tuple[str, ...] | None]) -> None:
-    """Columns are told apart by their place, so all nodes' files must name the same columns in the same order."""
+    """Columns are known by their place, so all nodes' files must name the same columns in the same order."""
     named = {folder: names for folder, names in found.items() if names is not None}
     if not named:
         return
@@ -79,9 +78,9 @@ def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = 
             "which are numbered from 0"
         )
     if isinstance(schema, ImageSchema):
-        seen_images = labelled_images(folder / "test", schema) if (folder / "test").exists() else None
-        return NodeFiles(labelled_images(folder / "train", schema), seen_images)
-    train = _find(folder, "train")
+        seen = labelled_images(folder / "test", schema) if (folder / "test").exists() else None
+        return NodeFiles(labelled_images(folder / "train", schema), seen)
+    train, test = _find(folder, "train"), _find(folder, "test")
     if train is None:
         endings = ", ".join(f"train{ending}" for ending in ENDINGS)
         unread = ", ".join(sorted(path.name for path in folder.glob("[tT]rain*")))
@@ -89,18 +88,14 @@ def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = 
         raise UsageError(
             f"--node-data: {folder} holds none of {endings}: put the node's examples there{hint}"
         )
-    test = _find(folder, "test")
     if schema is not None:
-        return NodeFiles(_encoded(train, schema), None if test is None else _encoded(test, schema))
-    (own, columns), seen = _read(train, classes), None
-    if test is not None:
-        seen, others = _read(test, classes)
-        check_headers({train: columns, test: others})
-    return NodeFiles(own, seen, columns)
-
-
-def _encoded(path: Path, schema: Schema) -> tuple[Tensor, Tensor]:
-    return encode(read_table(path), schema)
+        own, seen = (None if path is None else encode(read_table(path), schema) for path in (train, test))
+        assert own is not None
+        return NodeFiles(own, seen)
+    found = {path: _labelled(path, classes) for path in (train, test) if path is not None}
+    check_headers({path: columns for path, (_, columns) in found.items()})
+    examples, columns = found[train]
+    return NodeFiles(examples, None if test is None else found[test][0], columns)
 
 
 def _find(folder: Path, part: str) -> Path | None:
@@ -110,20 +105,10 @@ def _find(folder: Path, part: str) -> Path | None:
     return found[0] if found else None
 
 
-def _read(path: Path, classes: int) -> tuple[tuple[Tensor, Tensor], tuple[str, ...] | None]:
+def _labelled(path: Path, classes: int) -> tuple[tuple[Tensor, Tensor], tuple[str, ...] | None]:
     """Inputs and labels as they stand there, and the names of the columns."""
-    if path.suffix == ".npz":
-        (x, found), columns = _read_npz(path), None
-        assert found is not None
-        y = found
-    else:
-        x, y, columns = _numbers(read_table(path, headed=None if path.suffix in TEXT else True))
-    if len(x) != len(y) or not len(y):
-        raise UsageError(
-            f"{path} has {len(x)} examples and {len(y)} labels: give one label each, and one or more"
-        )
-    inputs = _as_inputs(path, x)
-    labels = torch.from_numpy(np.asarray(y, dtype=np.int64))
+    inputs, labels, columns = _read_numbers(path, labelled=True)
+    assert labels is not None
     if int(labels.min()) < 0 or int(labels.max()) >= classes:
         raise UsageError(
             f"{path}: labels run from {int(labels.min())} to {int(labels.max())}, with --classes {classes} "
@@ -146,7 +131,7 @@ def read_examples(
         path: as `train` and `test` in a node's folder; without a schema the label may be left out where it is not asked for.
         width: how many numbers the model reads of one example of a table without a schema.
         labelled: whether labels are asked for; otherwise they are not looked at.
-        columns: what the columns were called in training, the label last, where they are told apart by their place.
+        columns: what the columns were called in training, the label last, where they are known by their place.
         schema: how tables became numbers in training.
     """
     if isinstance(schema, ImageSchema):
@@ -154,51 +139,67 @@ def read_examples(
     if schema is not None:
         table = read_table(path)
         return encode(table, schema) if labelled else (encode_inputs(table, schema), None)
-    if path.suffix == ".npz":
-        x, y = _read_npz(path, ("x", "y") if labelled else ("x",))
-    else:
-        x, y = _read_places(path, width, labelled, columns)
-    inputs = _as_inputs(path, x)
-    if y is not None and len(y) != len(x):
-        raise UsageError(f"{path} has {len(x)} examples and {len(y)} labels: give one label each")
-    return inputs, None if y is None else torch.from_numpy(y)
-
-
-def _read_places(
-    path: Path, width: int, labelled: bool, columns: Sequence[str] | None
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """A table whose columns are told apart by their place: where it names them, the names must be those of training."""
-    table = read_table(path, headed=None if path.suffix in TEXT else True)
-    if len(table.names) != width + 1 and (labelled or len(table.names) != width):
-        label = "and the label behind them" if labelled else "with or without the label behind them"
-        raise UsageError(f"{path} has {len(table.names)} columns: the model reads {width}, {label}")
-    for place, own in enumerate(table.names if table.headed and columns else (), start=1):
-        if own != (known := columns[place - 1] if columns else own):
+    inputs, labels, names = _read_numbers(path, labelled=labelled, width=width)
+    for place, (own, known) in enumerate(zip(names or (), columns or (), strict=False), start=1):
+        if own != known:
             raise UsageError(
                 f"{path}: column {place} is {own!r} and was {known!r} in training: bring the columns into that order"
             )
-    values = _values(table, len(table.names) if labelled else width)
-    return values[:, :width], _whole(path, values[:, -1]) if labelled else None
+    return inputs, labels
 
 
-def hold_out_own(
-    x: Tensor, labels: Tensor, part: float, seed: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """About this part of a node's own examples is kept back for testing: (for training), (kept back).
+def _read_numbers(
+    path: Path, *, labelled: bool, width: int | None = None
+) -> tuple[Tensor, Tensor | None, tuple[str, ...] | None]:
+    """Inputs, labels if asked for, and what the file calls its columns, the label last; `width` numbers per example if given."""
+    names, y = None, None
+    if path.suffix == ".npz":
+        x, *rest = _read_npz(path, ("x", "y") if labelled else ("x",))
+        y = rest[0] if rest else None
+    else:
+        table = read_table(path, headed=None if path.suffix in TEXT else True)
+        found, names = len(table.names), table.names if table.headed else None
+        width = found - 1 if width is None else width
+        if found != width + 1 and (labelled or found != width):
+            label = "and the label behind them" if labelled else "with or without the label behind them"
+            raise UsageError(f"{path} has {found} columns: the model reads {width}, {label}")
+        values = _values(table, table.names if labelled else table.names[:width])
+        x, y = values[:, :width], values[:, -1] if labelled else None
+    inputs = _as_inputs(path, x)
+    if y is None:
+        return inputs, None, names
+    if y.ndim != 1 or y.dtype.kind not in "iuf" or not np.array_equal(y, np.rint(y)):
+        raise UsageError(f"{path}: labels must be whole numbers, one per example")
+    if len(x) != len(y):
+        raise UsageError(f"{path} has {len(x)} examples and {len(y)} labels: give one label each")
+    return inputs, torch.from_numpy(y.astype(np.int64)), names
 
-    Where an example goes depends on its own content and the public seed alone, so one example more or less moves no other one:
-    otherwise what is promised for one example would not hold.
-    """
-    kept = torch.tensor(
-        [_chance(seed, example, label) < part for example, label in zip(x, labels, strict=True)]
-    )
-    return (x[~kept], labels[~kept]), (x[kept], labels[kept])
+
+def _read_npz(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in names if name in arrays}
+    except (OSError, TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} is no .npz file of numbers: {error}") from error
+    for name in names:
+        if name not in found:
+            raise UsageError(f"{path} has no array {name!r}: save with numpy.savez(path, x=inputs, y=labels)")
+    return [found[name] for name in names]
 
 
-def _chance(seed: int, example: Tensor, label: Tensor) -> float:
-    """Between 0 and 1, the same for equal examples."""
-    content = b"|".join((str(seed).encode(), example.numpy().tobytes(), str(int(label)).encode()))
-    return int.from_bytes(hashlib.sha256(content).digest()[:8]) / 2**64
+def _values(table: Table, names: Sequence[str]) -> np.ndarray:
+    """The numbers in these columns, (examples, columns)."""
+    values = np.empty((len(table), len(names)))
+    for place, name in enumerate(names):
+        for row, cell in enumerate(table.columns[name]):
+            number = table.number(cell)
+            if number is None:
+                raise UsageError(
+                    f"{table.place(row, name)} is {cell!r}, no number: for texts, categories and missing values write a schema "
+                    f"(dpps data describe {table.path} --label COLUMN --out schema.toml) and give --schema instead of --classes"
+                )
+            values[row, place] = number
+    return values
 
 
 def _as_inputs(path: Path, x: np.ndarray) -> Tensor:
@@ -213,45 +214,3 @@ def _as_inputs(path: Path, x: np.ndarray) -> Tensor:
     if bad.size:
         raise UsageError(f"{path}: example {int(bad[0])} holds NaN or infinity: repair or leave it out")
     return inputs
-
-
-def _read_npz(path: Path, names: Sequence[str] = ("x", "y")) -> tuple[np.ndarray, np.ndarray | None]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            missing = [name for name in names if name not in arrays]
-            if missing:
-                raise UsageError(
-                    f"{path} has no array {missing[0]!r}: save with numpy.savez(path, x=inputs, y=labels)"
-                )
-            return arrays["x"], _whole(path, arrays["y"]) if "y" in names else None
-    except (OSError, TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{path} is no .npz file of numbers: {error}") from error
-
-
-def _numbers(table: Table) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
-    """A table of numbers alone, the label last."""
-    values = _values(table, len(table.names))
-    return values[:, :-1], _whole(table.path, values[:, -1]), table.names if table.headed else None
-
-
-def _values(table: Table, width: int) -> np.ndarray:
-    """The numbers in the first `width` columns."""
-    values = np.empty((len(table.rows), width))
-    for k, row in enumerate(table.rows):
-        for place, cell in enumerate(row[:width]):
-            number = as_number(cell, table.separator)
-            if number is None:
-                raise UsageError(
-                    f"{table.place(k, place)} is {cell!r}, no number: for texts, categories and missing values write a schema "
-                    f"(dpps data describe {table.path} --label COLUMN --out schema.toml) and give --schema instead of --classes"
-                )
-            values[k, place] = number
-    return values
-
-
-def _whole(path: Path, y: np.ndarray) -> np.ndarray:
-    if y.ndim != 1 or y.dtype.kind not in "iuf" or not np.array_equal(y, np.rint(y)):
-        raise UsageError(f"{path}: labels must be whole numbers, one per example")
-    return y.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The public description of a table: what columns, ranges, categories and classes all nodes agree on before they read their data.
+"""The public description of tables or images: what columns, ranges, categories and classes all nodes agree on before they read their data.
 
 Everything that turns a cell into a number comes from here and nothing from the data of any node:
 ranges scale, their middle stands for what is missing, and declared values are the categories.
@@ -7,20 +7,24 @@ So no statistic of private data is computed, and none leaves.
 
 import hashlib
 import json
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dpps.data.images import ImageSchema, parse_image_schema
-from dpps.data.table import as_number
+from dpps.data.tables import Table, as_number
 from dpps.errors import UsageError, unknown
 
 KINDS = ("number", "category", "ignore")
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?")
 """What stands in a cell whose value is not known, unless the schema says otherwise."""
+MOST_CATEGORIES = 20
+"""A text column with more different values is rather a name or a remark than a category, and is ignored."""
 _KEYS = ("label", "classes", "missing", "columns")
+_IMAGE_KEYS = ("classes", "images")
 _COLUMN_KEYS = {
     "number": ("name", "kind", "range"),
     "category": ("name", "kind", "values", "undeclared"),
@@ -101,6 +105,27 @@ class Schema:
         return "\n".join(lines) + "\n"
 
 
+@dataclass(frozen=True)
+class ImageSchema:
+    """What all nodes agree on before they read their images.
+
+    Attributes:
+        classes: the names of the sub-folders, in the order of the model's outputs.
+        shape: (channels, height, width) of what the model reads; images of another size are scaled.
+    """
+
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+
+    def checksum(self) -> str:
+        """Equal for schemas that say the same."""
+        return hashlib.sha256(self.to_toml().encode()).hexdigest()[:16]
+
+    def to_toml(self) -> str:
+        """The text of a schema file."""
+        return f"classes = {_toml(self.classes)}\nimages = {_toml(self.shape)}  # channels, height, width\n"
+
+
 def canonical(text: str) -> str:
     """A class or category as it is compared: whole numbers lose the `.0` that other programs add,
     and true and false are written small."""
@@ -120,26 +145,20 @@ def read_schema(path: str | Path) -> Schema | ImageSchema:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the schema {path} is not TOML: {error}") from error
-    return parse_any(table, str(path))
+    return parse_schema(table, str(path))
 
 
-def parse_any(table: Mapping[str, Any], where: str) -> Schema | ImageSchema:
-    """The schema in a TOML table, of tables or of images.
-
-    Args:
-        table: as `tomllib` reads it.
-        where: the file, for messages.
-    """
-    return parse_image_schema(table, where) if "images" in table else parse_schema(table, where)
-
-
-def parse_schema(table: Mapping[str, Any], where: str) -> Schema:
-    """The schema in a TOML table.
+def parse_schema(table: Mapping[str, Any], where: str) -> Schema | ImageSchema:
+    """The schema in a TOML table, of tables or, where it has an entry `images`, of images.
 
     Args:
         table: as `tomllib` reads it.
         where: the file, for messages.
     """
+    return _parse_images(table, where) if "images" in table else _parse_columns(table, where)
+
+
+def _parse_columns(table: Mapping[str, Any], where: str) -> Schema:
     for key in table:
         if key not in _KEYS:
             raise unknown(f"entry in {where}", key, _KEYS)
@@ -169,6 +188,30 @@ def parse_schema(table: Mapping[str, Any], where: str) -> Schema:
             f"{where}: no column is of the kind number or category: a model needs one input or more"
         )
     return schema
+
+
+def _parse_images(table: Mapping[str, Any], where: str) -> ImageSchema:
+    for key in table:
+        if key not in _IMAGE_KEYS:
+            raise unknown(f"entry in {where}, which describes images,", key, _IMAGE_KEYS)
+    classes, shape = table.get("classes"), table["images"]
+    if (
+        not isinstance(classes, list)
+        or not all(isinstance(name, str) and name for name in classes)
+        or len(set(classes)) < max(2, len(classes))
+    ):
+        raise UsageError(f"{where}: classes is {classes!r}: name two or more sub-folders, each once")
+    if (
+        not isinstance(shape, list)
+        or len(shape) != 3
+        or not all(type(size) is int and size > 0 for size in shape)
+        or shape[0] not in (1, 3)
+    ):
+        raise UsageError(
+            f"{where}: images is {shape!r}: give channels (1 for grey, 3 for colour), height and width, such "
+            "as images = [3, 32, 32]"
+        )
+    return ImageSchema(tuple(classes), (shape[0], shape[1], shape[2]))
 
 
 def _column(entry: Mapping[str, Any], place: int, where: str) -> Column:
@@ -225,3 +268,67 @@ def _toml(value: Any) -> str:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# Guessing
+
+
+def guess_schema(table: Table, label: str) -> Schema:
+    """A first schema: kinds, rounded ranges, categories and classes as this table has them.
+
+    What is guessed is read off private data and becomes public with the schema.
+
+    Args:
+        table: one node's data, or better a made-up example of them.
+        label: the column to predict.
+    """
+    if label not in table.names:
+        raise unknown(f"label for {table.path}", label, table.names)
+    classes = _values(table.columns[label])
+    if len(classes) < 2 or len(classes) > max(MOST_CATEGORIES, len(table) // 2):
+        raise UsageError(
+            f"{table.path}: the label {label!r} has {len(classes)} different values in {len(table)} "
+            "examples: a column with 2 or more "
+            "classes that occur again and again is needed; choose another label"
+        )
+    columns = tuple(_guess(name, table) for name in table.names if name != label)
+    schema = Schema(columns, label, classes)
+    return _parse_columns(
+        tomllib.loads(schema.to_toml()), f"the schema of {table.path}"
+    )  # as it will be read
+
+
+def _guess(name: str, table: Table) -> Column:
+    cells = table.columns[name]
+    known = [cell for cell in cells if cell not in MISSING]
+    numbers = [table.number(cell) for cell in known]
+    finite = [number for number in numbers if number is not None]
+    if known and len(finite) == len(known):
+        if len(finite) > 10 and all(b - a == 1 for a, b in pairwise(sorted(finite))):
+            return Column(name, "ignore")  # running numbers, in any order: they name records
+        return Column(name, "number", rounded_range(finite))
+    values = _values(cells)
+    if not values or len(values) > MOST_CATEGORIES or len(values) == len(known) > 2:
+        return Column(name, "ignore")
+    return Column(name, "category", values=values)
+
+
+def _values(cells: Sequence[str]) -> tuple[str, ...]:
+    """The different values, in the order of numbers where all are numbers, otherwise of the alphabet."""
+    found = {canonical(cell) for cell in cells if cell not in MISSING}
+    numbers = {value: as_number(value) for value in found}
+    if None in numbers.values():
+        return tuple(sorted(found))
+    return tuple(sorted(found, key=lambda value: (numbers[value], value)))
+
+
+def rounded_range(numbers: list[float]) -> tuple[float, float]:
+    """A range around the numbers whose ends are multiples of 1, 2 or 5 times a power of ten, at least a quarter of
+    their spread: 36.2 to 40.9 gives 36 to 42. A range far wider than the values makes a column invisible."""
+    low, high = min(numbers), max(numbers)
+    spread = high / 4 - low / 4 or abs(low) or 1.0
+    spread = min(max(spread, 1e-9 * max(abs(low), abs(high)), 1e-300), 1e300)  # ends have twelve digits
+    power = math.floor(math.log10(spread) + 1e-9)
+    step = next(s for s in (float(f"{k}e{power}") for k in (1, 2, 5, 10)) if s >= spread * (1 - 1e-9))
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return float(f"{first * step:.12g}"), float(f"{max(last, first + 1) * step:.12g}")

@@ -1,13 +1,15 @@
-"""Who holds which examples: splits of a training set over the nodes, by seed and repeatable."""
+"""Who holds which examples: splits of a training set over the nodes, and parts held out for testing, by seed and repeatable."""
 
+import hashlib
 import math
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from dpps.errors import UsageError
+from dpps.errors import UsageError, unknown
 
 Index = npt.NDArray[np.int64]
 
@@ -50,7 +52,7 @@ def split(labels: npt.ArrayLike, nodes: int, how: str, seed: int, minimum: int =
         return _dirichlet(known, nodes, _alpha(value, how), minimum, rng)
     if name == "label":
         return _by_label(known, nodes, _labels_per_node(value, how, len(np.unique(known))), rng)
-    raise _unknown_form(how)
+    raise unknown("split", how, FORMS)
 
 
 def describe(labels: npt.ArrayLike, parts: Sequence[Index]) -> list[list[int]]:
@@ -80,6 +82,26 @@ def hold_out(parts: Sequence[Index], fraction: float, seed: int) -> tuple[list[I
         kept.append(part[~chosen])
         held.append(part[chosen])
     return kept, held
+
+
+def hold_out_own(
+    x: Tensor, labels: Tensor, part: float, seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """About this part of a node's own examples is kept back for testing: (for training), (kept back).
+
+    Where an example goes depends on its own content and the public seed alone, so one example more or less moves no other one:
+    otherwise what is promised for one example would not hold.
+    """
+    kept = torch.tensor(
+        [_chance(seed, example, label) < part for example, label in zip(x, labels, strict=True)]
+    )
+    return (x[~kept], labels[~kept]), (x[kept], labels[kept])
+
+
+def _chance(seed: int, example: Tensor, label: Tensor) -> float:
+    """Between 0 and 1, the same for equal examples."""
+    content = b"|".join((str(seed).encode(), example.numpy().tobytes(), str(int(label)).encode()))
+    return int.from_bytes(hashlib.sha256(content).digest()[:8]) / 2**64
 
 
 def _generator(*key: int) -> np.random.Generator:
@@ -163,12 +185,3 @@ def _labels_per_node(value: str, how: str, classes: int) -> int:
     if not value.isdecimal() or not 1 <= int(value) <= classes:
         raise UsageError(f"split {how!r}: K must be a whole number from 1 to {classes}, for example label:2")
     return int(value)
-
-
-def _unknown_form(how: str) -> UsageError:
-    near = get_close_matches(
-        how.partition(":")[0], [form.partition(":")[0] for form in FORMS], n=1, cutoff=0.5
-    )
-    meant = [form for form in FORMS if near and form.startswith(near[0])]
-    hint = f"; did you mean {meant[0]!r}?" if meant else ""
-    return UsageError(f"unknown split {how!r}: choose one of {', '.join(FORMS)}{hint}")

@@ -5,10 +5,10 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from dpps.data import DataSet, FeatureSet, Images
-from dpps.data.fetch import one_at_a_time
+from dpps.data import DataSet, FeatureSet, Images, one_at_a_time
 from dpps.disk import private_folder, writable
 from dpps.errors import UsageError
 from dpps.registry import Registry
@@ -51,11 +50,11 @@ def extract(
             owner's only. (A module's code is not part of the name: with changed code, choose another folder.)
         progress: show a bar, if standard error is a terminal.
     """
-    examples = _Examples(dataset)
+    examples = _Examples.of(dataset)
     if folder is None:
         return FeatureSet(_compute(extractor, examples, progress), examples.labels)
     file = folder / f"features-{_key(extractor, examples)}.safetensors"
-    may_keep = writable(_existing(folder))
+    may_keep = writable(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     with one_at_a_time(folder) if may_keep else nullcontext():
         features = _kept(file, len(examples.labels))
         if features is None:
@@ -76,40 +75,41 @@ def of_data_set(dataset: DataSet, name: str, folder: Path | None = None, *, prog
         folder: as in `extract`.
         progress: as in `extract`.
     """
-    parts = [_as_stored(part) for part in (dataset.train, dataset.test)]
+    # images between 0 and 1, each channel once: models may want channels repeated and shifted, features do not
+    parts = [
+        Images(part.pixels, part.labels) if isinstance(part, Images) else part
+        for part in (dataset.train, dataset.test)
+    ]
     extractor = FEATURES[name](parts[0].shape)
     train, test = (extract(extractor, part, folder, progress=progress) for part in parts)
     return replace(dataset, train=train, test=test)
 
 
-def _as_stored(images: Images | FeatureSet) -> Images | FeatureSet:
-    """Images between 0 and 1, each channel once: models may want channels repeated and shifted, features do not."""
-    return Images(images.pixels, images.labels) if isinstance(images, Images) else images
-
-
+@dataclass(frozen=True)
 class _Examples:
     """Inputs in blocks, and all labels, of any map-style data set."""
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._read: Callable[[int, int], Tensor]
-        if isinstance(dataset, Images):
-            self.labels = dataset.labels
-            self._read = lambda first, stop: dataset.inputs(slice(first, stop))
-        elif isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-            inputs, self.labels = dataset.tensors
-            self._read = lambda first, stop: inputs[first:stop]
-        else:
-            self.labels = default_collate([dataset[k][1] for k in range(len(dataset))])  # type: ignore[arg-type]
-            self._read = lambda first, stop: default_collate([dataset[k][0] for k in range(first, stop)])
-        if len(self.labels) == 0:
-            raise UsageError("the data set is empty: there is nothing to take features of")
+    labels: Tensor
+    read: Callable[[slice], Tensor]
 
-    def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        for first in range(0, len(self.labels), _BLOCK):
-            yield first, self.block(first)
+    @classmethod
+    def of(cls, dataset: Dataset[Any]) -> "_Examples":
+        if not len(dataset):  # type: ignore[arg-type]
+            raise UsageError("the data set is empty: there is nothing to take features of")
+        if isinstance(dataset, Images):
+            return cls(dataset.labels, dataset.inputs)
+        if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+            inputs, labels = dataset.tensors
+            return cls(labels, inputs.__getitem__)
+        count = len(dataset)  # type: ignore[arg-type]
+        labels = default_collate([dataset[k][1] for k in range(count)])
+        return cls(labels, lambda part: default_collate([dataset[k][0] for k in range(*part.indices(count))]))
+
+    def starts(self) -> range:
+        return range(0, len(self.labels), _BLOCK)
 
     def block(self, first: int) -> Tensor:
-        return self._read(first, min(first + _BLOCK, len(self.labels)))
+        return self.read(slice(first, first + _BLOCK))
 
 
 def _compute(extractor: nn.Module, examples: _Examples, progress: bool) -> Tensor:
@@ -131,15 +131,14 @@ def _compute(extractor: nn.Module, examples: _Examples, progress: bool) -> Tenso
     )
     columns = (TextColumn("features"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not (progress and sys.stderr.isatty()))
-    starts = range(0, count, _BLOCK)
     with bar:
         task = bar.add_task("", total=count)
         if several:  # blocks side by side: two threads within one small transform are hardly faster than one
             with ThreadPoolExecutor(threads, "dpps", torch.set_num_threads, (1,)) as pool:
-                for done in pool.map(work, starts):
+                for done in pool.map(work, examples.starts()):
                     bar.advance(task, done)
         else:
-            for first in starts:
+            for first in examples.starts():
                 bar.advance(task, work(first))
     if not bool(torch.isfinite(features).all()):
         raise UsageError(
@@ -152,18 +151,16 @@ def _compute(extractor: nn.Module, examples: _Examples, progress: bool) -> Tenso
 def _key(extractor: nn.Module, examples: _Examples) -> str:
     """Equal when examples and extractor are. Labels are not part of it."""
     found = hashlib.sha256(f"{_VERSION} {type(extractor).__module__} {extractor!r}".encode())
+
+    def add(name: str, tensor: Tensor) -> None:
+        found.update(f"{name}{tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
     for name, tensor in sorted(extractor.state_dict().items()):
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        found.update(_bytes(tensor))
-    for _, block in examples.blocks():
-        found.update(f"{tuple(block.shape)} {block.dtype}".encode())
-        found.update(_bytes(block))
+        add(f"{name} ", tensor)
+    for first in examples.starts():
+        add("", examples.block(first))
     return found.hexdigest()[:32]
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return flat.numpy().data
 
 
 def _kept(file: Path, count: int) -> Tensor | None:
@@ -194,7 +191,3 @@ def _keep(file: Path, features: Tensor) -> None:
         )
     finally:
         aside.unlink(missing_ok=True)
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

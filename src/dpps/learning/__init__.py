@@ -6,26 +6,29 @@ from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.algorithm import ALGORITHMS, Algorithm, Step, TrainState
-    from dpps.learning.batch_sizes import parse_batch
-    from dpps.learning.batches import NodeData, Poisson
     from dpps.learning.clipping import ClipCount, advice, hopeless
-    from dpps.learning.comparison import (
-        CONFIDENCE,
-        Change,
-        Comparison,
-        change,
-        compare_by_node,
-        compare_on_one_set,
-    )
     from dpps.learning.evaluation import (
+        CONFIDENCE,
         EVALUATED,
+        METRICS,
+        Change,
+        ClassRow,
+        Comparison,
+        Metric,
         accuracies,
         accuracies_of_some,
         accuracy_of,
         are_classes,
         by_class,
+        by_name,
+        change,
+        compare_by_node,
+        compare_on_one_set,
         measured,
+        of_classes,
         own_accuracies,
+        per_class,
+        rehearse,
         unless_it_fails,
     )
     from dpps.learning.gradient_tracking import GradientTracking
@@ -57,17 +60,24 @@ if TYPE_CHECKING:  # imported when first asked for
     )
     from dpps.learning.local_optimizers import LocalOptimizers
     from dpps.learning.losses import one_number
-    from dpps.learning.metrics import METRICS, ClassRow, Metric, by_name, of_classes, per_class, rehearse
     from dpps.learning.nodes import Nodes, check_record
     from dpps.learning.optimizers import Adam, Averaging, Momentum, kept_for
     from dpps.learning.partition import Partition
     from dpps.learning.partpsp import PartPSP
     from dpps.learning.pedfl import PEDFL
     from dpps.learning.preflight import check_model, refuse_mixing
+    from dpps.learning.sampling import (
+        LARGEST,
+        NodeData,
+        Poisson,
+        announce,
+        for_every_node,
+        parse_batch,
+        parse_sizes,
+    )
     from dpps.learning.schedules import FORMS, Constant, Cosine, Schedule, StepDecay, WarmUp, parse_schedule
     from dpps.learning.sgp import SGP
     from dpps.learning.sgpdp import SGPDP
-    from dpps.learning.sizes import LARGEST, announce, for_every_node, parse_sizes
     from dpps.learning.suggestion import (
         CLIP,
         LONGEST,

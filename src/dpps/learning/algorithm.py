@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from dpps.errors import UsageError, is_number
 from dpps.frozen import Frozen
-from dpps.learning.batch_sizes import BatchSize, batches, check_batch
 from dpps.learning.gradients.calling import Loss
 from dpps.learning.losses import as_function, takes_classes
 from dpps.learning.optimizers import Averaging, ReleasedOptimizer
 from dpps.learning.partition import Partition
+from dpps.learning.sampling import BatchSize, batches, check_batch
 from dpps.learning.schedules import Schedule
 from dpps.learning.suggestion import (
     USUAL_BATCH,

@@ -1,6 +1,7 @@
-"""What a user may hand over as data, privacy and topology, made into what a run works with; mistakes are told in one line.
+"""Turns what a user passes as data, privacy and topology into what a run works with.
 
-A mistake in the data shows here, before anything is sent, with its node and its remedy, and not as an error from inside torch.
+Mistakes in the data are found here, before anything is sent. The error is one line with the node and the remedy, not a
+traceback from inside torch.
 """
 
 import logging
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 _Whose = TypeVar("_Whose")
 
 UNSCALED = 100.0
-"""Inputs beyond this are worth a word: models start from weights that expect values of about 1."""
+"""Larger inputs give a warning: models start from weights that expect values of about 1."""
 
 _NOT_EACH = (
     "give one data set per node in a list; to deal one over N nodes: [Subset(data, part) for part in "
@@ -127,9 +128,10 @@ def _as_dataset(data: Any, whose: str, model: nn.Module, loss: Loss) -> Dataset[
         )
     if isinstance(data, TensorDataset):
         x, target = data.tensors
+        precision = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
         # features stay in half precision until a batch is read, which gives float32
-        kept = isinstance(data, FeatureSet) and _precision(model) == torch.float32
-        fitted = x if kept else _in_precision(x, model), _as_labels(target, whose, loss)
+        kept = isinstance(data, FeatureSet) and precision == torch.float32
+        fitted = x.to(precision) if x.is_floating_point() and not kept else x, _as_labels(target, whose, loss)
         return data if fitted[0] is x and fitted[1] is target else TensorDataset(*fitted)
     if len(data) and isinstance(first := data[0], Mapping):
         data = _Named(data, _label_of(first, whose))
@@ -174,8 +176,8 @@ def _refuse_settings(
 ) -> None:
     for name, value in _settings(loader).items():
         if name not in followed or followed[name] != value:
-            told = f"{name}={getattr(value, '__qualname__', value)}{more if name == 'batch_size' else ''}"
-            raise UsageError(f"the DataLoader of {whose} has {told}: {_REMEDIES[name]}")
+            setting = f"{name}={getattr(value, '__qualname__', value)}{more if name == 'batch_size' else ''}"
+            raise UsageError(f"the DataLoader of {whose} has {setting}: {_REMEDIES[name]}")
 
 
 def _settings(loader: DataLoader[Any]) -> dict[str, object]:
@@ -230,11 +232,8 @@ def _label_of(example: Mapping[str, Any], whose: str) -> str:
 
 
 def _is_pair(data: Any) -> bool:
-    return (
-        isinstance(data, (tuple, list))
-        and len(data) == 2
-        and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
-    )
+    both = isinstance(data, (tuple, list)) and len(data) == 2
+    return both and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
 
 
 def _is_batch(data: Any) -> bool:
@@ -278,15 +277,6 @@ def _pair(data: Any, whose: str) -> tuple[Tensor, Tensor]:
     return x, target
 
 
-def _precision(model: nn.Module) -> torch.dtype | None:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-
-
-def _in_precision(x: Tensor, model: nn.Module) -> Tensor:
-    precision = _precision(model)
-    return x.to(precision) if x.is_floating_point() and precision is not None else x
-
-
 def _as_labels(target: Tensor, whose: str, loss: Loss) -> Tensor:
     if not takes_classes(loss) or target.ndim != 1:
         return target
@@ -303,7 +293,7 @@ def _as_labels(target: Tensor, whose: str, loss: Loss) -> Tensor:
 def check_examples(
     datasets: Sequence[Dataset[Any]], whose: Sequence[str], model: nn.Module, loss: Loss
 ) -> None:
-    """Examples must suit the model and the loss; inputs that are far from 1 are told.
+    """Check that the model and the loss accept the examples.
 
     Args:
         datasets: as `as_datasets` gives them.
@@ -370,8 +360,12 @@ def _try_model(dataset: Dataset[Any], whose: str, model: nn.Module, loss: Loss) 
                 return None, target
             outputs = call_model(model, {}, x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        remedy = "give examples of the shape that the model was made for, or a model for this shape"
+        whole = isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex()
+        if whole and not any(isinstance(module, nn.Embedding) for module in model.modules()):
+            remedy = "give the inputs as floats, inputs.float()"
         raise UsageError(
-            f"{whose}: the model cannot read an example of {_looks(x)}: {_first_line(error)}; {_remedy(x, model)}"
+            f"{whose}: the model cannot read an example of {_looks(x)}: {_first_line(error)}; {remedy}"
         ) from error
     finally:
         for module, mode in training.items():
@@ -385,16 +379,20 @@ def _try_loss(outputs: Any, target: Any, whose: str, loss: Loss) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Using a target size")
-            value = loss(_differentiable(outputs), target)
+            real = isinstance(outputs, Tensor) and outputs.is_floating_point()
+            value = loss(outputs.detach().requires_grad_() if real else outputs, target)
     except UserWarning as error:
         raise UsageError(
             f"{whose}: outputs of {_looks(outputs)} and targets of {_looks(target)} would be compared each with all others: give "
             f"targets of the outputs' shape, such as targets.view(-1{''.join(f', {n}' for n in outputs.shape[1:])})"
         ) from error
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        remedy = "give targets of the shape and type that the loss expects, or another loss"
+        if takes_classes(loss) and isinstance(target, Tensor) and target.shape[1:] == (1,):
+            remedy = "give one class number per example, targets.squeeze(1)"
         raise UsageError(
             f"{whose}: the loss cannot compare an output of {_looks(outputs)} with a target of "
-            f"{_looks(target)}: {_first_line(error)}; {_target_remedy(target, loss)}"
+            f"{_looks(target)}: {_first_line(error)}; {remedy}"
         ) from error
     if not isinstance(value, Tensor) or (isinstance(outputs, Tensor) and not value.requires_grad):
         raise UsageError(
@@ -403,32 +401,8 @@ def _try_loss(outputs: Any, target: Any, whose: str, loss: Loss) -> None:
         )
 
 
-def _remedy(x: Any, model: nn.Module) -> str:
-    """For inputs that a model cannot read."""
-    whole = isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex()
-    if whole and not any(isinstance(module, nn.Embedding) for module in model.modules()):
-        return "give the inputs as floats, inputs.float()"
-    return "give examples of the shape that the model was made for, or a model for this shape"
-
-
-def _target_remedy(target: Any, loss: Loss) -> str:
-    """For targets that a loss cannot compare with outputs."""
-    if takes_classes(loss) and isinstance(target, Tensor) and target.shape[1:] == (1,):
-        return "give one class number per example, targets.squeeze(1)"
-    return "give targets of the shape and type that the loss expects, or another loss"
-
-
-def _differentiable(outputs: Any) -> Any:
-    return (
-        outputs.detach().requires_grad_()
-        if isinstance(outputs, Tensor) and outputs.is_floating_point()
-        else outputs
-    )
-
-
 def tell_unscaled(datasets: Sequence[Dataset[Any]], rows: Sequence[int]) -> None:
-    """One line where an example holds NaN or infinity, and one where a column of inputs is far from 1, at the node where it is
-    farthest."""
+    """Warn about an example with NaN or infinity, and about the column of inputs that is farthest from 1."""
     for dataset, row in _first_of_each(datasets, rows):
         if (bad := _not_finite(dataset)) is not None:
             log.warning(

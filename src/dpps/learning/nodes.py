@@ -14,7 +14,6 @@ from torch import Tensor
 from dpps.errors import RunError, UsageError
 from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
-from dpps.learning.batches import Cyclic, NodeData, Poisson
 from dpps.learning.clipping import ClipCount
 from dpps.learning.gradients.batch import EngineName
 from dpps.learning.gradients.calling import pick, unwritten
@@ -23,6 +22,7 @@ from dpps.learning.inputs import why_not_finite
 from dpps.learning.losses import one_number
 from dpps.learning.optimizers import Averaging, OptimizerState, kept_for
 from dpps.learning.preflight import check_model
+from dpps.learning.sampling import Cyclic, NodeData, Poisson
 from dpps.learning.updates import BatchUpdates, RecordUpdates, Update, Updates
 from dpps.noise.keystream import Keystream
 from dpps.noise.secure import SecureNoise

@@ -3,21 +3,21 @@ r"""Which batch, epochs, clip and rate to begin with: a rule for the unit record
 A clip far below most gradients makes an update a sum of *directions*, so only the product of rate and clip
 matters, and with momentum $\beta$ what becomes of it: the length $\eta$ = rate x clip / (1 - $\beta$) of a
 step. All noise a run adds then has a size that is known before it starts. Over T rounds,
-and averaged over N nodes with batches of B examples, it changes a logit of an example x by a random number of deviation
+and averaged over N nodes with batches of B examples, it changes a logit of an example x by a random number of standard deviation
 
 $$ \eta \, \nu, \qquad \nu = \frac{\sigma \sqrt{T} \, \|x\|}{B \sqrt{N}}, $$
 
 with $\sigma$ the noise multiplier. The rule chooses $\eta = c / \nu$ with c = 6:
 logits that differ by several units are a clear decision, so noise of a few units is what a model bears while
 it goes as long a way as the noise allows. Where noise begins to prevail in the average of all updates,
-a shorter way is better. That average has a length of at most 1, and in the direction of an example noise of deviation $r = \nu / (T \|x\|) = \sigma / (B \sqrt{N T})$: beyond $r = 0.001$ the rule takes $c = 6 \cdot 0.001 / r$, but at least 2.5. Everything in it is public: sizes are declared, and
+a shorter way is better. That average has a length of at most 1, and in the direction of an example noise of standard deviation $r = \nu / (T \|x\|) = \sigma / (B \sqrt{N T})$: beyond $r = 0.001$ the rule takes $c = 6 \cdot 0.001 / r$, but at least 2.5. Everything in it is public: sizes are declared, and
 $\|x\|$ is the root of the number of inputs when these are normalised (scattering with GroupNorm, standardised columns). docs/recipes.md
-has the measurements. Noise that cancels leaves less of itself in the mean, by a factor m in deviation,
+has the measurements. Noise that cancels leaves less of itself in the mean, by a factor m in standard deviation,
 but gradients are computed at rows it
 has not left yet: of the gain 1/m the step takes the square root.
 
 Of any other model nobody knows beforehand how noise in its parameters moves its logits. There the rule keeps the usual batch, epochs
-and clip and chooses $\eta$ so that all the noise of the run moves a *parameter* by a random number of deviation 0.1,
+and clip and chooses $\eta$ so that all the noise of the run moves a *parameter* by a random number of standard deviation 0.1,
 or 0.05 where a part of the model stays local, whose noise nobody averages. A rate that does not follow the noise is too large for a small epsilon: what is learned then drowns in it.
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpps.errors import UsageError
-from dpps.learning.batch_sizes import BatchSize, batches
+from dpps.learning.sampling import BatchSize, batches
 from dpps.noise.events import gaussian
 from dpps.privacy.accountant import noise_for
 
@@ -37,7 +37,7 @@ ROUNDS = 120
 """At least so many epochs and rounds. The noise in the sum of all updates hardly depends on how many rounds
 an epsilon is spread over; many short steps follow the gradient better than few long ones."""
 LOGIT_NOISE = (2.5, 6.0)
-"""The deviation of a logit that the noise of a whole run may cause: little where noise prevails, and at most."""
+"""The standard deviation of a logit that the noise of a whole run may cause: little where noise prevails, and at most."""
 NOISY = 0.001
 """From this noise on, in the average of all updates of a run and against an update all of whose examples
 agree, less is allowed."""
@@ -48,7 +48,7 @@ _PART, _SMALL = 8, 64  # a batch is an eighth of a node's examples, or 64 of few
 USUAL_BATCH, USUAL_EPOCHS, USUAL_CLIP = 100, 12, 1.0
 """Of other models than softmax regression. Of nodes with few examples a batch is at most half of them; as many epochs as make 120 rounds."""
 PARAMETER_NOISE, WITH_LOCAL = 0.1, 0.05
-"""Of other models: the deviation of a shared parameter that the noise of a whole run may cause; and where a part of the model is local."""
+"""Of other models: the standard deviation of a shared parameter that the noise of a whole run may cause; and where a part of the model is local."""
 USUAL_LONGEST = 3.0
 """The longest step of other models: beyond it some do not settle."""
 
@@ -121,7 +121,7 @@ def suggest(
         noise_multiplier: when the noise is given instead.
         records_per_user: as in `Record`.
         spare_rounds: rounds paid for beyond the plan.
-        mean_noise: deviation of the noise in the network's mean over that of independent noise (`Shares.independent`).
+        mean_noise: standard deviation of the noise in the network's mean over that of independent noise (`Shares.independent`).
         batch_size: of every node.
         epochs: passes over the data.
         clip: of an example's gradient.

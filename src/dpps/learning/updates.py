@@ -10,13 +10,13 @@ from torch import Tensor
 
 from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
-from dpps.learning.batches import Cyclic, Poisson, Sampler
 from dpps.learning.clipping import ClipCount
 from dpps.learning.gradients.batch import Engine
 from dpps.learning.gradients.clipped import PerExample
 from dpps.learning.gradients.contributions import full_precision
 from dpps.learning.local_optimizers import LocalOptimizers
 from dpps.learning.optimizers import ReleasedOptimizer, kept_for
+from dpps.learning.sampling import Cyclic, Poisson, Sampler
 from dpps.noise.calibration import NoiseLevel, calibrate
 from dpps.noise.source import NoiseSource, Outgoing
 from dpps.privacy.units import Calibration, Plan

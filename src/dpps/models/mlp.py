@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpps.errors import UsageError
 from dpps.models.named import MODELS, Fitting, NamedModel
-from dpps.models.stages import Staged
 
 
-class MLP(Staged):
+class MLP(nn.Module):
     """Linear layers `layer1`, `layer2`, ... with biases, tanh after every one; the input is flattened.
 
     This is the model behind the paper's accuracy tables.
@@ -27,16 +25,16 @@ class MLP(Staged):
             raise UsageError(f"MLP sizes {tuple(sizes)}: give at least two sizes, each at least 1")
         for k, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
             self.add_module(f"layer{k}", nn.Linear(inputs, outputs))
-        self.stage_names = tuple((f"layer{k}",) for k in range(1, len(sizes)))
 
-    def stage(self, k: int, x: Any) -> Any:
-        """tanh(L_k x)."""
-        if k == 0:
-            x = x.flatten(1)
-        return torch.tanh(self.get_submodule(f"layer{k + 1}")(x))
+    def forward(self, x: Tensor) -> Tensor:
+        """tanh(L_k ... tanh(L_1 x))."""
+        x = x.flatten(1)
+        for layer in self.children():
+            x = torch.tanh(layer(x))
+        return x
 
 
-class MLPResidual(Staged):
+class MLPResidual(nn.Module):
     """The three-layer perceptron with a residual connection behind the paper's sensitivity figures.
 
     residual=1: out = h + tanh(L3 tanh(L2 h)), h = tanh(L1 x); the authors share one layer of it.
@@ -47,8 +45,6 @@ class MLPResidual(Staged):
         inputs: length of the flattened input, and the width of layer2's output.
         classes: width of the output, and of layer1's output.
     """
-
-    stage_names = (("layer1",), ("layer2",), ("layer3",))
 
     def __init__(self, residual: int, inputs: int = 784, classes: int = 10) -> None:
         super().__init__()
@@ -61,26 +57,14 @@ class MLPResidual(Staged):
         self.layer2 = nn.Linear(classes, inputs)
         self.layer3 = nn.Linear(inputs, classes)
 
-    def stage(self, k: int, x: Any) -> Any:
-        """One layer; what a later sum needs is handed on beside its output."""
-        return self._skip_last(k, x) if self.residual == 1 else self._skip_first(k, x)
-
-    def _skip_last(self, k: int, x: Any) -> Any:
-        if k == 0:
-            return torch.tanh(self.layer1(x.flatten(1)))
-        if k == 1:
-            return x, torch.tanh(self.layer2(x))
-        h, z = x
-        return h + torch.tanh(self.layer3(z))
-
-    def _skip_first(self, k: int, x: Any) -> Any:
-        if k == 0:
-            x = x.flatten(1)
-            return x, torch.tanh(self.layer1(x))
-        if k == 1:
-            x, h = x
-            return x + torch.tanh(self.layer2(h))
-        return torch.tanh(self.layer3(x))
+    def forward(self, x: Tensor) -> Tensor:
+        """x is flattened; the output is (batch, classes)."""
+        x = x.flatten(1)
+        h = torch.tanh(self.layer1(x))
+        z = torch.tanh(self.layer2(h))
+        if self.residual == 1:
+            return h + torch.tanh(self.layer3(z))
+        return torch.tanh(self.layer3(x + z))
 
 
 _LAYERS = {"1": ("layer1",), "2": ("layer1", "layer2"), "all": ("layer1", "layer2", "layer3")}
@@ -100,8 +84,8 @@ class NamedMLP(NamedModel):
 
 @MODELS.register("mlp-residual")
 class NamedMLPResidual(NamedModel):
-    """(n, classes, n, classes), because its sum needs equal widths. The residual connection is where the authors had it: beside
-    layers 2 and 3 if layer1 alone is shared, else beside layers 1 and 2, so also for "all"."""
+    """(n, classes, n, classes), because its sum needs equal widths. The residual connection is where the authors had it:
+    around layers 2 and 3 if layer1 alone is shared, else around layers 1 and 2, so also for "all"."""
 
     shared = _LAYERS
 

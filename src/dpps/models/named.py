@@ -1,10 +1,13 @@
-"""Models by name: how each is fitted to data, and what "one" and "two shared layers" mean for it."""
+"""Models by name: one of the registry, fitted to the data, or `package.module:callable`; and which part of it is shared."""
 
+import importlib
+import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -57,16 +60,105 @@ class NamedModel(ABC):
     def fit(cls, to: Fitting) -> nn.Module:
         """The model for this data, initialised from torch's generator."""
 
-    @classmethod
-    def prefixes(cls, name: str, shared: str) -> tuple[str, ...]:
-        """The parameter prefixes that `shared` stands for: "1", "2", "all", or prefixes with commas between."""
-        if shared in cls.shared:
-            return cls.shared[shared]
-        prefixes = tuple(part.strip() for part in shared.split(","))
-        for prefix in prefixes:
-            if prefix.split(".")[0] not in cls.shared["all"]:
-                raise unknown(f"shared part of {name}", prefix, (*cls.shared, *cls.shared["all"]))
-        return prefixes
-
 
 MODELS: Registry[type[NamedModel]] = Registry("model", "dpps.models")
+"""Models that come with the package."""
+
+
+def build(
+    name: str, shared: str, shape: tuple[int, ...], classes: int, norm: str = "batch", dropout: float = 0.1
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """The named model, fitted to the data and initialised from torch's generator, and its shared part.
+
+    Args:
+        name: one of `MODELS.names()`; or `package.module:callable`, called with the shape of an example and the
+            number of classes. Modules in the current folder are found, too.
+        shared: "1", "2" or "all", or comma-separated prefixes; "1" and "2" of a model that is imported are its first
+            one or two parts with parameters.
+        shape: shape of one example; (channels, height, width) for models of images.
+        classes: number of labels.
+        norm: the norm of resnet18, "batch" or "group"; no other model has one to choose.
+        dropout: of vit; the unit record needs 0.
+    """
+    if is_own(name):
+        model = _call_own(name, shape, classes)
+        parts = tuple(dict.fromkeys(parameter.split(".")[0] for parameter, _ in model.named_parameters()))
+        if not parts:
+            raise UsageError(f"--model {name} has no parameters: there is nothing to learn")
+        return model, _prefixes(name, shared, {"1": parts[:1], "2": parts[:2], "all": parts})
+    prefixes = shared_prefixes(name, shared)
+    if classes < 1:
+        raise UsageError(f"{classes} classes: a model needs at least 1")
+    if not shape or min(shape) < 1:
+        raise UsageError(f"examples of shape {shape} are empty: every dimension must be at least 1")
+    return MODELS[name].fit(Fitting(shape, classes, prefixes, norm, dropout)), prefixes
+
+
+def shared_prefixes(name: str, shared: str) -> tuple[str, ...]:
+    """The parameter prefixes that `shared` stands for in the named model.
+
+    Args:
+        name: one of `MODELS.names()`.
+        shared: "1", "2" or "all", or comma-separated prefixes ending at a dot of the parameter name:
+            "conv1,bn1" is the part of ResNet-18 behind the paper's sensitivity figure (9,536 parameters).
+    """
+    return _prefixes(name, shared, MODELS[name].shared)
+
+
+def _prefixes(name: str, shared: str, known: Shared) -> tuple[str, ...]:
+    if shared in known:
+        return known[shared]
+    prefixes = tuple(part.strip() for part in shared.split(","))
+    for prefix in prefixes:
+        if prefix.split(".")[0] not in known["all"]:
+            raise unknown(f"shared part of {name}", prefix, (*known, *known["all"]))
+    return prefixes
+
+
+def is_own(name: str) -> bool:
+    """Whether this names something to import and not a model that comes with the package."""
+    return ":" in name
+
+
+def _call_own(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    make = _imported(name)
+    try:
+        model = make(shape, classes)
+    except Exception as error:
+        raise UsageError(
+            f"--model {name}: called with shape {shape} and {classes} classes it raises {_in_short(error)}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"--model {name}: called with shape {shape} and {classes} classes it gives a {type(model).__name__}, not an nn.Module"
+        )
+    return model
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise UsageError(f"--model {name}: write package.module:callable, such as my_models:make")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: nothing there takes the place of an installed package
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        raise UsageError(
+            f"--model {name}: importing {module} raises {_in_short(error)}; it must be installed, or lie in "
+            "the current folder"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            offered = [n for n, value in vars(found).items() if callable(value) and not n.startswith("_")]
+            raise unknown(f"name in --model {name}:", part, offered)
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(
+            f"--model {name} is of type {type(found).__name__}: name a function or class of (shape, classes)"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

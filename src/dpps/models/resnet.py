@@ -1,13 +1,12 @@
 """ResNet-18 (He et al. 2016) with torchvision's layout and parameter names, so that its weight files load."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dpps.errors import unknown
 from dpps.models.named import MODELS, Fitting, NamedModel, Shared
-from dpps.models.stages import Staged
 
 GROUPS = 32  # the number of groups Wu and He (2018) propose for GroupNorm; divides every width of ResNet-18
 
@@ -33,7 +32,7 @@ class Block(nn.Module):
         return functional.relu(self.bn2(self.conv2(h)) + skip)
 
 
-class ResNet18(Staged):
+class ResNet18(nn.Module):
     """ResNet-18: a 7x7 stem with max-pooling, four layers of two blocks, a linear head.
 
     Initialised as in torchvision: convolutions normal with He's fan-out variance, norms 1 and 0, the head as
@@ -45,8 +44,6 @@ class ResNet18(Staged):
         channels: channels of the input image.
         norm: "batch" or "group".
     """
-
-    stage_names = (("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",), ("fc",))
 
     def __init__(self, classes: int = 10, channels: int = 3, norm: str = "batch") -> None:
         super().__init__()
@@ -63,15 +60,13 @@ class ResNet18(Staged):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def stage(self, k: int, x: Any) -> Any:
-        """The stem, one of the four layers, or the head on the spatial mean."""
-        if k == 0:
-            return functional.max_pool2d(
-                functional.relu(self.bn1(self.conv1(x))), kernel_size=3, stride=2, padding=1
-            )
-        if k == 5:
-            return self.fc(x.mean(dim=(-2, -1)))
-        return self.get_submodule(f"layer{k}")(x)
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits; the head reads the mean over all places of the last layer."""
+        x = functional.relu(self.bn1(self.conv1(x)))
+        x = functional.max_pool2d(x, kernel_size=3, stride=2, padding=1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        logits: Tensor = self.fc(x.mean(dim=(-2, -1)))
+        return logits
 
 
 def _layer(inputs: int, outputs: int, stride: int, norm: str) -> nn.Sequential:

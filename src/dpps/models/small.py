@@ -34,7 +34,9 @@ def cnn(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
         width: of an image.
         classes: width of the output.
     """
-    rows, columns = (_left(size) for size in (height, width))
+    rows, columns = (
+        ((size - 2) // 2 - 4) // 2 for size in (height, width)
+    )  # what convolutions and pools leave
     if min(rows, columns) < 1:
         raise UsageError(f"cnn needs images of at least 14 x 14, not {height} x {width}: use linear or mlp")
     return nn.Sequential(
@@ -51,12 +53,6 @@ def cnn(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
             fc2=nn.Linear(32, classes),
         )
     )
-
-
-def _left(size: int) -> int:
-    """What the convolutions and pools leave of so many pixels."""
-    first = (size + 6 - 8) // 2 + 1 - 1
-    return (first - 4) // 2 + 1 - 1
 
 
 @MODELS.register("linear")

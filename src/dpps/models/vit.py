@@ -1,7 +1,7 @@
 """Vision transformer (Dosovitskiy et al. 2021), with torchvision's parameter names and initialisation."""
 
 from collections import OrderedDict
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from dpps.errors import UsageError
 from dpps.models.named import MODELS, Fitting, NamedModel, Shared
-from dpps.models.stages import Staged
 
 
 class SelfAttention(nn.Module):
@@ -73,7 +72,7 @@ class Encoder(nn.Module):
         return out
 
 
-class ViT(Staged):
+class ViT(nn.Module):
     """Vision transformer; the defaults are the paper's, for 32x32 images in 4x4 patches.
 
     As in torchvision the head starts at zero, so in the very first step only the head has a gradient.
@@ -89,8 +88,6 @@ class ViT(Staged):
         classes: width of the output.
         channels: channels of the input image.
     """
-
-    stage_names = (("class_token", "conv_proj"), ("encoder",), ("heads",))
 
     def __init__(
         self,
@@ -120,14 +117,12 @@ class ViT(Staged):
         for parameter in self.heads.parameters():
             nn.init.zeros_(parameter)
 
-    def stage(self, k: int, x: Any) -> Any:
-        """The patch embedding with the class token in front, the encoder, or the head on the class token."""
-        if k == 0:
-            patches = self.conv_proj(x).flatten(2).transpose(1, 2)
-            return torch.cat([self.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        if k == 1:
-            return self.encoder(x)
-        return self.heads(x[:, 0])
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits from the class token, which stands in front of the embedded patches."""
+        patches = self.conv_proj(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        logits: Tensor = self.heads(self.encoder(tokens)[:, 0])
+        return logits
 
 
 def _patch_projection(channels: int, width: int, patch: int) -> nn.Conv2d:

@@ -47,34 +47,25 @@ def load_weights(model: nn.Module, file: str | Path) -> list[str]:
 def _read(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise UsageError(f"weights file {str(file)!r} does not exist: give the path of a state dict")
+    safe = file.suffix == ".safetensors"
     try:
-        content = _parse(file)
+        content = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
     # Foreign bytes make torch.load fail in any way, even by assertions and struct.error: all mean the same.
     except Exception as error:
-        raise _unreadable(file, error) from error
-    if not isinstance(content, Mapping) or not content or not all(map(_is_entry, content.items())):
+        kind = "safetensors file" if safe else "torch file of tensors"
+        raise UsageError(
+            f"weights file {str(file)!r} is no readable {kind} ({type(error).__name__}): "
+            "save model.state_dict() with torch.save or as .safetensors"
+        ) from error
+    if (
+        not isinstance(content, Mapping)
+        or not content
+        or not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items())
+    ):
         raise UsageError(
             f"weights file {str(file)!r} holds no state dict of names and tensors: save model.state_dict()"
         )
     return dict(content)
-
-
-def _parse(file: Path) -> object:
-    if file.suffix == ".safetensors":
-        return load_file(file)
-    return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _is_entry(item: tuple[object, object]) -> bool:
-    return isinstance(item[0], str) and isinstance(item[1], Tensor)
-
-
-def _unreadable(file: Path, error: Exception) -> UsageError:
-    kind = "safetensors file" if file.suffix == ".safetensors" else "torch file of tensors"
-    return UsageError(
-        f"weights file {str(file)!r} is no readable {kind} ({type(error).__name__}): "
-        "save model.state_dict() with torch.save or as .safetensors"
-    )
 
 
 def _other_heads(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:

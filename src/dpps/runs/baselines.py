@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.learning.batches import NodeData
-from dpps.learning.comparison import Change, Comparison, compare_by_node, compare_on_one_set
-from dpps.learning.evaluation import are_classes, right_of
+from dpps.learning.evaluation import (
+    Change,
+    Comparison,
+    are_classes,
+    compare_by_node,
+    compare_on_one_set,
+    right_of,
+)
+from dpps.learning.sampling import NodeData
 from dpps.noise.mechanisms import Mechanism
 from dpps.noise.source import NoiseSource, Outgoing
 from dpps.privacy.promise import Contract

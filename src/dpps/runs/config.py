@@ -14,12 +14,11 @@ from dpps.data import DATA_SETS
 from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
-from dpps.learning.batch_sizes import batches, parse_batch
-from dpps.learning.metrics import of_classes
+from dpps.learning.evaluation import of_classes
 from dpps.learning.optimizers import Averaging, Momentum
+from dpps.learning.sampling import batches, for_every_node, parse_batch, parse_sizes
 from dpps.learning.schedules import FORMS as SCHEDULES
 from dpps.learning.schedules import parse_schedule
-from dpps.learning.sizes import for_every_node, parse_sizes
 from dpps.learning.suggestion import USUAL_BATCH, USUAL_EPOCHS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.partners import TRUSTS, Pairs

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from dpps import data, features, models
-from dpps.data.node_files import NodeFiles, check_headers, hold_out_own, node_folder, read_node
+from dpps.data.node_files import NodeFiles, check_headers, node_folder, read_node
 from dpps.data.schema import Schema, read_schema
+from dpps.data.splits import hold_out_own
 from dpps.errors import UsageError
 from dpps.learning.algorithm import ALGORITHMS
-from dpps.learning.batch_sizes import parse_batch
 from dpps.learning.inputs import check_examples
+from dpps.learning.sampling import parse_batch
 from dpps.runs.config import TrainConfig
 from dpps.runs.config_files import from_json
 from dpps.runs.deployment import Deployment, Here

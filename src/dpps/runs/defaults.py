@@ -11,9 +11,9 @@ from dpps.data.schema import read_schema
 from dpps.errors import UsageError
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
-from dpps.learning.batch_sizes import parse_batch
 from dpps.learning.nodes import check_record
 from dpps.learning.preflight import refuse_mixing
+from dpps.learning.sampling import parse_batch
 from dpps.learning.suggestion import CLIP, MOMENTUM, USUAL_CLIP, Suggestion, suggest
 from dpps.privacy.units import Plan, PrivacyOptions
 

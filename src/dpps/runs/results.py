@@ -24,6 +24,7 @@ from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.clipping import advice, hopeless
 from dpps.learning.evaluation import (
     EVALUATED,
+    Metric,
     accuracies,
     accuracies_of_some,
     are_classes,
@@ -35,7 +36,6 @@ from dpps.learning.evaluation import (
 )
 from dpps.learning.gradients.calling import move
 from dpps.learning.inputs import Batch, as_examples, check_examples
-from dpps.learning.metrics import Metric
 from dpps.learning.nodes import Nodes
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile, Mark

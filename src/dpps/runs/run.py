@@ -12,12 +12,11 @@ from torch import Tensor
 
 from dpps.errors import RunError, UsageError
 from dpps.learning.algorithm import Algorithm, TrainState
-from dpps.learning.batches import NodeData
+from dpps.learning.evaluation import Metric, by_name
 from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
-from dpps.learning.metrics import Metric, by_name
 from dpps.learning.nodes import Nodes
-from dpps.learning.sizes import announce, for_every_node
+from dpps.learning.sampling import NodeData, announce, for_every_node
 from dpps.noise.source import NoiseSource
 from dpps.noise.streams import fresh_seed
 from dpps.privacy.promise import Contract, Privacy

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dpps.data.node_files import read_examples
-from dpps.data.schema import parse_any
+from dpps.data.schema import parse_schema
 from dpps.errors import RunError, UsageError
 from dpps.features import FEATURES
 from dpps.learning.gradients.calling import logits_of
@@ -111,7 +111,7 @@ class Saved:
                 "dpps.load(folder, model=...)"
             )
         shape = tuple(how["shape"])
-        schema = None if how["schema"] is None else parse_any(tomllib.loads(how["schema"]), str(self.path))
+        schema = None if how["schema"] is None else parse_schema(tomllib.loads(how["schema"]), str(self.path))
         x, y = read_examples(path, prod(shape), labelled=labelled, columns=how["columns"], schema=schema)
         if x[0].numel() == prod(shape):
             x = x.view(len(x), *shape)

@@ -10,9 +10,9 @@ from torch.utils.data import Dataset
 
 from dpps.disk import write_private
 from dpps.errors import RunError, UsageError
+from dpps.learning.evaluation import rehearse
 from dpps.learning.gradients.calling import FAILURES, pick
 from dpps.learning.inputs import check_examples, tell_unscaled
-from dpps.learning.metrics import rehearse
 from dpps.learning.preflight import made_up_outputs
 from dpps.learning.schedules import WarmUp
 from dpps.noise.mechanisms import NoNoise

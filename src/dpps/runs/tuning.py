@@ -28,7 +28,7 @@ from typing import Any
 
 from dpps.disk import private_folder, write_private
 from dpps.errors import UsageError
-from dpps.learning.batch_sizes import parse_batch
+from dpps.learning.sampling import parse_batch
 from dpps.noise.events import laplace
 from dpps.noise.keystream import Keystream
 from dpps.privacy.ledger import Release

@@ -1,5 +1,6 @@
 """What ``validate`` finds out: whether the network connects, how wide it is, how fast it mixes."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -79,23 +80,28 @@ def analyse(topology: Topology) -> Report:
 
 def check_connected(topology: Topology) -> None:
     """All examined rounds together must lead from everybody to everybody; raises a UsageError that names the parts."""
-    rounds = [topology.weights(t) for t in range(topology.examined)]
-    if _parts(_window(rounds, 0, len(rounds)))[0] > 1:
-        raise UsageError(_never_connects(topology, rounds))
+    _refuse_parts(topology, [topology.weights(t) for t in range(topology.examined)])
 
 
-Window = dict[int, Weights]
-"""The weights of some rounds in a row, each object once, by its id."""
+def _refuse_parts(topology: Topology, rounds: list[Weights]) -> None:
+    parts, labels = connected_components(_union(rounds, range(len(rounds))), connection="strong")
+    if parts > 1:
+        stranger = int(np.flatnonzero(labels != labels[0])[0])
+        raise UsageError(
+            f"{topology!r} never connects: its {len(rounds)} examined round(s) together have {parts} separate parts, "
+            f"nodes 0 and {stranger} cannot reach each other both ways; add links between the parts"
+        )
 
 
-def _window(rounds: list[Weights], start: int, length: int) -> Window:
-    members = (rounds[t % len(rounds)] for t in range(start, start + length))
-    return {id(weights): weights for weights in members}
+def _union(rounds: list[Weights], window: Iterable[int]) -> csr_array:
+    """All links of some rounds."""
+    first, *others = (rounds[t].matrix for t in window)
+    return sum(others, first)
 
 
-def _union(window: Window) -> csr_array:
-    members = list(window.values())
-    return sum((weights.matrix for weights in members[1:]), members[0].matrix)
+def _window(rounds: list[Weights], start: int, length: int) -> frozenset[int]:
+    """The numbers of some rounds in a row, beyond the last one from the first again."""
+    return frozenset(t % len(rounds) for t in range(start, start + length))
 
 
 def _connected_within(topology: Topology, rounds: list[Weights], repeats: bool) -> int:
@@ -103,44 +109,23 @@ def _connected_within(topology: Topology, rounds: list[Weights], repeats: bool) 
 
     A window that contains a connected one is connected, so B only grows from one start to the next.
     """
-    known: dict[frozenset[int], bool] = {}
+    _refuse_parts(topology, rounds)
     length = 1
     for start in range(len(rounds)):
         available = len(rounds) if repeats else len(rounds) - start
-        while length <= available and not _connects(_window(rounds, start, length), known):
+        while length <= available and not _connects(_union(rounds, _window(rounds, start, length))):
             length += 1
-    if length > len(rounds):
-        raise UsageError(_never_connects(topology, rounds))
     return length
 
 
-def _connects(window: Window, known: dict[frozenset[int], bool]) -> bool:
-    key = frozenset(window)
-    if key not in known:
-        known[key] = _parts(window)[0] == 1
-    return known[key]
-
-
-def _parts(window: Window) -> tuple[int, NDArray[np.int32]]:
-    """How many parts the rounds together have, and each node's."""
-    count, labels = connected_components(_union(window), connection="strong")
-    return int(count), labels
-
-
-def _never_connects(topology: Topology, rounds: list[Weights]) -> str:
-    parts, labels = _parts(_window(rounds, 0, len(rounds)))
-    stranger = int(np.flatnonzero(labels != labels[0])[0])
-    return (
-        f"{topology!r} never connects: its {len(rounds)} examined round(s) together have {parts} separate parts, "
-        f"nodes 0 and {stranger} cannot reach each other both ways; add links between the parts"
-    )
+def _connects(union: csr_array) -> bool:
+    return bool(connected_components(union, connection="strong", return_labels=False) == 1)
 
 
 def _largest_diameter(rounds: list[Weights], length: int, repeats: bool) -> int:
     starts = len(rounds) if repeats else len(rounds) - length + 1
-    windows = [_window(rounds, start, length) for start in range(starts)]
-    different = {frozenset(window): window for window in windows}
-    return max(_diameter(_union(window)) for window in different.values())
+    different = {_window(rounds, start, length) for start in range(starts)}
+    return max(_diameter(_union(rounds, window)) for window in different)
 
 
 def _diameter(union: csr_array) -> int:

@@ -1,5 +1,6 @@
 """The topologies given by a formula, by a matrix, by a graph of networkx, or by a list of these."""
 
+from abc import abstractmethod
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -13,8 +14,26 @@ from dpps.topology.base import TOPOLOGIES, Topology, node_count, random_bits, wh
 from dpps.topology.weights import Weights, check_weights
 
 
+class Circulant(Topology):
+    """Everybody sends the same weight to the nodes that lie so many steps ahead, itself among them."""
+
+    @abstractmethod
+    def steps(self, t: int) -> Items[int]:
+        """How far ahead the receivers of round t are; different mod N."""
+
+    def build(self, t: int) -> Weights:
+        """1 / (number of receivers) for each of them."""
+        steps = self.steps(t)
+        senders = np.repeat(np.arange(self.nodes), len(steps))
+        receivers = (senders + np.tile(np.asarray(steps), self.nodes)) % self.nodes
+        return Weights.from_entries(self.nodes, receivers, senders, np.full(senders.size, 1.0 / len(steps)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.nodes})"
+
+
 @TOPOLOGIES.register("exp")
-class Exponential(Topology):
+class Exponential(Circulant):
     """Node i sends to itself and to (i + 2^(t mod P)) mod N, weight 1/2 each (the paper's EXP graph).
 
     P = floor(log2(N - 1)) + 1, the number of binary digits of N - 1, so that every step is smaller than N.
@@ -23,16 +42,12 @@ class Exponential(Topology):
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes, period=(node_count(nodes) - 1).bit_length())
 
-    def build(self, t: int) -> Weights:
-        """Everybody sends 2^t nodes ahead."""
-        return _circulant(self.nodes, (0, 1 << t))
-
-    def __repr__(self) -> str:
-        return f"Exponential({self.nodes})"
+    def steps(self, t: int) -> Items[int]:
+        return 0, 1 << t
 
 
 @TOPOLOGIES.register("K-out")
-class DOut(Topology):
+class DOut(Circulant):
     """Node i sends to i, i+1, ..., i+d-1 mod N, weight 1/d each (the paper's d-Out graph)."""
 
     def __init__(self, nodes: int, d: int) -> None:
@@ -41,42 +56,33 @@ class DOut(Topology):
             "d", d, low=1, high=self.nodes, remedy="a node sends to itself and d - 1 of the others"
         )
 
-    def build(self, t: int) -> Weights:
-        """The same weights in every round."""
-        return _circulant(self.nodes, range(self.d))
+    def steps(self, t: int) -> Items[int]:
+        return range(self.d)
 
     def __repr__(self) -> str:
         return f"DOut({self.nodes}, {self.d})"
 
 
 @TOPOLOGIES.register("ring")
-class Ring(Topology):
+class Ring(Circulant):
     """Node i sends to itself and to both neighbours, i-1 and i+1 mod N, weight 1/3 each (two nodes: 1/2)."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes, period=1)
 
-    def build(self, t: int) -> Weights:
-        """The same weights in every round."""
-        return _circulant(self.nodes, sorted({0, 1, self.nodes - 1}))
-
-    def __repr__(self) -> str:
-        return f"Ring({self.nodes})"
+    def steps(self, t: int) -> Items[int]:
+        return sorted({0, 1, self.nodes - 1})
 
 
 @TOPOLOGIES.register("complete")
-class Complete(Topology):
+class Complete(Circulant):
     """Everybody sends to everybody, weight 1/N: one round gives the exact average."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes, period=1)
 
-    def build(self, t: int) -> Weights:
-        """The same weights in every round; N^2 of them."""
-        return _circulant(self.nodes, range(self.nodes))
-
-    def __repr__(self) -> str:
-        return f"Complete({self.nodes})"
+    def steps(self, t: int) -> Items[int]:
+        return range(self.nodes)
 
 
 @TOPOLOGIES.register("random")
@@ -144,13 +150,6 @@ class Sequence(Topology):
 
     def __repr__(self) -> str:
         return f"Sequence({self.parts!r})"
-
-
-def _circulant(nodes: int, steps: Items[int]) -> Weights:
-    """Everybody sends the same weight to each node ``steps`` ahead; the steps differ mod N."""
-    senders = np.repeat(np.arange(nodes), len(steps))
-    receivers = (senders + np.tile(np.asarray(steps), nodes)) % nodes
-    return Weights.from_entries(nodes, receivers, senders, np.full(senders.size, 1.0 / len(steps)))
 
 
 def _weights_of(matrix: Any) -> Weights:

@@ -1,10 +1,15 @@
 """CIFAR-10, from its binary batches."""
 
+from pathlib import Path
+
 import numpy as np
 
-from dpps.data.cache import parsed
-from dpps.data.formats import Bytes, parse_cifar
-from dpps.data.recipe import DATA_SETS, Files, Layout, Recipe, Source
+from dpps.data.catalog import DATA_SETS, Bytes, Files, Layout, Recipe, Source, parsed
+from dpps.errors import RunError
+
+SHAPE = (3, 32, 32)
+RECORD = 1 + 3 * 32 * 32
+"""One label byte, then the red, green and blue planes, each row by row."""
 
 
 def read_cifar_files(files: Files) -> tuple[Bytes, Bytes]:
@@ -13,6 +18,17 @@ def read_cifar_files(files: Files) -> tuple[Bytes, Bytes]:
     return np.concatenate([images for images, _ in batches]), np.concatenate(
         [labels for _, labels in batches]
     )
+
+
+def parse_cifar(content: bytes, path: Path) -> tuple[Bytes, Bytes]:
+    """The records in `content`, which was read from `path`."""
+    if not content or len(content) % RECORD:
+        raise RunError(
+            f"{path}: expected CIFAR-10 records of {RECORD} bytes, "
+            f"but its {len(content)} bytes are no whole number of them"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
+    return records[:, 1:].reshape(-1, *SHAPE), records[:, 0]
 
 
 def batches(folder: str) -> Layout:

@@ -1,6 +1,6 @@
 """Fashion-MNIST, as three channels: the paper trains ResNet-18 on it."""
 
-from dpps.data.recipe import DATA_SETS, Recipe
+from dpps.data.catalog import DATA_SETS, Recipe
 from dpps.data.sets.mnist import IDX, idx_sources, read_idx_files
 
 _XIAO = (

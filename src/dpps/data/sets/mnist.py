@@ -1,10 +1,15 @@
 """MNIST, its part that comes with the package, and the files that data sets like it have."""
 
 from functools import partial
+from pathlib import Path
 
-from dpps.data.cache import parsed
-from dpps.data.formats import Bytes, parse_idx
-from dpps.data.recipe import DATA_SETS, Files, Layout, Recipe, Source
+import numpy as np
+
+from dpps.data.catalog import DATA_SETS, Bytes, Files, Layout, Recipe, Source, parsed
+from dpps.errors import RunError
+
+UBYTE = 0x08
+"""IDX code of the element type unsigned byte, the only one the image sets use."""
 
 IDX = Layout(
     train=("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -19,6 +24,26 @@ def read_idx_files(files: Files) -> tuple[Bytes, Bytes]:
         parsed(images, partial(parse_idx, dimensions=3))[:, None],
         parsed(labels, partial(parse_idx, dimensions=1)),
     )
+
+
+def parse_idx(content: bytes, path: Path, dimensions: int) -> Bytes:
+    """What was read from `path`: magic bytes 0, 0, type, dimensions; big-endian sizes; the values."""
+    magic = bytes([0, 0, UBYTE, dimensions])
+    if content[:4] != magic:
+        raise RunError(
+            f"{path}: expected an IDX file of unsigned bytes in {dimensions} dimension(s), which starts with "
+            f"{magic.hex(' ')}, but it starts with {content[:4].hex(' ') or 'nothing'}"
+        )
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise RunError(f"{path}: expected an IDX header of {header} bytes, but the file has {len(content)}")
+    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", count=dimensions, offset=4))
+    expected = header + int(np.prod(shape, dtype=object))
+    if len(content) != expected:
+        raise RunError(
+            f"{path}: expected {expected} bytes for the shape {shape} in its header, found {len(content)}"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def idx_sources(mirrors: tuple[str, ...], *hashes: str) -> tuple[Source, ...]:

@@ -1,12 +1,14 @@
-"""Tables as people have them: CSV (comma, semicolon or tab; quoted), Parquet and .npz,
-read as text with the place of every cell."""
+"""Reads tables as people have them: CSV (comma, semicolon or tab; quoted), Parquet, .npz and data frames,
+as columns of text with the place of every cell."""
 
 import csv
 import io
 import re
 import zipfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,29 +21,51 @@ ENDINGS = (*TEXT, ".parquet", ".npz")
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of text under named columns.
+    """Columns of text.
 
     Attributes:
         path: the file.
-        names: of the columns; one without a name is "column 1", "column 2", ...
-        rows: the cells, as many in each row as there are names; a value that is not there is the empty text.
+        columns: the cells of every column, under its name; one without a name is "column 1", "column 2", ...
+            A value that is not there is the empty text.
         lines: where each row begins, as an editor counts lines; in other files the number of the row, from 1.
         headed: whether the file names its columns.
         separator: between cells of a text file; empty in other files.
     """
 
     path: Path
-    names: tuple[str, ...]
-    rows: list[list[str]]
-    lines: list[int]
+    columns: dict[str, list[str]]
+    lines: Sequence[int]
     headed: bool = True
     separator: str = ""
 
-    def place(self, row: int, column: int) -> str:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns."""
+        return tuple(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def number(self, cell: str) -> float | None:
+        """As `as_number`, written as in this file."""
+        return as_number(cell, self.separator)
+
+    def place(self, row: int, column: str) -> str:
         """Where a cell stands: file, line and column, counted from 1."""
-        name = f" ({self.names[column]})" if self.headed else ""
+        name = f" ({column})" if self.headed else ""
         kind = "line" if self.separator else "row"
-        return f"{self.path}, {kind} {self.lines[row]}, column {column + 1}{name}"
+        return f"{self.path}, {kind} {self.lines[row]}, column {self.names.index(column) + 1}{name}"
+
+
+def as_number(text: str, separator: str = "") -> float | None:
+    """The finite number that a cell shows, or None. Between semicolons `1,5` is one and a half, as spreadsheets write it."""
+    if separator == ";" and text.count(",") == 1 and "." not in text:
+        text = text.replace(",", ".")
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if np.isfinite(number) and "_" not in text else None
 
 
 def read_table(path: Path, headed: bool | None = True) -> Table:
@@ -61,37 +85,43 @@ def read_table(path: Path, headed: bool | None = True) -> Table:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def as_number(text: str, separator: str = "") -> float | None:
-    """The finite number that a cell shows, or None. Between semicolons `1,5` is one and a half, as spreadsheets write it."""
-    if separator == ";" and text.count(",") == 1 and "." not in text:
-        text = text.replace(",", ".")
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if np.isfinite(number) and "_" not in text else None
+def frame_table(frame: Any) -> Table:
+    """The table that a pandas frame holds, or what has `to_pandas()`."""
+    if hasattr(frame, "to_pandas"):
+        frame = frame.to_pandas()
+    if not hasattr(frame, "columns") or not hasattr(frame, "isna"):
+        raise UsageError(
+            f"the table is a {type(frame).__name__}: give a file, a pandas frame, or what has to_pandas()"
+        )
+    series = [frame.iloc[:, k] for k in range(frame.shape[1])]
+    columns = [
+        [None if missing else value for value, missing in zip(each.tolist(), each.isna(), strict=True)]
+        for each in series
+    ]
+    return _of_values(Path("data frame"), [str(name) for name in frame.columns], columns)
 
 
 def _read_text(path: Path, headed: bool | None) -> Table:
     text = _decoded(path)
-    separator = _separator(text)
+    # the separator is what stands most often in the first line, outside of quotes
+    first = re.sub(r'"[^"]*"', "", text.lstrip("\r\n")).partition("\n")[0]
+    separator = max(SEPARATORS, key=first.count)
     records, starts = _records(path, text, separator)
     if not records:
         raise UsageError(f"{path} is empty: a line of column names and one line per example are needed")
     if headed is None:
         headed = any(as_number(cell, separator) is None for cell in records[0])
     width = len(records[0])
-    unnamed = tuple(f"column {k + 1}" for k in range(width))
-    names = tuple(own or other for own, other in zip(records[0], unnamed, strict=True)) if headed else unnamed
-    rows, lines = records[headed:], starts[headed:]
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != width:
+    for record, line in zip(records, starts, strict=True):
+        if len(record) != width:
             raise UsageError(
-                f"{path}, line {line}: {len(row)} cells and {width} in line {starts[0]} (separated by "
+                f"{path}, line {line}: {len(record)} cells and {width} in line {starts[0]} (separated by "
                 f"{SEPARATORS[separator]}): add "
                 'what is missing, or put a cell that holds the separator in quotes ("a, b")'
             )
-    return _checked(Table(path, names, rows, lines, headed, separator))
+    names = [(cell if headed else "") or f"column {k}" for k, cell in enumerate(records[0], start=1)]
+    columns = [list(cells) for cells in zip(*records[headed:], strict=True)]
+    return _checked(path, names, columns, starts[headed:], headed, separator)
 
 
 def _decoded(path: Path) -> str:
@@ -106,12 +136,6 @@ def _decoded(path: Path) -> str:
         ) from error
 
 
-def _separator(text: str) -> str:
-    """That which stands most often in the first line, outside of quotes."""
-    first = re.sub(r'"[^"]*"', "", text.lstrip("\r\n")).partition("\n")[0]
-    return max(SEPARATORS, key=first.count)
-
-
 def _records(path: Path, text: str, separator: str) -> tuple[list[list[str]], list[int]]:
     """Every record that is not blank, without white space around its cells, and the line it begins in."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
@@ -120,8 +144,9 @@ def _records(path: Path, text: str, separator: str) -> tuple[list[list[str]], li
     start = 1
     try:
         for record in reader:
-            if any(cell.strip() for cell in record):
-                records.append([cell.strip() for cell in record])
+            cells = [cell.strip() for cell in record]
+            if any(cells):
+                records.append(cells)
                 starts.append(start)
             start = reader.line_num + 1  # a quoted cell may hold line ends
     except csv.Error as error:
@@ -138,10 +163,10 @@ def _read_parquet(path: Path) -> Table:
     try:
         with ParquetFile(path) as file:
             found = file.read()
-            columns = [[as_text(value) for value in column.to_pylist()] for column in found.columns]
+            columns = [column.to_pylist() for column in found.columns]
     except ArrowException as error:
         raise UsageError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from error
-    return of_columns(path, tuple(found.column_names), columns)
+    return _of_values(path, found.column_names, columns)
 
 
 def _read_arrays(path: Path) -> Table:
@@ -157,38 +182,45 @@ def _read_arrays(path: Path) -> Table:
                 f"{path}: array {name!r} has {array.ndim} dimensions: with a schema give one array of one dimension per column, "
                 "under the column's name; arrays x and y are read without a schema"
             )
-    return of_columns(path, tuple(found), [[as_text(v) for v in array.tolist()] for array in found.values()])
+    return _of_values(path, list(found), [array.tolist() for array in found.values()])
 
 
-def of_columns(path: Path, names: tuple[str, ...], columns: list[list[str]]) -> Table:
-    """A table from its columns."""
-    lengths = {len(column) for column in columns}
+def _of_values(path: Path, names: list[str], columns: Sequence[Iterable[object]]) -> Table:
+    """A table from values of any type, as they would stand in a CSV file."""
+    texts = [[_as_text(value) for value in column] for column in columns]
+    lengths = {len(column) for column in texts} or {0}
     if len(lengths) > 1:
         raise UsageError(
             f"{path}: columns of {min(lengths)} and {max(lengths)} values: all need the same number"
         )
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    return _checked(Table(path, names, rows, list(range(1, len(rows) + 1))))
+    return _checked(path, names, texts, range(1, min(lengths) + 1))
 
 
-def as_text(value: object) -> str:
-    """As it would stand in a CSV file; what is not there (null, NaN) is empty."""
+def _as_text(value: object) -> str:
+    """What is not there (null, NaN) is empty."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
-def _checked(table: Table) -> Table:
-    if len(table.names) < 2:
+def _checked(
+    path: Path,
+    names: list[str],
+    columns: list[list[str]],
+    lines: Sequence[int],
+    headed: bool = True,
+    separator: str = "",
+) -> Table:
+    if len(names) < 2:
         raise UsageError(
-            f"{table.path} has {len(table.names)} column: the label and one input or more are needed, separated by comma, "
+            f"{path} has {len(names)} column: the label and one input or more are needed, separated by comma, "
             "semicolon or tab"
         )
-    for place, name in enumerate(table.names):
-        if table.names.index(name) < place:
+    for place, name in enumerate(names):
+        if (first := names.index(name)) < place:
             raise UsageError(
-                f"{table.path}: columns {table.names.index(name) + 1} and {place + 1} are both called {name!r}: rename one"
+                f"{path}: columns {first + 1} and {place + 1} are both called {name!r}: rename one"
             )
-    if not table.rows:
-        raise UsageError(f"{table.path} has no examples: one or more are needed")
-    return table
+    if not lines:
+        raise UsageError(f"{path} has no examples: one or more are needed")
+    return Table(path, dict(zip(names, columns, strict=True)), lines, headed, separator)

@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from dpps.data import as_number, read_table
+from dpps.data import read_table
+from dpps.data.tables import as_number
 from dpps.errors import UsageError
 
 
@@ -20,15 +21,15 @@ def test_separators_quotes_blank_lines_and_line_ends(tmp_path, mark):
     text = f'\ufeffname{mark}"a, ""b""; c"\r\n\r\nx{mark}"two\nlines"\r\n y {mark} 2\r\n'
     table = read_table(written(tmp_path, text))
     assert table.names == ("name", 'a, "b"; c')
-    assert table.rows == [["x", "two\nlines"], ["y", "2"]]
+    assert list(table.columns.values()) == [["x", "y"], ["two\nlines", "2"]]
     assert table.separator == mark
 
 
 def test_a_quoted_cell_may_hold_the_separator_and_line_ends(tmp_path):
     table = read_table(written(tmp_path, 'name,note\nx,"two\nlines, and a comma"\n\ny,2\n'))
-    assert table.rows == [["x", "two\nlines, and a comma"], ["y", "2"]]
+    assert table.columns == {"name": ["x", "y"], "note": ["two\nlines, and a comma", "2"]}
     assert table.lines == [2, 5]
-    assert table.place(1, 1).endswith("t.csv, line 5, column 2 (note)")
+    assert table.place(1, "note").endswith("t.csv, line 5, column 2 (note)")
 
 
 def test_a_column_of_row_numbers_needs_no_name(tmp_path):
@@ -36,8 +37,11 @@ def test_a_column_of_row_numbers_needs_no_name(tmp_path):
 
 
 def test_a_header_is_told_from_numbers(tmp_path):
-    assert read_table(written(tmp_path, "1,2\n3,4\n"), headed=None).rows == [["1", "2"], ["3", "4"]]
-    assert read_table(written(tmp_path, "a,2\n3,4\n"), headed=None).rows == [["3", "4"]]
+    assert read_table(written(tmp_path, "1,2\n3,4\n"), headed=None).columns == {
+        "column 1": ["1", "3"],
+        "column 2": ["2", "4"],
+    }
+    assert read_table(written(tmp_path, "a,2\n3,4\n"), headed=None).columns == {"a": ["3"], "2": ["4"]}
 
 
 @pytest.mark.parametrize(
@@ -55,9 +59,8 @@ def test_parquet_is_read_as_the_same_table(tmp_path):
     columns = {"age": [1.5, None, 3.0], "ward": ["a", None, "b"], "ill": [True, False, None]}
     parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
     table = read_table(tmp_path / "t.parquet")
-    assert table.names == ("age", "ward", "ill")
-    assert table.rows == [["1.5", "a", "true"], ["", "", "false"], ["3.0", "b", ""]]
-    assert table.place(2, 0).endswith("row 3, column 1 (age)")
+    assert table.columns == {"age": ["1.5", "", "3.0"], "ward": ["a", "", "b"], "ill": ["true", "false", ""]}
+    assert table.place(2, "age").endswith("row 3, column 1 (age)")
 
 
 def test_parquet_names_its_extra(tmp_path, monkeypatch):
@@ -68,7 +71,7 @@ def test_parquet_names_its_extra(tmp_path, monkeypatch):
 
 def test_arrays_under_the_names_of_their_columns(tmp_path):
     np.savez(tmp_path / "t.npz", age=np.array([1.5, np.nan]), ward=np.array(["a", "b"]))
-    assert read_table(tmp_path / "t.npz").rows == [["1.5", "a"], ["", "b"]]
+    assert read_table(tmp_path / "t.npz").columns == {"age": ["1.5", ""], "ward": ["a", "b"]}
 
 
 WRONG = {

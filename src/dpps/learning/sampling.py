@@ -1,11 +1,20 @@
-"""Each node's own examples, and which of them a round uses."""
+"""Which examples a round uses: how many every node declares, how large its batches are, and which examples are drawn.
+
+**Declared sizes** are how many examples every node says it holds: public numbers that a run keeps to from its start.
+The number of rounds and, in the unit record, the sampling rates follow from them. If they followed from the actual
+sizes, one example more would change how often all the others are drawn, and the usual accounting would not hold.
+
+**Batch sizes** are one number for all nodes, one per node, or the same part of every node's data. With one number for
+all, small nodes draw a larger part of their examples, and the one with the largest part sets everybody's noise. With
+one part for all, every node draws at the same rate, spends the same, and nobody limits anybody.
+"""
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,13 +23,168 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from dpps.data import Images
-from dpps.errors import UsageError
+from dpps.errors import PeerError, UsageError
 from dpps.frozen import Frozen
 from dpps.learning.gradients.calling import move, tensors_in
 from dpps.noise.keystream import Keystream
 from dpps.noise.streams import SAMPLING, Streams
+from dpps.privacy.promise import Contract
+from dpps.transport import Fabric
 
 log = logging.getLogger(__name__)
+
+LARGEST = 10**9
+"""The largest size that a node may declare."""
+
+BatchSize = int | float | Sequence[int]
+"""A whole number for all nodes, one per node, or a part in (0, 1) of every node's declared size."""
+
+BATCHES = "a whole number for all nodes, one per node with commas between (17,90,45), or a part of every node's examples (1/8)"
+"""What may be given as a batch size, for messages."""
+
+
+# Declared sizes
+
+
+def parse_sizes(text: str) -> int | list[int]:
+    """The value of --declared-sizes: one number for all nodes, or one per node with commas between."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--declared-sizes is {text!r}: give one whole number for all nodes, or one per node with commas between (200,350,90)"
+        ) from None
+    return sizes if "," in text else sizes[0]
+
+
+def for_every_node(sizes: int | Sequence[int], nodes: int) -> tuple[int, ...]:
+    """One declared size per node, from one per node or one for all."""
+    several = isinstance(sizes, Iterable) and not isinstance(sizes, str)
+    each: list[Any] = list(sizes) if several else [sizes] * nodes  # type: ignore[arg-type]
+    if len(each) != nodes:
+        raise UsageError(
+            f"{len(each)} declared sizes for {nodes} nodes: give one per node, or one number for all"
+        )
+    for size in each:
+        if not hasattr(size, "__index__") or not 1 <= size <= LARGEST:  # a whole number, numpy's too
+            raise UsageError(f"declared size {size!r}: it must be a whole number from 1 to {LARGEST}")
+    return tuple(int(size) for size in each)
+
+
+def announce(
+    declared: Sequence[int] | None, held: Sequence[int], fabric: Fabric, contract: Contract | None
+) -> list[int]:
+    """The declared sizes of all nodes; each process announces those of its own.
+
+    Args:
+        declared: as the user gave them; otherwise they are those of the contract, and at the first start what the nodes hold.
+        held: how many examples the nodes here have.
+        fabric: where the nodes are.
+        contract: of the first start, when a run is resumed.
+
+    Raises:
+        PeerError: another process announces a number that cannot be a number of examples.
+    """
+    known = contract.plan.declared_sizes if declared is None and contract else declared
+    own = list(held) if known is None else [known[row] for row in fabric.rows]
+    for row, actual, size in zip(fabric.rows, held, own, strict=True):
+        if actual != size:
+            log.warning(
+                "node %d learns from %d examples and declared %d: rounds and sampling follow what was declared",
+                row,
+                actual,
+                size,
+            )
+    if not fabric.meets:
+        if known is None:
+            raise UsageError(
+                "members come and go, so nobody is asked how many examples it holds: give declared_sizes, "
+                "one number or one per node"
+            )
+        return list(known)
+    announced = fabric.gather(torch.tensor(own, dtype=torch.float64)).tolist()
+    for node, size in enumerate(announced):
+        if not (size.is_integer() and 1 <= size <= LARGEST):
+            raise PeerError(
+                f"node {node} announces {size:.15g} examples: it must be a whole number from 1 to {LARGEST}; nothing was sent"
+            )
+    return [int(size) for size in announced]
+
+
+# Batch sizes
+
+
+class Batches(NamedTuple):
+    """Of every node, from declared sizes."""
+
+    expected: tuple[float, ...]
+    """How many examples a round uses: exactly so many, or on average in the unit record."""
+    rates: tuple[float, ...]
+    """The chance of an example to be drawn."""
+
+    @property
+    def mean(self) -> float:
+        """By which sums of gradients are divided; a whole number stays one."""
+        found = sum(self.expected) / len(self.expected)
+        return int(found) if found == int(found) else found
+
+    def rounds(self, sizes: Sequence[int], steps: int = 1) -> int:
+        """How many rounds of so many steps a pass over all nodes' examples takes."""
+        return max(1, int(sum(sizes) / (sum(self.expected) * steps) * (1 + 1e-12)))
+
+    @property
+    def differ(self) -> bool:
+        """Whether nodes draw different numbers of examples."""
+        return len(set(self.expected)) > 1
+
+
+def parse_batch(given: int | str) -> BatchSize:
+    """The value of --batch-size."""
+    batch: BatchSize
+    text = str(given)
+    try:
+        if "," in text:
+            batch = tuple(int(part) for part in text.split(","))
+        elif "/" in text:
+            over, under = (int(part) for part in text.split("/"))
+            batch = over / under
+        else:
+            batch = float(text) if "." in text else int(text)
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f"--batch-size is {given!r}: give {BATCHES}") from None
+    check_batch(batch, "--batch-size")
+    return batch
+
+
+def check_batch(batch: BatchSize, name: str = "batch_size") -> None:
+    """Refuse what is no batch in any network."""
+    part = isinstance(batch, float) and 0 < batch < 1
+    for each in [] if part else list(batch) if isinstance(batch, Sequence) else [batch]:
+        if not hasattr(each, "__index__") or each < 1:
+            raise UsageError(f"{name} is {batch!r}: give {BATCHES}")
+
+
+def batches(batch: BatchSize, sizes: Sequence[int]) -> Batches:
+    """What every node of these declared sizes draws.
+
+    Raises:
+        UsageError: there are not as many numbers as nodes, or a node has fewer examples than its number.
+    """
+    if isinstance(batch, float):
+        return Batches(tuple(batch * n for n in sizes), (batch,) * len(sizes))
+    if not isinstance(batch, Sequence):
+        return Batches((batch,) * len(sizes), tuple(min(1.0, batch / n) for n in sizes))
+    if len(batch) != len(sizes):
+        raise UsageError(f"{len(batch)} batch sizes for {len(sizes)} nodes: give {BATCHES}")
+    for node, (each, n) in enumerate(zip(batch, sizes, strict=True)):
+        if each > n:
+            raise UsageError(
+                f"the batch of node {node} is {each}, larger than the {n} examples that it declares: use at most so many"
+            )
+    return Batches(tuple(batch), tuple(each / n for each, n in zip(batch, sizes, strict=True)))
+
+
+# The examples of the nodes here
 
 
 class NodeData:
@@ -149,6 +313,9 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
+# Samplers
+
+
 class Sampler(Frozen, ABC):
     """Which examples a round uses."""
 
@@ -204,9 +371,8 @@ class Poisson(Sampler):
         return self._source.at(row, round_).random(n) < q
 
     def batch(self, round_: int) -> tuple[Any, Any, Tensor | None]:
-        chosen = []
-        for row, n, q in zip(self.rows, self.data.sizes, self.rates, strict=True):
-            chosen.append(np.flatnonzero(self._joins(row, round_, n, q)))
+        nodes = zip(self.rows, self.data.sizes, self.rates, strict=True)
+        chosen = [np.flatnonzero(self._joins(row, round_, n, q)) for row, n, q in nodes]
         longest = max(1, *(len(c) for c in chosen))
         index = np.zeros((len(chosen), longest), dtype=np.int64)
         mask = torch.zeros(len(chosen), longest, dtype=torch.bool)
