@@ -118,12 +118,10 @@ class Page:
         self.title = self._marked(title)
         folder.mkdir(parents=True, exist_ok=True)
         self._parts: list[Part] = []
-        self.tables: dict[str, Table] = {}
 
     def table(self, name: str, caption: str, table: Table) -> None:
         """`NAME.csv`, and on the page."""
         table.csv(self.folder / f"{name}.csv", self.mark)
-        self.tables[name] = table
         self.show(caption, table)
 
     def show(self, caption: str, table: Table) -> None:
