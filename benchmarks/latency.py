@@ -59,8 +59,8 @@ def train(lan: Lan, unit: str, out: Path) -> float:
         if any(codes):
             raise SystemExit(log.read_text())
     summary = json.loads((out / "summary.json").read_text())
-    seconds: float = summary["seconds"]["total"] - summary["seconds"]["evaluation"]
-    return seconds / summary["rounds"]
+    seconds = summary["seconds"]["total"] - summary["seconds"]["evaluation"]
+    return float(seconds / summary["rounds"])
 
 
 def by_latency(lan: Lan, what: str, target: float, measure: Callable[[], float]) -> Iterator[Row]:

@@ -95,7 +95,7 @@ class Cell:
         """How long it takes compared with other cells."""
         size = self.examples or data.DATA_SETS[self["data"]].examples or 60_000
         batch = self["batch_size"] if isinstance(self["batch_size"], int) else 100
-        batches = (self["epochs"] or 12) * max(size / batch, self["nodes"])
+        batches: float = (self["epochs"] or 12) * max(size / batch, self["nodes"])
         return batches * _WEIGHT.get(self["model"], 0.002) + 2
 
     def config(self) -> TrainConfig:
