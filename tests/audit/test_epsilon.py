@@ -122,7 +122,8 @@ def test_a_second_gossip_step_that_adds_the_update_again_is_caught(monkeypatch: 
 def test_noise_for_one_record_is_caught_where_a_person_owns_two(monkeypatch: pytest.MonkeyPatch) -> None:
     for_one = lambda unit, *given: calibration(replace(unit, records_per_user=1), *given)  # noqa: E731
     monkeypatch.setattr("dpps.audit.epsilon.calibration", for_one)
-    assert attack(claim("record", "gaussian, 2 records of a person"), Seeded, 2_000, seed=1).epsilon > CLAIM
+    person = next(c for c in CLAIMS if c.unit.records_per_user == 2)
+    assert attack(person, Seeded, 2_000, seed=1).epsilon > CLAIM
 
 
 def test_an_update_of_pedfl_that_is_not_clipped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
