@@ -226,7 +226,7 @@ def test_bytes_of_the_time_table_are_those_the_protocol_counts():
 
 
 def test_tables_write_means_and_deviations(tmp_path):
-    table = Table(("a", "b"))
+    table = Table("a | b")
     table.add("x", spread([1.0, 3.0]))
     table.add("y", "not run")
     table.csv(tmp_path / "t.csv")

@@ -552,7 +552,7 @@ _PROBLEM = (
 
 
 def _table(summary: dict[str, Any]) -> Table:
-    table = Table(("measured", "against", "slope", "95 % interval", "theorem", "agrees"))
+    table = Table("measured | against | slope | 95 % interval | theorem | agrees")
     for s in summary["slopes"]:
         interval = "{:.2f} to {:.2f}".format(*s["interval"])
         verdict = "yes" if s["agrees"] else "no"

@@ -184,18 +184,13 @@ def _sensitivity_points(scope: Scope) -> list[Point]:
 
 def _write_sensitivity(results: Results, points: list[Point], scope: Scope, page: Page) -> None:
     columns = ("mean real", "peak real", "mean estimated", "peak estimated")
-    table = Table(("panel", *(f"{c}{who}" for c in columns for who in ("", ", authors")), "seeds"))
+    table = Table(
+        " | ".join(("panel", *(f"{c}{who}" for c in columns for who in ("", ", authors")), "seeds"))
+    )
     checks = Table(
-        (
-            "panel",
-            "rounds",
-            "real above estimated",
-            "of these right after a synchronisation",
-            "real above certified",
-            "mean certified / mean real",
-            "growth a round, predicted",
-            "growth, measured",
-        )
+        "panel | rounds | real above estimated | of these right after a synchronisation | "
+        "real above certified | mean certified / mean real | growth a round, predicted | "
+        "growth, measured"
     )
     fig, axes = figure(len(points), columns=4)
     for axis, point in zip(axes, points, strict=True):
@@ -280,9 +275,7 @@ def _factors_points(scope: Scope) -> list[Point]:
 
 
 def _write_factors(results: Results, points: list[Point], scope: Scope, page: Page) -> None:
-    table = Table(
-        ("shared layers", "d", "RAS", "authors", "difference %", "rounds", "real above estimated", "seeds")
-    )
+    table = Table("shared layers | d | RAS | authors | difference % | rounds | real above estimated | seeds")
     ras: dict[tuple[str, int], float] = {}
     for point in points:
         (shared, d), found = point.labels, _done(results, point, "real")
@@ -353,16 +346,7 @@ def _resnet(n: int, d: int, scope: Scope) -> Cell:
 
 def _write_scale(results: Results, points: list[Point], scope: Scope, page: Page) -> None:
     table = Table(
-        (
-            "model",
-            "N",
-            "d",
-            "rounds",
-            "RAS",
-            "RAS / RAS at N=10",
-            "real above estimated",
-            "largest real / estimated",
-        )
+        "model | N | d | rounds | RAS | RAS / RAS at N=10 | real above estimated | largest real / estimated"
     )
     base: dict[tuple[str, int], float] = {}
     lines: dict[tuple[str, int], list[tuple[int, float]]] = {}
@@ -390,6 +374,7 @@ def _write_scale(results: Results, points: list[Point], scope: Scope, page: Page
 
 # Section V-D, table "The Final Test Accuracy (%)"
 
+_TOPOLOGIES = " | ".join(published.TOPOLOGIES)
 PERIOD = {"mlp": 7, "resnet18": 5, "vit": 5}
 _PERIODS = (0, 3, 4, 5, 6, 7, 8, 10)
 _WHOLE_PERIODS = (1, 2, 3, 4, 7)
@@ -469,7 +454,7 @@ def _write_accuracy(results: Results, points: list[Point], scope: Scope, page: P
     parts: dict[str, list[Point]] = {name: [] for name in ("accuracy", "seeds", "periods", "whole", "units")}
     for point in points:
         parts[point.part].append(point)
-    table = Table(("model", "algorithm", "b", "topology", "accuracy %", "paper %", "difference"))
+    table = Table("model | algorithm | b | topology | accuracy % | paper % | difference")
     ours: dict[tuple[Any, ...], float] = {}
     for point in sorted(parts["accuracy"], key=lambda p: (p.labels[0] != "mlp", p.labels[0])):
         (model, algorithm, budget, topology), shown = point.labels, _shown(results, point.cells[0])
@@ -489,7 +474,7 @@ def _write_accuracy(results: Results, points: list[Point], scope: Scope, page: P
 
 
 def _write_seeds(results: Results, points: list[Point], page: Page) -> None:
-    table = Table(("topology", "accuracy %", "paper %", "difference", "seeds"))
+    table = Table("topology | accuracy % | paper % | difference | seeds")
     for point in points:
         found, theirs = _accuracies(results, point), _theirs("mlp", "PartPSP-1", 3.0, point.labels[0])
         shown: Spread | str = spread(found) if found else "not run"
@@ -498,7 +483,7 @@ def _write_seeds(results: Results, points: list[Point], page: Page) -> None:
 
 
 def _write_periods(results: Results, points: list[Point], page: Page) -> None:
-    table = Table(("synchronisation", *published.TOPOLOGIES, "mean absolute difference from the paper"))
+    table = Table(f"synchronisation | {_TOPOLOGIES} | mean absolute difference from the paper")
     theirs = dict(zip(published.TOPOLOGIES, published.ACCURACY["PartPSP-1", 3.0, "mlp"], strict=True))
     table.add("paper (period not given)", *theirs.values(), None)
     for name, row in _rows(results, points).items():
@@ -510,7 +495,7 @@ def _write_periods(results: Results, points: list[Point], page: Page) -> None:
 
 def _write_whole(results: Results, points: list[Point], page: Page) -> None:
     budgets = _BUDGETS[:3]
-    table = Table(("synchronisation", *(f"b = {b:g}" for b in budgets)))
+    table = Table("synchronisation | b = 3 | b = 2 | b = 1")
     table.add("paper (period not given)", *(_theirs("mlp", "SGPDP", b, "exp") for b in budgets))
     for period, row in _rows(results, points).items():
         table.add(f"period {period}", *row.values())
@@ -526,7 +511,7 @@ def _rows(results: Results, points: list[Point]) -> dict[Any, dict[Any, float | 
 
 
 def _write_units(results: Results, main: list[Point], points: list[Point], page: Page) -> None:
-    table = Table(("unit", "total epsilon", "delta", *published.TOPOLOGIES))
+    table = Table(f"unit | total epsilon | delta | {_TOPOLOGIES}")
     for budget in _BUDGETS[:3]:
         own = [p.cells[0] for p in main if p.labels[:3] == ("mlp", "PartPSP-1", budget)]
         found = [results[cell] for cell in own if cell in results]
@@ -551,7 +536,7 @@ Grid = Mapping[tuple[Any, ...], float]
 
 
 def _claims(ours: Grid) -> Table:
-    table = Table(("claim", "paper says", "from the paper's table", "from ours (MLP)"))
+    table = Table("claim | paper says | from the paper's table | from ours (MLP)")
     paper = published_grid()
     mlp = {labels: v for labels, v in ours.items() if labels[0] == "mlp" and labels[2]}
     for (first, second), said in published.CLAIMED_IMPROVEMENT.items():
@@ -653,20 +638,8 @@ def _real_points(scope: Scope) -> list[Point]:
 
 def _write_real(results: Results, points: list[Point], scope: Scope, page: Page) -> None:
     table = Table(
-        (
-            "model",
-            "noise by",
-            "shared",
-            "topology",
-            "accuracy %",
-            "paper %",
-            "difference",
-            "RAS",
-            "RAS, authors",
-            "rounds",
-            "real above estimated",
-            "seeds",
-        )
+        "model | noise by | shared | topology | accuracy % | paper % | difference | RAS | "
+        "RAS, authors | rounds | real above estimated | seeds"
     )
     fig, (axis,) = figure(1, columns=1)
     labels: list[str] = []
@@ -729,18 +702,8 @@ def _time_points(scope: Scope) -> list[Point]:
 
 def _write_time(results: Results, points: list[Point], scope: Scope, page: Page) -> None:
     table = Table(
-        (
-            "model",
-            "algorithm",
-            "topology",
-            "computation s a round",
-            "communication s a round",
-            "12 epochs s",
-            "paper s",
-            "ratio to SGP",
-            "communication ratio",
-            "paper's ratio",
-        )
+        "model | algorithm | topology | computation s a round | communication s a round | "
+        "12 epochs s | paper s | ratio to SGP | communication ratio | paper's ratio"
     )
     times = {
         (*point.labels, topology): _times(results, point.cells[0], topology, scope.bandwidth)
