@@ -16,7 +16,7 @@ test: $(VENV)/.dev
 
 # What computes, as other processors and numbers of threads compute it, with more processes than cores and in random order.
 NUMERICAL := tests/test_same_results.py tests/protocol tests/learning tests/models \
-	tests/sensitivity tests/noise tests/paper/test_theorems.py tests/paper/test_theorem2.py
+	tests/sensitivity tests/noise tests/paper/test_theorems.py tests/paper/test_convergence.py
 
 test-portable: $(VENV)/.dev  ## the numerical tests on three kinds of machine
 	DNNL_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --random-order $(NUMERICAL)

@@ -1,23 +1,23 @@
 """A round in 4 processes on this machine, one node each, d = 1,000,000, everything in turn in one run.
 
-Targets: mixing at most 1.5 times a bare point-to-point exchange of the same bytes between the same processes; a whole round with
+Claims: mixing at most 1.5 times a bare point-to-point exchange of the same bytes between the same processes; a whole round with
 noise at most 1.2 times mixing plus drawing that noise. The round is measured in every unit: they differ in what is done beside it
 (node-swap broadcasts a number, contribution clips, record does neither).
 
 In node-swap the noise cannot be drawn before the largest S_i of all nodes is known: all processes have to meet once more in a
-round, which mixing and drawing alone need not. So this round is also measured beside mixing, drawing and a bare exchange of one
+round, which mixing and drawing alone need not. So the claim for this round is relative to mixing, drawing and a bare exchange of one
 number between all, which is as little as that meeting can cost.
 """
 
 import multiprocessing
-import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection
 
 import torch
-from measure import in_turn
+from measure import Row, compare, main
 
 import dpps
 from dpps.noise import Outgoing
@@ -31,7 +31,10 @@ UNITS: dict[str, tuple[dpps.Mechanism, dpps.Sensitivity]] = {
     "contribution": (dpps.Laplace(5, 1e-3), dpps.Bounded(clip=0.5)),
     "record": (dpps.Gaussian(1.0), Unclipped(1e-6)),
 }
-PROCESSES, DIMENSION, TURNS = 4, 1_000_000, 41
+FULL, QUICK = (4, 1_000_000, 41), (2, 1_000, 2)
+"""Processes, parameters, turns."""
+MIXING, ROUND = 1.5, 1.2
+"""Targets."""
 
 
 class Bare:
@@ -63,21 +66,29 @@ class Bare:
             work.wait(timedelta(seconds=60))
 
 
-def measure(place: Rendezvous) -> None:
-    """All comparisons; rank 0 prints."""
+def measure(place: Rendezvous, sizes: tuple[int, int, int], out: Connection) -> None:
+    """All comparisons, in every process alike; rank 0 reports the rows."""
     torch.set_num_threads(1)
-    fabric = Distributed(PROCESSES, Cluster(place).join().meet({}))
-    row, a = torch.randn(1, DIMENSION), torch.ones(1, dtype=torch.float64)
+    processes, dimension, turns = sizes
+    fabric = Distributed(processes, Cluster(place).join().meet({}))
+    row, a = torch.randn(1, dimension), torch.ones(1, dtype=torch.float64)
+
+    def report(what: str, ours: Work, beside_what: str, beside: Work, target: float | None) -> None:
+        found = compare(f"{what}, {processes} processes", ours, beside_what, beside, turns, target)
+        if place.rank == 0:
+            out.send(found)
+
     for name in ("exp", "complete"):
-        weights = parse(name, PROCESSES).weights(0)
+        weights = parse(name, processes).weights(0)
         mixing = partial(mix, fabric, weights, row, a, fabric.start(row, common=False))
-        compare(place, f"{name:<9} mixing", mixing, "bare exchange", Bare.rows(fabric, weights, row))
+        report(f"mixing, {name}", mixing, "bare exchange", Bare.rows(fabric, weights, row), MIXING)
         for unit in UNITS:
             whole, parts = rounds(fabric, name, unit, row, a)
-            compare(place, f"{name:<9} round, {unit}", whole, "mix and draw", parts)
-            if unit == "node-swap":
+            meets = unit == "node-swap"
+            report(f"round, {name}, {unit}", whole, "mix and draw", parts, None if meets else ROUND)
+            if meets:
                 meeting = partial(one_after_another, Bare.number(fabric), parts)
-                compare(place, f"{name:<9} round, {unit}", whole, "bare number, mix and draw", meeting)
+                report(f"round, {name}, {unit}", whole, "bare number, mix and draw", meeting, ROUND)
 
 
 def mix(fabric: Distributed, weights: Weights, row: torch.Tensor, a: torch.Tensor, link: Link) -> None:
@@ -92,24 +103,14 @@ def one_after_another(*works: Work) -> None:
         work()
 
 
-def compare(place: Rendezvous, what: str, ours: Work, beside_what: str, beside: Work) -> None:
-    """In turn; one voice."""
-    first, second, ratio = in_turn(ours, beside, TURNS)
-    if place.rank == 0:
-        print(
-            f"{what:<30} {1e3 * first:7.2f} ms   {beside_what:<26} {1e3 * second:7.2f} ms   ratio {ratio:.2f}",
-            flush=True,
-        )
-
-
 def rounds(
     fabric: Distributed, name: str, unit: str, row: torch.Tensor, a: torch.Tensor
 ) -> tuple[Work, Work]:
     """A whole round, and its mixing plus its noise."""
-    (mechanism, sensitivity), noise = UNITS[unit], dpps.Seeded(1)
-    protocol = dpps.DPPS(parse(name, PROCESSES), mechanism, sensitivity, noise=noise, fabric=fabric)
-    state = protocol.start(torch.zeros(1, DIMENSION), common_start=True)
-    weights, perturbation, message = protocol.topology.weights(0), row / DIMENSION, row.clone()
+    (mechanism, sensitivity), noise, dimension = UNITS[unit], dpps.Seeded(1), row.shape[1]
+    protocol = dpps.DPPS(parse(name, fabric.nodes), mechanism, sensitivity, noise=noise, fabric=fabric)
+    state = protocol.start(torch.zeros(1, dimension), common_start=True)
+    weights, perturbation, message = protocol.topology.weights(0), row / dimension, row.clone()
 
     def parts() -> None:
         noise.release(mechanism, 1e-9, Outgoing(row, row, message, fabric.rows, 0, base_is_public=True))
@@ -118,16 +119,23 @@ def rounds(
     return lambda: protocol.step(state, perturbation), parts
 
 
-def main() -> None:
-    """Start the processes."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+def rows(quick: bool) -> Iterator[Row]:
+    """Start the processes, and pass on what rank 0 reports."""
+    sizes = QUICK if quick else FULL
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    places = [Rendezvous(rank, PROCESSES, "127.0.0.1", port) for rank in range(PROCESSES)]
-    started = [context.Process(target=measure, args=(place,)) for place in places]
+    ours, theirs = context.Pipe(duplex=False)
+    places = [Rendezvous(rank, sizes[0], "127.0.0.1", port) for rank in range(sizes[0])]
+    started = [context.Process(target=measure, args=(place, sizes, theirs)) for place in places]
     for process in started:
         process.start()
+    theirs.close()
+    try:
+        while True:
+            yield ours.recv()
+    except EOFError:  # all have ended
+        pass
     for process in started:
         process.join()
     if any(process.exitcode for process in started):
@@ -135,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(rows, threads=1)

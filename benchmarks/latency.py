@@ -1,6 +1,6 @@
 """What a round of `dpps train` costs between four hosts that hear each other after L seconds, in units of L.
 
-Four hosts, one node each, rows of 31 kB (7,850 parameters), one round after another without a pause. Targets: at most 2.5 L for a round of the units record
+Four hosts, one node each, rows of 31 kB (7,850 parameters), one round after another without a pause. Claims: at most 2.5 L for a round of the units record
 and contribution, at most 4.5 L for one of node-swap, whose nodes tell each other a number before they draw their noise. One L is what a message takes.
 
 Everything counts that happens between the first round and the last but for evaluations: gradients, noise, ledger, sending. What the
@@ -12,8 +12,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from measure import Row, Spread, main
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))
 from lan import Lan, permitted
 
 HOSTS, DELAYS = 4, (0.0, 0.02, 0.1)
@@ -26,8 +30,8 @@ UNITS = {
 OPTIONS = f"--nodes {HOSTS} --batch-size 50 --epochs 1 --quiet --timeout 60"
 
 
-def train(lan: Lan, unit: str, out: Path) -> tuple[float, int]:
-    """A run on all hosts: the seconds of its rounds, and how many there were."""
+def train(lan: Lan, unit: str, out: Path) -> float:
+    """A run on all hosts: the seconds of one round."""
     meeting = {"WORLD_SIZE": str(HOSTS), "MASTER_ADDR": lan.address(0), "MASTER_PORT": "29500"}
     command = [
         sys.executable,
@@ -55,32 +59,45 @@ def train(lan: Lan, unit: str, out: Path) -> tuple[float, int]:
         if any(codes):
             raise SystemExit(log.read_text())
     summary = json.loads((out / "summary.json").read_text())
-    return summary["seconds"]["total"] - summary["seconds"]["evaluation"], summary["rounds"]
+    seconds = summary["seconds"]["total"] - summary["seconds"]["evaluation"]
+    return float(seconds / summary["rounds"])
 
 
-def main() -> None:
-    """Every unit at every latency."""
-    if not permitted():
-        print(
-            "latency: not measured, for it needs Linux, iproute2 and the right to make network namespaces (root)"
+def by_latency(lan: Lan, what: str, target: float, measure: Callable[[], float]) -> Iterator[Row]:
+    """One row for each latency; what a round takes is judged in units of L."""
+    still = 0.0
+    for delay in DELAYS:
+        lan.delay = delay
+        seconds = Spread.of([measure()])
+        if not delay:
+            still = seconds
+            yield Row(f"{what}, no latency", seconds)
+            continue
+        more = f"{(seconds - still) / delay:.2f} L more than without latency"
+        in_l = Spread.of([seconds / delay])
+        yield Row(
+            f"{what}, L = {1e3 * delay:.0f} ms", seconds, "L", Spread.of([delay]), in_l, target, note=more
         )
+
+
+def refusal(quick: bool) -> str:
+    """Why hosts cannot be made here; empty if they can."""
+    if quick:
+        return "takes minutes"
+    needs = "needs Linux, iproute2 and the right to make network namespaces (root)"
+    return "" if permitted() else needs
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Every unit at every latency."""
+    if refusal(quick):
+        yield Row("round between hosts", note=refusal(quick))
         return
     with Lan(HOSTS) as lan, tempfile.TemporaryDirectory() as folder:
         for unit, target in TARGETS.items():
-            still = 0.0
-            for delay in DELAYS:
-                lan.delay = delay
-                seconds, rounds = train(lan, unit, Path(folder) / f"{unit}-{delay}")
-                each = seconds / rounds
-                still = still if delay else each
-                print(f"round, {unit:<13} L = {1e3 * delay:4.0f} ms {1e3 * each:7.1f} ms", end="", flush=True)
-                in_l = (
-                    f"   {each / delay:5.2f} L   {(each - still) / delay:5.2f} L more   at most {target} L"
-                    if delay
-                    else ""
-                )
-                print(in_l, flush=True)
+            measure = lambda unit=unit: train(lan, unit, Path(folder) / f"{unit}-{lan.delay}")  # noqa: E731
+            yield from by_latency(lan, f"round of dpps train between hosts, unit {unit}", target, measure)
 
 
 if __name__ == "__main__":
-    main()
+    main(rows, threads=1)

@@ -2,13 +2,14 @@
 
 import argparse
 import json
+import os
 import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, Self
@@ -74,6 +75,10 @@ def spreads(first: Sequence[float], second: Sequence[float]) -> tuple[Spread, Sp
     return Spread.of(first), Spread.of(second), Spread.of(ratios)
 
 
+TOLERATED = 0.2
+"""Cores that other programs may use before a row says that the machine was busy."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the table. What is judged is the ratio, or `ours` where nothing stands beside it."""
@@ -91,6 +96,15 @@ class Row:
     at: tuple[str, float] | None = None
     """Where on which axis of the plot."""
     threads: int = field(default_factory=torch.get_num_threads)
+    load: float | None = None
+    """Average number of waiting and running processes during the minute before the row was finished."""
+    others: float | None = None
+    """Cores that other programs used while the row was measured; None: not known."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs used the machine so much that the time cannot be trusted."""
+        return self.others is not None and self.others > TOLERATED
 
     @property
     def judged(self) -> Spread | None:
@@ -143,7 +157,9 @@ def cells(row: Row) -> tuple[str, ...]:
     """The texts of one line, in the order of HEADINGS."""
     if row.ours is None:
         return row.what, "", "", "", "", _number(row.target), f"skipped: {row.note}"
-    last = row.verdict + (f" ({row.note})" if row.note else "")
+    busy = f"measured on a busy machine: others used {row.others:.1f} cores" if row.busy else ""
+    remarks = "; ".join(filter(None, (row.note, busy)))
+    last = row.verdict + (f" ({remarks})" if remarks else "")
     ours, beside = amount(row.ours, row.unit), "" if row.beside is None else amount(row.beside, row.unit)
     target = _number(row.target) if row.ratio is not None else amount(row.target, row.unit)
     return row.what, ours, row.beside_what, beside, ratio(row.ratio), target, last
@@ -203,13 +219,45 @@ def main(rows: Rows, threads: int = 2) -> None:
     global _clock  # noqa: PLW0603  (one benchmark per process)
     _clock = options.clock
     torch.set_num_threads(1 if options.quick else options.threads)
-    measured = []
+    measured, others = [], Others()
     for row in rows(options.quick):
-        measured.append(row)
+        measured.append(replace(row, load=round(os.getloadavg()[0], 2), others=others.cores()))
         if options.json:
-            print(json.dumps(row.to_json()), flush=True)
+            print(json.dumps(measured[-1].to_json()), flush=True)
     if not options.json:
         print(text_table([HEADINGS, *map(cells, measured)]))
+
+
+class Others:
+    """What other programs take of the machine: processor time that is not of this process group. Linux only."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def cores(self) -> float | None:
+        """How many cores they used since the last call."""
+        before, self._before = self._before, self._now()
+        if before is None or self._before is None:
+            return None
+        elapsed, everybody, ours = (b - a for a, b in zip(before, self._before, strict=True))
+        return round(max(0.0, everybody - ours) / elapsed, 2)
+
+    def _now(self) -> tuple[float, float, float] | None:
+        """Seconds of the clock, of all processors at work, and of this process group."""
+        whole = Path("/proc/stat")
+        if not whole.exists():
+            return None
+        ticks = [int(word) for word in whole.read_text().split("\n", 1)[0].split()[1:9]]
+        idle, group, ours = ticks[3] + ticks[4], str(os.getpgrp()), 0
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                words = file.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                continue
+            if words[2] == group:
+                ours += sum(map(int, words[11:15]))  # itself and children it has waited for
+        second = os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), (sum(ticks) - idle) / second, ours / second
 
 
 def in_fresh_process(file: str, *arguments: object) -> dict[str, float]:

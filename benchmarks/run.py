@@ -38,12 +38,6 @@ BENCHMARKS = (
     "latency",
     "peers",
 )
-# four processes with a table of their own: its lines are kept as they are
-PRINTS = (
-    "distributed",
-    "latency",
-    "peers",
-)
 
 Results = dict[str, Any]
 
@@ -51,12 +45,11 @@ Results = dict[str, Any]
 def measure(names: Sequence[str], quick: bool) -> Results:
     """All that one run leaves: plain JSON. What a benchmark measured before it failed stays, and so do the others."""
     results: Results = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "quick": quick} | machine()
-    results |= {"rows": {}, "printed": [], "failed": []}
+    results |= {"rows": {}, "failed": []}
     for name in names:
-        kept = results["printed"] if name in PRINTS else results["rows"].setdefault(name, [])
+        kept = results["rows"].setdefault(name, [])
         try:
-            for line in spoken(name, quick):
-                kept.append(line if name in PRINTS else json.loads(line))
+            kept.extend(json.loads(line) for line in printed(name, quick))
         except (BenchmarkError, ValueError) as error:
             print(f"{name}: {error}", file=sys.stderr, flush=True)
             results["failed"].append(name)
@@ -67,13 +60,10 @@ class BenchmarkError(Exception):
     """A benchmark did not end well; what went wrong stands on its standard error."""
 
 
-def spoken(name: str, quick: bool) -> Iterator[str]:
+def printed(name: str, quick: bool) -> Iterator[str]:
     """The lines one benchmark prints, as they come."""
-    if name in PRINTS and quick:
-        return
     print(f"{name} ...", file=sys.stderr, flush=True)
-    arguments = [] if name in PRINTS else ["--json", *(["--quick"] if quick else [])]
-    command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
+    command = [sys.executable, str(HERE / f"{name}.py"), "--json", *(["--quick"] if quick else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield from (line.rstrip() for line in process.stdout)
@@ -123,9 +113,15 @@ def about(results: Results) -> str:
     sizes = "tiny sizes, only to see that it runs; " if results["quick"] else ""
     known = results["versions"]
     return (
-        f"{sizes}{results['date']}, {results['cpu']}, {results['cores']} cores, load {results['load']} at the start, "
+        f"{sizes}{results['date']}, {results['cpu']}, {results['cores']} cores, load {results['load']} at the start{_disturbed(results)}, "
         f"dpps {known['dpps']} ({results['commit']}), torch {known['torch']}, numpy {known['numpy']}, python {known['python']}"
     )
+
+
+def _disturbed(results: Results) -> str:
+    """Nothing where every row had the machine to itself."""
+    busy = sum(row.busy for row in rows(results))
+    return f", busy in {busy} of {len(rows(results))} rows" if busy else ""
 
 
 def comparison(before: Results, after: Results) -> str:
@@ -210,9 +206,7 @@ def measure_and_save(names: Sequence[str], quick: bool, file: Path) -> None:
     results = measure(names, quick)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    print(
-        "\n".join([about(results), "", text_table(lines(results)), "", *results["printed"], f"saved {file}"])
-    )
+    print("\n".join([about(results), "", text_table(lines(results)), "", f"saved {file}"]))
     if results["rows"].get("growth"):
         plot(results, file.with_suffix(".svg"))
         print(f"saved {file.with_suffix('.svg')}")

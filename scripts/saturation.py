@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import tyro
 
-from dpps import data, models
-from dpps.learning import ALGORITHMS, Chained
-from dpps.paper import Cell
-from dpps.runs import Run, deal
+from dpps.learning import Chained
+from dpps.paper import Cell, dataset_of, paper_cell, prepare
 
 LOOK = (0, 5, 6, 7, 13, 14, 20, 30, 60)
 SATURATED = 0.9999
@@ -31,15 +28,7 @@ class Settings:
 
 def looks(cell: Cell, data_dir: Path | None) -> Iterator[tuple[int, list[float], float, float]]:
     """Round, share of saturated activations per layer, mean L1 norm of the shared gradients, largest shared parameter."""
-    config, dataset = cell.config(), data.load(cell.data, data_dir)
-    node_sets, _, _ = deal(dataset, config)
-    torch.manual_seed(cell.seed)
-    algorithm = ALGORITHMS[cell.algorithm]
-    layers = algorithm.shares(cell.shared)
-    model, shared = models.build(cell.model, layers, dataset.train.shape, dataset.classes)
-    options = {"topology": config.network(), "privacy": config.privacy(), "sync_every": config.sync_every}
-    run = Run(algorithm(model, shared, **config.rates()), node_sets, seed=config.seed, **options)
-    run.start(cell.epochs)
+    run = prepare(cell, dataset_of(cell, data_dir)).start(cell["epochs"])
     engine = run.nodes.engine
     assert isinstance(engine, Chained)
     for round_ in range(max(LOOK) + 1):
@@ -60,7 +49,7 @@ def main() -> None:
         print(
             f"{algorithm}, shared {shared}: round, saturated share of layers 1-3, gradient L1, largest parameter"
         )
-        cell = Cell(algorithm=algorithm, shared=shared, budget=settings.budget, sync_every=7)
+        cell = paper_cell(algorithm=algorithm, shared=shared, budget=settings.budget, sync_every=7)
         for round_, shares, gradient, largest in looks(cell, settings.data_dir):
             print(
                 f"{round_:>5}  {' '.join(f'{share:.3f}' for share in shares)}  {gradient:10.3g}  {largest:8.4g}"

@@ -9,14 +9,8 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-HELPERS = {"measure", "learners", "run", "profiling", "lan", "hospital_week"}
-# start four processes for a minute, and print a table of their own
-PRINTS = {
-    "distributed",
-    "latency",
-    "peers",
-}
-BENCHMARKS = sorted({file.stem for file in FOLDER.glob("*.py")} - HELPERS - PRINTS)
+HELPERS = {"measure", "learners", "run", "profiling"}
+BENCHMARKS = sorted({file.stem for file in FOLDER.glob("*.py")} - HELPERS)
 
 
 @pytest.fixture
@@ -33,11 +27,11 @@ def run(load) -> ModuleType:
 
 def results(run: ModuleType, **rows: list) -> dict:
     plain = {name: [row.to_json() for row in own] for name, own in rows.items()}
-    return {"date": "today", "quick": False, "rows": plain, "printed": []} | run.machine()
+    return {"date": "today", "quick": False, "rows": plain} | run.machine()
 
 
 def test_the_one_command_runs_every_file(run):
-    assert set(run.BENCHMARKS) == {*BENCHMARKS, *PRINTS}
+    assert set(run.BENCHMARKS) == set(BENCHMARKS)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -48,7 +42,7 @@ def test_every_row_is_well_formed(load, name):
     for row in rows:
         plain = json.loads(json.dumps(row.to_json(), allow_nan=False))
         assert measure.Row.from_json(plain) == row
-        assert row.ours is not None
+        assert (row.ours is None) == (row.verdict == "skipped") == bool(row.ours is None and row.note)
         assert (row.beside is None) == (row.ratio is None) == (not row.beside_what)
         assert row.unit in ("s", "GB")
         for value in (row.ours, row.beside, row.ratio):
@@ -114,6 +108,36 @@ def test_medians_quartiles_and_verdicts(load):
     assert measure.Row("", ours, target=3.9).verdict == "missed"
     assert measure.Row("", ours).verdict == ""
     assert measure.Row("", note="no data", target=1.0).verdict == "skipped"
+
+
+def test_a_row_of_a_busy_machine_says_so(load, run):
+    measure = load("measure")
+    row = measure.Row("one", measure.Spread.of([1.0]), target=2.0, others=0.05)
+    loud = measure.replace(row, others=1.5)
+    assert (row.busy, loud.busy) == (False, True)
+    assert measure.cells(row)[-1] == "met"
+    assert "1.5" in measure.cells(loud)[-1]
+    quiet, disturbed = (run.about(results(run, a=[r])) for r in (row, loud))
+    assert quiet != disturbed
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="Linux")
+def test_work_of_others_is_told_from_our_own(load):
+    import os
+    import subprocess
+    import sys
+
+    others = load("measure").Others()
+    spin = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
+    for own in (True, False):
+        before = os.times()
+        others.cores()
+        subprocess.run([sys.executable, "-c", spin], check=True, start_new_session=not own)
+        used = sum(os.times()[:4]) - sum(before[:4])
+        found = others.cores()
+        assert used > 0
+        assert found is not None
+        assert own or found > 0.05  # how much a process gets of a busy machine is not known
 
 
 def test_two_runs_are_compared_by_what_is_judged(load, run):

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from dpps.audit import reconstruction
+from dpps.audit import leaks
 from dpps.cli import main
 
 
 @pytest.fixture(autouse=True)
 def few_runs(monkeypatch):
-    monkeypatch.setattr(reconstruction, "_REPEATS", {False: 3, True: 1})
+    monkeypatch.setattr(leaks, "_REPEATS", {False: 3, True: 1})
 
 
 def test_it_says_who_is_recovered_and_how_well(capsys):

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpps.audit import Bound, Case, Finding, absence_cases, coalition_cases
-from dpps.audit.cases import cases
+from dpps.audit import Bound, Case, Finding, cases, pair_cases
 from dpps.cli import audit as command
 from dpps.cli import main
 from dpps.sensitivity import Bounded
@@ -20,7 +19,9 @@ def _name(value: object) -> str:
 def test_command_prints_a_table_and_judges(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "--unit", "contribution", "--samples", "5000", "--epsilon", "5000"]) == 0
     text = capsys.readouterr().out
-    assert text.count("holds") == 10  # two mechanisms, two partner graphs, and absences, seeded and secure
+    assert text.count("holds") == 2 * sum(
+        c.name == "contribution" and not c.leaks for c in (*cases(), *pair_cases())
+    )
     assert text.count("caught") >= 4
     assert "5000" in text
 
@@ -59,9 +60,7 @@ def test_thorough_runs_every_claim_more_often(
         assert f"{len(asked)} audits" in told
         assert "advice" not in told
         assert {each for _, each in asked} == {trials}
-        assert {_name(case) for case, _ in asked} == {
-            *map(_name, (*cases(), *coalition_cases(), *absence_cases()))
-        }
+        assert {_name(case) for case, _ in asked} == {*map(_name, (*cases(), *pair_cases()))}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_nothing_is_computed_for_a_request_that_is_wrong(
     options: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also not for one that would be ignored in part."""
-    monkeypatch.setattr("dpps.audit.inversion.invert", None)
+    monkeypatch.setattr(command, "invert", None)
     monkeypatch.setattr(command, "audit", None)
     assert main(["audit", *options]) == 2
     assert named in capsys.readouterr().err

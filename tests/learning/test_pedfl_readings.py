@@ -1,4 +1,4 @@
-"""scripts/pedfl_readings.py: a reading that is called synchronised is."""
+"""The readings of PEDFL in scripts/accuracy.py: a reading that is called synchronised is."""
 
 import importlib.util
 from pathlib import Path
@@ -9,12 +9,12 @@ from torch.utils.data import TensorDataset
 
 import dpps
 
-_FILE = Path(__file__).parents[2] / "scripts" / "pedfl_readings.py"
+_FILE = Path(__file__).parents[2] / "scripts" / "accuracy.py"
 
 
 @pytest.mark.parametrize("kind", ["Synchronised", "OwnRow"])
 def test_the_nodes_of_a_synchronised_reading_agree_every_third_round(kind: str) -> None:
-    spec = importlib.util.spec_from_file_location("pedfl_readings", _FILE)
+    spec = importlib.util.spec_from_file_location("accuracy", _FILE)
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)

@@ -1,24 +1,11 @@
 """The authors' own numbers (their published logs), on full MNIST; slow. One small pinned case runs with every `make test`."""
 
 import os
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 
-from dpps.paper import Cell, run
-
-SEEDS = (2024, 2025, 2026)
-BY_DEGREE = {
-    2: 50.1806,
-    3: 40.5537,
-    4: 35.1267,
-    5: 30.7807,
-    6: 24.3761,
-    7: 18.6965,
-    8: 14.5008,
-    9: 10.7808,
-    10: 5.7222,
-}
+from dpps.paper import SEEDS, paper_cell, published, run
 
 slow = pytest.mark.slow
 needs_data = pytest.mark.skipif(
@@ -28,7 +15,7 @@ needs_data = pytest.mark.skipif(
 
 def test_a_pinned_small_case():
     """Part of MNIST, one layer, EXP, 20 rounds: moves only when the algorithm, the split, the noise or the seeds move."""
-    cell = Cell(
+    cell = paper_cell(
         model="mlp-residual",
         data="mnist-mini",
         sensitivity="paper",
@@ -45,10 +32,10 @@ def test_a_pinned_small_case():
 
 @slow
 @needs_data
-@pytest.mark.parametrize("degree", BY_DEGREE)
+@pytest.mark.parametrize("degree", published.FACTORS)
 def test_mean_real_sensitivity_by_connectivity(degree):
     cells = [
-        Cell(
+        paper_cell(
             model="mlp-residual",
             topology=f"{degree}-out",
             sensitivity="paper",
@@ -62,32 +49,24 @@ def test_mean_real_sensitivity_by_connectivity(degree):
         )
         for seed in SEEDS
     ]
-    assert fmean(fmean(run(cell)["real"]) for cell in cells) == pytest.approx(BY_DEGREE[degree], rel=0.05)
-
-
-# (sensitivity, layers, topology) -> accuracy %, mean real sensitivity
-REAL_AGAINST_ESTIMATED = {
-    ("oracle", "1", "2-out"): (88.50, 11.1553),
-    ("oracle", "1", "exp"): (89.50, 10.3384),
-    ("oracle", "2", "2-out"): (60.53, 64.0272),
-    ("oracle", "2", "exp"): (61.14, 63.1892),
-    ("paper", "1", "2-out"): (85.42, 18.3604),
-    ("paper", "1", "exp"): (84.88, 18.0748),
-    ("paper", "2", "2-out"): (52.09, 95.8251),
-    ("paper", "2", "exp"): (53.99, 93.7406),
-}
+    assert fmean(fmean(run(cell)["real"]) for cell in cells) == pytest.approx(
+        published.FACTORS[degree], rel=0.05
+    )
 
 
 @slow
 @needs_data
-@pytest.mark.parametrize("setting", REAL_AGAINST_ESTIMATED, ids=" ".join)
-def test_real_against_estimated_noise(setting):
-    sensitivity, shared, topology = setting
-    accuracy, real = REAL_AGAINST_ESTIMATED[setting]
+@pytest.mark.parametrize("topology", ["2-out", "exp"])
+@pytest.mark.parametrize("shared", ["1", "2"])
+@pytest.mark.parametrize("noise", ["real", "paper"])
+def test_real_against_estimated_noise(noise, shared, topology):
+    sensitivity, k = {"real": "oracle"}.get(noise, noise), ["2-out", "exp"].index(topology)
+    accuracy = published.REAL_VS_ESTIMATED[noise, shared, "mlp"][k]
+    real = published.REAL_VS_ESTIMATED_RAS[noise, shared, "mlp"][k]
     constants = {"1": (0.85, 0.55), "2": (0.82, 0.62)}[shared]
     results = [
         run(
-            Cell(
+            paper_cell(
                 sensitivity=sensitivity,
                 shared=shared,
                 topology=topology,
@@ -103,22 +82,15 @@ def test_real_against_estimated_noise(setting):
     assert fmean(fmean(r["real"]) for r in results) == pytest.approx(real, rel=0.08)
 
 
-CURVES = {
-    ("1", "2-out"): (64.3978, 263.06, 69.3612, 273.081),
-    ("1", "exp"): (63.0615, 252.356, 70.1315, 267.655),
-    ("2", "2-out"): (163.6808, 899.017, 169.4901, 919.447),
-    ("2", "exp"): (150.0046, 894.577, 156.7782, 926.186),
-}
-
-
 @slow
 @needs_data
-@pytest.mark.parametrize("panel", CURVES, ids=" ".join)
-def test_the_four_curves_of_the_sensitivity_figure(panel):
-    shared, topology = panel
+@pytest.mark.parametrize("topology", ["2-out", "exp"])
+@pytest.mark.parametrize("shared", ["1", "2"])
+def test_the_four_curves_of_the_sensitivity_figure(shared, topology):
+    theirs = published.curve(f"mlp-{shared}-{topology}")
     results = [
         run(
-            Cell(
+            paper_cell(
                 model="mlp-residual",
                 shared=shared,
                 topology=topology,
@@ -136,7 +108,8 @@ def test_the_four_curves_of_the_sensitivity_figure(panel):
     ours = [
         fmean(measure(r[line]) for r in results) for line in ("real", "estimated") for measure in (fmean, max)
     ]
-    assert ours == pytest.approx(CURVES[panel], rel=0.10)
+    wanted = [measure(line) for line in (theirs.real, theirs.estimated) for measure in (fmean, max)]
+    assert ours == pytest.approx(wanted, rel=0.10)
 
 
 # Beyond the paper
@@ -150,7 +123,7 @@ def test_the_four_curves_of_the_sensitivity_figure(panel):
 )
 def test_record_unit_is_useful_at_a_real_budget(shared, epsilon, least):
     result = run(
-        Cell(
+        paper_cell(
             unit="record",
             shared=shared,
             epsilon=epsilon,
@@ -168,7 +141,9 @@ def test_record_unit_is_useful_at_a_real_budget(shared, epsilon, least):
 @needs_data
 @pytest.mark.parametrize(("shared", "least"), [("1", 86.0), ("2", 86.0), ("all", 80.0)])
 def test_contribution_at_the_papers_noise(shared, least):
-    result = run(Cell(unit="contribution", shared=shared, budget=1.0, clip=30.0, epochs=3, lr_step=0, seed=0))
+    result = run(
+        paper_cell(unit="contribution", shared=shared, budget=1.0, clip=30.0, epochs=3, lr_step=0, seed=0)
+    )
     assert result["accuracy"] >= least
 
 
@@ -179,9 +154,7 @@ def test_contribution_at_the_papers_noise(shared, least):
 @pytest.mark.parametrize("nodes", [10, 20, 50])
 @pytest.mark.parametrize("topology", ["2-out", "4-out", "6-out", "8-out", "exp"])
 def test_certified_is_never_exceeded_and_not_far_above(topology, nodes, shared, period):
-    from statistics import median
-
-    cell = Cell(
+    cell = paper_cell(
         model="mlp-residual",
         shared=shared,
         topology=topology,

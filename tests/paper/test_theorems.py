@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 import dpps
 from dpps.errors import UsageError
 from dpps.learning import clip_rows
-from dpps.paper import theorem2
+from dpps.paper import convergence
 from dpps.sensitivity import Unclipped, real_sensitivity
 from tests.support.paper import (
     CONNECTED,
@@ -200,11 +200,11 @@ def test_assumption_4_holds_on_average_while_that_factor_is_below_1():
 
 def test_theorem_2_asks_for_a_noise_rate_that_makes_epsilon_of_a_round_grow_with_t():
     def epsilon(rounds):
-        rates = theorem2.theorem_rates(rounds)
+        rates = convergence.theorem_rates(rounds)
         protocol = dpps.DPPS(dpps.Ring(3), dpps.Laplace(5.0, rates.gamma_n), Constant(1.0))
         return protocol.step(protocol.start(torch.zeros(3, 2))).epsilon
 
-    assert epsilon(1000) == pytest.approx(5.0 * 1000 / theorem2.GAMMA_N)
+    assert epsilon(1000) == pytest.approx(5.0 * 1000 / convergence.GAMMA_N)
     assert epsilon(100_000) == pytest.approx(100 * epsilon(1000))
 
 

@@ -52,10 +52,12 @@ def membership_of(
     return Membership("run", names, own, sign_as(names[own]), verify, active, neighbours, rules)
 
 
-def terms_of(topology: Topology, rounds: int, growth: tuple[float, float] = (1.0, 0.2)) -> Terms:
+def terms_of(
+    topology: Topology, rounds: int, growth: tuple[float, float] = (1.0, 0.2), width: int = WIDTH
+) -> Terms:
     """What all rounds together can add to a row, each adding so much."""
     step, deviation = growth
-    reach = rounds * step + math.sqrt(rounds) * deviation * (math.sqrt(WIDTH) + TAIL)
+    reach = rounds * step + math.sqrt(rounds) * deviation * (math.sqrt(width) + TAIL)
     return Terms(topology, rounds, reach)
 
 
@@ -90,14 +92,24 @@ class Bare:
         """This member's fabric."""
         return self.kind(self.membership, post, post.clock)
 
+    width: int = WIDTH
+
+    def protocol(self, fabric: Peers) -> DPPS:
+        """What it runs."""
+        noise, mechanism, bound = Seeded(self.membership.own), Gaussian(0.1), Bounded(2.0, clip=1.0)
+        return DPPS(self.topology, mechanism, bound, noise=noise, fabric=fabric)
+
+    def pull(self, state: Any) -> torch.Tensor:
+        """The perturbation of its row in the next round."""
+        return 0.1 * (torch.arange(self.width) + self.membership.own - state.y)
+
     def __call__(self, post: SimulatedPost) -> None:
         self.held, self.few_left = None, False
         own = self.membership.own
         fabric = self.fabric = self.make(post)
-        noise, mechanism, bound = Seeded(own), Gaussian(0.1), Bounded(2.0, clip=1.0)
-        protocol = DPPS(self.topology, mechanism, bound, noise=noise, fabric=fabric)
-        state = protocol.start(torch.zeros(1, WIDTH, dtype=torch.float64), common_start=True)
-        fabric.agree(terms_of(self.topology, self.rounds, protocol.growth(state, 1.0)))
+        protocol = self.protocol(fabric)
+        state = protocol.start(torch.zeros(1, self.width, dtype=torch.float64), common_start=True)
+        fabric.agree(terms_of(self.topology, self.rounds, protocol.growth(state, 1.0), self.width))
         outbox = Outbox(self.folder / "outbox")
         found, header = outbox.read(), {"rows": [own], "run": "x"}
         opening = OutboxLedger.create if found is None else OutboxLedger.open
@@ -175,8 +187,7 @@ class Bare:
             end = post.clock() + self.pace
             while post.clock() < end:
                 fabric.wait(end - post.clock())
-            pull = 0.1 * (torch.arange(WIDTH) + self.membership.own - state.y)
-            protocol.step(state, pull)
+            protocol.step(state, self.pull(state))
         fabric.hold(LEARNING, state.s[0], float(state.a[0]))
         while post.clock() < self.quiet:
             fabric.wait(self.quiet - post.clock())

@@ -4,11 +4,11 @@ import numpy as np
 import torch
 
 import dpps
-from dpps.paper import Cell, Problem, Scope
+from dpps.paper import Problem, Scope, paper_cell
 
 SLACK = 1 + 1e-9
 SMALLEST = Scope("smallest", (7,), ("mlp",))
-TINY = Cell(data="mnist-mini", batch_size=5, examples=100, tests=20, epochs=1, sync_every=2, seed=7)
+TINY = paper_cell(data="mnist-mini", batch_size=5, examples=100, tests=20, epochs=1, sync_every=2, seed=7)
 
 
 class Constant(dpps.Sensitivity):

@@ -5,23 +5,35 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.audit.absences import absence_cases
-    from dpps.audit.attacks import Finding, Progress, attack, audit, work
-    from dpps.audit.bounds import ALPHA, Bound, certifiable, clopper_pearson, epsilon_lower
-    from dpps.audit.cases import CLAIM, Case, LocalRecordCase, NoiseNormCase
-    from dpps.audit.coalition import Observer, PairsCase, coalition_cases
-    from dpps.audit.inversion import invert
-    from dpps.audit.mean import MeanFinding, WrongSign, audit_mean, mean_variance
-    from dpps.audit.pictures import check_picture, draw
-    from dpps.audit.reconstruction import (
-        DELTA,
-        LARGEST_VALUE,
+    from dpps.audit.epsilon import (
+        ALPHA,
+        CLAIM,
+        ENOUGH,
+        LEAST,
+        Bound,
+        Case,
+        Finding,
+        Progress,
+        Wiretap,
+        attack,
+        audit,
+        cases,
+        certifiable,
+        clopper_pearson,
+        epsilon_lower,
+        weakened,
+        work,
+    )
+    from dpps.audit.leaks import (
         Attack,
         Knowledge,
-        Listener,
         Outcome,
+        check_picture,
+        draw_inversion,
+        draw_reconstruction,
+        invert,
         reconstruct,
     )
-    from dpps.audit.wiretap import Joined, Weakened, Wiretap, weakened
+    from dpps.audit.pairs import MeanFinding, audit_mean, pair_cases
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

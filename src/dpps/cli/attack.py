@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import arg
 
-from dpps.audit.pictures import check_picture
-from dpps.audit.reconstruction import DELTA, Attack, Outcome, picture, reconstruct
+from dpps.audit import Attack, Outcome, check_picture, draw_reconstruction, reconstruct
+from dpps.audit.leaks import DELTA
 from dpps.cli import DONE
 from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
         seed=config.seed,
     )
     if config.plot:
-        picture(config.plot, attack, f"What node {config.attacker} of {topology!r} reconstructs")
+        draw_reconstruction(config.plot, attack, f"What node {config.attacker} of {topology!r} reconstructs")
     if config.json:
         print(json.dumps(_plain(attack)))
         return DONE

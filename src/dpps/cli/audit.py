@@ -14,13 +14,25 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-from dpps.audit.absences import absence_cases
-from dpps.audit.attacks import ENOUGH, LEAST, Finding, Progress, audit, work
-from dpps.audit.bounds import ALPHA, certifiable
-from dpps.audit.cases import CLAIM, Case, cases
-from dpps.audit.coalition import coalition_cases
-from dpps.audit.mean import MeanFinding, audit_mean
-from dpps.audit.pictures import check_picture
+from dpps.audit import (
+    ALPHA,
+    CLAIM,
+    ENOUGH,
+    LEAST,
+    Case,
+    Finding,
+    MeanFinding,
+    Progress,
+    audit,
+    audit_mean,
+    cases,
+    certifiable,
+    check_picture,
+    draw_inversion,
+    invert,
+    pair_cases,
+    work,
+)
 from dpps.cli import DONE, FAILED
 from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
@@ -145,7 +157,7 @@ def _chosen(config: AuditConfig) -> list[Case]:
     """The cases asked for; asking for a sensitivity means node-swap."""
     if config.sensitivity != "all":
         return [c for c in cases() if c.name == "node-swap" and c.kind.startswith(config.sensitivity)]
-    return [c for c in (*cases(), *coalition_cases(), *absence_cases()) if config.unit in ("all", c.name)]
+    return [c for c in (*cases(), *pair_cases()) if config.unit in ("all", c.name)]
 
 
 def _samples(config: AuditConfig) -> int:
@@ -280,11 +292,9 @@ def _plain(f: Finding) -> dict[str, Any]:
 
 
 def _illustrate(config: AuditConfig, console: Console) -> int:
-    from dpps.audit.inversion import invert, picture
-
     images, probes = invert(seed=config.seed)
     if config.plot:
-        picture(config.plot, images, probes)
+        draw_inversion(config.plot, images, probes)
     if config.json:
         facts = ("setting", "correlation", "identified", "images", "candidates")
         print(json.dumps({"probes": [{name: getattr(p, name) for name in facts} for p in probes]}))

@@ -1,15 +1,24 @@
-"""Every table and figure of the paper, computed again and laid beside the published numbers: one short file each."""
+"""Every table and figure of the paper, computed again and laid beside the published numbers; and the runner behind them."""
 
 from typing import TYPE_CHECKING
 
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.paper.cells import Cell, mean_real, rounds_above, run
-    from dpps.paper.convergence import SIGMA
+    from dpps.paper.convergence import Constants, Problem, Rates
     from dpps.paper.pages import Page, Spread, Table, spread, text
-    from dpps.paper.scheduler import Scheduler, Store, cores
-    from dpps.paper.scope import MODELS, SEEDS, Scope
-    from dpps.paper.theorem2 import Constants, Problem, Rates
+    from dpps.paper.runner import (
+        Cell,
+        Pool,
+        Store,
+        cores,
+        dataset_of,
+        identity,
+        mean_real,
+        prepare,
+        rounds_above,
+        run,
+    )
+    from dpps.paper.tables import EXPERIMENTS, MODELS, SEEDS, Scope, paper_cell
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

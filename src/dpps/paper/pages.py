@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -34,12 +34,16 @@ def spread(values: Sequence[float | None]) -> Spread:
     return Spread(mean(known), stdev(known) if len(known) > 1 else None)
 
 
-@dataclass
 class Table:
-    """Rows under headings. Values are text, numbers, `Spread`s, or None for nothing."""
+    """Rows under headings. Values are text, numbers, `Spread`s, or None for nothing.
 
-    columns: Sequence[str]
-    rows: list[tuple[object, ...]] = field(default_factory=list)
+    Args:
+        headings: with | between them.
+    """
+
+    def __init__(self, headings: str) -> None:
+        self.columns = headings.split(" | ")
+        self.rows: list[tuple[object, ...]] = []
 
     def add(self, *values: object) -> None:
         """One row."""
@@ -118,12 +122,10 @@ class Page:
         self.title = self._marked(title)
         folder.mkdir(parents=True, exist_ok=True)
         self._parts: list[Part] = []
-        self.tables: dict[str, Table] = {}
 
     def table(self, name: str, caption: str, table: Table) -> None:
         """`NAME.csv`, and on the page."""
         table.csv(self.folder / f"{name}.csv", self.mark)
-        self.tables[name] = table
         self.show(caption, table)
 
     def show(self, caption: str, table: Table) -> None:

@@ -1,6 +1,6 @@
 """Three hosts as network namespaces on this machine: torchrun across them, one host cut off, one process killed.
 
-    python tests/multihost/run.py
+    python tests/system/multihost.py
 
 Needs the right to make network namespaces. Where it is missing the test fails in CI ($CI is set), unless $DPPS_MULTIHOST is
 "skip"; elsewhere it says so loudly and does nothing. All traffic stays in namespaces that this script makes and removes again.

@@ -1,16 +1,20 @@
-"""What a curious neighbour reconstructs: values of nodes that never sent it anything, by linear algebra.
+"""What can be read off messages: private values by a curious neighbour, training images by an observer.
 
-Averaging by gossip is linear and the weights are public. What a node hears in round t from node j is row j of
+**Reconstruction.** Averaging by gossip is linear and the weights are public. What a node hears in round t from node j is row j of
 W(t-1) ... W(0) times the start values, so everything it has heard is a known matrix times the unknown start values, and least
 squares gives every component in the matrix's row space. A node's value is recovered when its unit vector lies there, whether it
 is a neighbour or not (Mrini, Cyffers, Bellet 2024, "Privacy attacks in decentralized learning").
 
 With noise on the first message the same algebra gives value plus noise. The noise is drawn once, before the mixing, so listening
 longer averages nothing out. With noise that cancels, the attacker subtracts what it shares with its partners, whose keys it has.
+
+**Inversion.** A batch of one, and the paper's MLP with its first layer shared: the gradient of the layer is an outer product of the
+error and the image, so its rows are multiples of the image, and the bias gradient says which. The attacker sees the real message of
+`PartPSP`'s first round and knows the row before it. With noise, the best rank-one fit is taken, which pools the ten rows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,26 +24,64 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
-from dpps.audit.coalition import pair_noise
-from dpps.audit.pictures import draw
+from dpps.audit.epsilon import Wiretap
+from dpps.audit.pairs import Matrix, known_noise
 from dpps.data import Images, load
-from dpps.errors import UsageError
-from dpps.noise import events
-from dpps.noise.mechanisms import Gaussian, NoNoise
-from dpps.noise.pairs import SecurePairs
-from dpps.noise.source import Seeded
-from dpps.privacy.accountant import noise_for
-from dpps.privacy.partners import Pairs, Partners
+from dpps.errors import UsageError, needs_extra
+from dpps.learning import PartPSP
+from dpps.models import MLP
+from dpps.noise import Gaussian, NoNoise, SecurePairs, Seeded, gaussian, laplace
+from dpps.privacy import Contribution, NodeSwap, Pairs, Partners, Record, Unit, noise_for
 from dpps.protocol import DPPS
-from dpps.sensitivity import Bounded
-from dpps.topology import Topology
+from dpps.runs import Here, Run
+from dpps.sensitivity import Bounded, Paper
+from dpps.topology import Exponential, Topology
 from dpps.transport import Exchange, Link, Stacked
 
-Matrix = NDArray[np.float64]
+DELTA = 1e-5
+
+# Pictures of what an attack has read: one line of images a setting, below the truth
+
+Line = tuple[str, Sequence[NDArray[np.floating]]]
+"""What stands beside a line, and its images."""
+
+
+def check_picture(file: Path) -> None:
+    """Refuse a file name before anything is computed for it."""
+    if file.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"--plot {file}: use a name that ends in .png or .svg")
+    if not file.parent.is_dir():
+        raise UsageError(f"--plot {file}: the directory does not exist; create it first")
+    with needs_extra("plots"):
+        import matplotlib  # noqa: F401 - whether it is there
+
+
+def _draw(file: Path, lines: Sequence[Line], heads: Sequence[str] = (), title: str = "") -> None:
+    """Draw lines of equally many images, each with its own range of greys; above the first line, what each column shows."""
+    check_picture(file)
+    from matplotlib.figure import Figure
+
+    columns = len(lines[0][1])
+    figure = Figure(figsize=(1.0 * columns + 2.6, 1.05 * len(lines) + 0.6), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    axes = figure.subplots(len(lines), columns, squeeze=False)
+    for (name, images), row in zip(lines, axes, strict=True):
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        for axis, pixels in zip(row, images, strict=True):
+            low, high = np.quantile(pixels, [0.01, 0.99])
+            axis.imshow(pixels, cmap="gray", vmin=low, vmax=max(high, low + 1e-9))
+            axis.set(xticks=[], yticks=[])
+    for axis, head in zip(axes[0], heads, strict=False):
+        axis.set_title(head, fontsize=7)
+    figure.savefig(file, dpi=120)
+
+
+# What a curious neighbour reconstructs
+
 Kind = Literal["none", "independent", "cancelling"]
 
-DELTA = 1e-5
 LARGEST_VALUE = 100.0
 """Private numbers lie between 0 and this."""
 LONGEST_IMAGE = 10.0
@@ -49,7 +91,6 @@ LARGEST_NETWORK = 512
 LEAST_SINGULAR = 1e-10
 """Of the largest singular value: what is below drowns in the rounding of 64-bit numbers and does not count as known."""
 
-_SHOWN = 10  # nodes in a picture
 _INSIDE = 1e-9  # squared distance of a unit vector from the row space
 _REPEATS = {False: 100, True: 10}  # runs with other values and other noise: of one number a node, of images
 
@@ -254,7 +295,7 @@ class _Noise:
 
     def __init__(self, kind: Kind, epsilon: float, nodes: int, attacker: int) -> None:
         self.kind, self.epsilon, self.nodes, self.attacker = kind, epsilon, nodes, attacker
-        self.multiplier = 0.0 if kind == "none" else noise_for(epsilon, DELTA, 1, events.gaussian)
+        self.multiplier = 0.0 if kind == "none" else noise_for(epsilon, DELTA, 1, gaussian)
         self.partners: Partners | None = Pairs(colluders=1).partners(nodes) if kind == "cancelling" else None
 
     def protocol(self, topology: Topology, listener: Listener, secrets: Secrets, seed: int) -> DPPS:
@@ -267,32 +308,22 @@ class _Noise:
 
     def told(self, protocol: DPPS, scale: float, width: int) -> Matrix:
         """The noise on the others' first messages that the attacker knows: what it shares with its partners."""
-        known = np.zeros((self.nodes, width))
-        if self.partners is None or self.partners.shares().pair == 0:
-            return known
-        assert isinstance(protocol.noise, SecurePairs)
-        step = protocol.noise.lattice(scale, None)[0]
-        for i, j in self.partners.among().tolist():
-            if self.attacker in (i, j):
-                steps = pair_noise(protocol.noise, i, j, scale, 0, width)
-                known[j if i == self.attacker else i] += steps * (step if j == self.attacker else -step)
-        return known
+        if not isinstance(protocol.noise, SecurePairs):
+            return np.zeros((self.nodes, width))
+        return known_noise(protocol.noise, [self.attacker], scale, 0, width)
 
     def covariance(self, scale: float) -> Matrix:
         """Of the noise on the start values that the attacker does not know; its own is known to it."""
-        own, pair = (1.0, 0.0) if self.partners is None else _variances(self.partners)
-        covariance: Matrix = own * np.eye(self.nodes)
-        for i, j in [] if self.partners is None else self.partners.among().tolist():
-            if self.attacker not in (i, j):
-                covariance[[i, j], [i, j]] += pair
-                covariance[[i, j], [j, i]] -= pair
+        covariance: Matrix = np.eye(self.nodes)
+        if self.partners is not None:
+            shares = self.partners.shares()
+            covariance *= shares.independent**2
+            for i, j in self.partners.among().tolist():
+                if self.attacker not in (i, j):
+                    covariance[[i, j], [i, j]] += shares.pair**2
+                    covariance[[i, j], [j, i]] -= shares.pair**2
         covariance[self.attacker, self.attacker] = 0.0
         return scale**2 * covariance
-
-
-def _variances(partners: Partners) -> tuple[float, float]:
-    shares = partners.shares()
-    return shares.independent**2, shares.pair**2
 
 
 def _outcome(
@@ -338,12 +369,12 @@ def _likeness(read: Matrix, truth: Matrix, candidates: Matrix) -> tuple[float, i
     return float(np.median(correlations)), int((nearest == truth).all(1).sum())
 
 
-def picture(file: Path, attack: Attack, title: str) -> None:
+def draw_reconstruction(file: Path, attack: Attack, title: str) -> None:
     """Draw the images of the first nodes other than the attacker, and what was reconstructed of them, one line a noise."""
     if not attack.candidates:
         raise UsageError("a picture needs images: add --images")
     known, side = attack.knowledge, math.isqrt(attack.truth.shape[1])
-    nodes = [i for i in range(len(attack.truth)) if i != known.attacker][:_SHOWN]
+    nodes = [i for i in range(len(attack.truth)) if i != known.attacker][:10]
     lines = [("the truth", attack.truth)]
     for outcome in attack.outcomes:
         if outcome.noise != "cancelling":  # as foggy: the table has it
@@ -355,4 +386,113 @@ def picture(file: Path, attack: Attack, title: str) -> None:
         for node in nodes
     ]
     rows = [(name, [values[node].reshape(side, side) for node in nodes]) for name, values in lines]
-    draw(file, rows, heads, title)
+    _draw(file, rows, heads, title)
+
+
+# Training images read off messages
+
+_NODES = 10
+_ROUNDS = 720
+"""The run that the noise is for: 12 epochs of MNIST over ten nodes."""
+_SAMPLING = 1 / 60
+"""Its batch of 100 out of 6,000. In the unit record the attacker is told that the image was in the batch,
+and all the rest of it."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How well images were read off messages."""
+
+    setting: str
+    correlation: float
+    """Median over the images, between what was read and the image; 1 is a perfect copy."""
+    identified: int
+    """How often the image was picked out of all candidates."""
+    images: int
+    candidates: int
+    read: Tensor
+    """(images, height, width)."""
+
+
+def _settings() -> dict[str, Unit | None]:
+    """What protects the messages: nothing, the paper's noise, and the two other units at a total epsilon."""
+    round_epsilon = 1 / noise_for(8.0, DELTA, _ROUNDS, laplace)
+    multiplier = noise_for(3.0, DELTA, _ROUNDS, gaussian, sampling=_SAMPLING)
+    return {
+        "no noise": None,
+        "paper, b = 5, noise rate 0.001": NodeSwap(5.0, 1e-3, Paper(0.78, 0.55)),
+        "contribution, total epsilon 8": Contribution(30.0, delta=DELTA, round_epsilon=round_epsilon),
+        "record, total epsilon 3": Record(delta=DELTA, noise_multiplier=multiplier),
+    }
+
+
+def invert(images: int = 100, seed: int = 0) -> tuple[Tensor, list[Probe]]:
+    """Read so many images of mnist-mini off messages under every setting; the images, and what came out."""
+    if images < _NODES or images % _NODES:
+        raise UsageError(f"{images} images: use a multiple of {_NODES}, one image per node and run")
+    train = load("mnist-mini").train
+    inputs, labels = train.inputs()[:, :1], train.labels
+    if images > len(labels):
+        raise UsageError(f"{images} images: mnist-mini has {len(labels)}")
+    probes = [
+        _probe(name, _read_all(unit, inputs[:images], labels[:images], seed), inputs)
+        for name, unit in _settings().items()
+    ]
+    return inputs[:images, 0], probes
+
+
+def _read_all(unit: Unit | None, inputs: Tensor, labels: Tensor, seed: int) -> Tensor:
+    groups = [slice(first, first + _NODES) for first in range(0, len(inputs), _NODES)]
+    return torch.cat([_read(unit, inputs[g], labels[g], seed + k) for k, g in enumerate(groups)])
+
+
+def _read(unit: Unit | None, inputs: Tensor, labels: Tensor, seed: int) -> Tensor:
+    """One round of a real network, one image per node; what an observer of the messages makes of them."""
+    torch.manual_seed(seed)
+    wire = Wiretap(_NODES)
+    data = [TensorDataset(x[None], t[None]) for x, t in zip(inputs, labels, strict=True)]
+    algorithm = PartPSP(MLP(), ["layer1"], batch_size=1)
+    run = Run(
+        algorithm,
+        data,
+        topology=Exponential(_NODES),
+        privacy=unit,
+        seed=seed,
+        noise=Seeded(seed),
+        where=Here(wire),
+    ).start(epochs=1)
+    start = run.state.shared.s.clone()
+    run.step()
+    updates = wire.messages[0] - start
+    read = torch.stack([_image(algorithm.partition.views(row, None)) for row in updates])
+    return read.view(-1, *inputs.shape[2:])
+
+
+def _image(update: dict[str, Tensor]) -> Tensor:
+    """The image x from an update of layer1, a multiple of error (x, 1) and noise: the leading right singular vector."""
+    both = torch.cat([update["layer1.weight"], update["layer1.bias"][:, None]], dim=1)
+    vector = torch.linalg.svd(both.double(), full_matrices=False).Vh[0]
+    image: Tensor = (vector[:-1] / vector[-1]).float()
+    return image
+
+
+def _probe(name: str, read: Tensor, candidates: Tensor) -> Probe:
+    """Correlate what was read with every candidate; the first ones are the true images."""
+    correlations = _normalised(read) @ _normalised(candidates).T
+    own = correlations.diagonal()
+    right = int((correlations.argmax(1) == torch.arange(len(read))).sum())
+    return Probe(name, float(own.median()), right, len(read), len(candidates), read)
+
+
+def _normalised(images: Tensor) -> Tensor:
+    flat = images.flatten(1)
+    centred = flat - flat.mean(1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+    return centred / length
+
+
+def draw_inversion(file: Path, images: Tensor, probes: Iterable[Probe]) -> None:
+    """Draw the first images and what was read of them, one line per setting."""
+    lines = [("training images", images)]
+    lines += [(f"{p.setting}\ncorrelation {p.correlation:.2f}", p.read) for p in probes]
+    _draw(file, [(name, list(pictures[:8].numpy())) for name, pictures in lines])

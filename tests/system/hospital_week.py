@@ -1,7 +1,7 @@
 """The hospital week: members as hosts of their own (network namespaces), real processes, real failures.
 
-    python benchmarks/hospital_week.py            # five members, MNIST in small, about a minute and a half
-    python benchmarks/hospital_week.py --full     # eight members, MNIST, scattering and a linear model, epsilon 3, 100 rounds
+    python tests/system/hospital_week.py            # five members, MNIST in small, about a minute and a half
+    python tests/system/hospital_week.py --full     # eight members, MNIST, scattering and a linear model, epsilon 3, 100 rounds
 
 One member is cut off for a tenth of the run and comes back, one is killed and started again from its folder, one is killed for good
 at the middle, two never hear each other, and five packets in a hundred are lost. The run must complete for all who are there; their models

@@ -1,0 +1,478 @@
+"""Attacks on noise that cancels: an observer of all messages who also has the secrets of some nodes.
+
+The networks of `dpps.audit.epsilon` have one more kind of member here: colluders. Their data and their own noise are
+theirs to tell, and the observer computes the pair noise that they share with honest nodes from their keys and subtracts
+it. What is left of the honest rows is scored by the exact likelihood ratio of the covariance that the proof names. The
+coalition is placed where it learns most about node 0, whose input tells the worlds apart.
+
+Whether the noise really cancels shows in the network's mean, not in single messages: `audit_mean`.
+"""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, Literal
+
+import networkx
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import chi2
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from dpps.audit.epsilon import (
+    CLAIM,
+    DELTA,
+    SABOTAGE,
+    SAMPLING,
+    WIDTH,
+    Case,
+    NoiseFor,
+    Scores,
+    Weakened,
+    Wiretap,
+    calibration,
+    linear_run,
+)
+from dpps.learning import PartPSP
+from dpps.noise import (
+    Gaussian,
+    Mechanism,
+    NoiseSource,
+    Outgoing,
+    RoundStream,
+    SecureNoise,
+    SecurePairs,
+    SeededPairs,
+    gaussian_table,
+)
+from dpps.noise import Partners as PairGraph
+from dpps.privacy import Contribution, Pairs, Partners, Record, Shares
+from dpps.protocol import DPPS
+from dpps.sensitivity import Unclipped
+from dpps.topology import Exponential
+
+Matrix = NDArray[np.float64]
+Present = NDArray[np.bool_] | None
+"""Which nodes take part in a round; None: everybody."""
+Suspicion = Literal["nothing", "no pair noise", "key used twice"]
+Source = Callable[[PairGraph], SecurePairs]
+
+
+def pair_noise(
+    source: SecurePairs, i: int, j: int, scale: float, round_: int, size: int, present: Present = None
+) -> NDArray[np.int32]:
+    """What i adds and j subtracts in a round, in steps: whoever has a partner's key can compute it."""
+    assert source.pair_keys is not None
+    stream = RoundStream(source.pair_keys.key(i, j), round_)
+    return gaussian_table(source.lattice(scale, present)[1]).draw(stream, size)
+
+
+def known_noise(
+    source: SecurePairs,
+    coalition: Collection[int],
+    scale: float,
+    round_: int,
+    size: int,
+    present: Present = None,
+) -> Matrix:
+    """The noise in the rows of honest nodes that they share with members of the coalition, (nodes, size)."""
+    known, partners = np.zeros((source.partners.nodes, size)), source.partners
+    if partners.shares(present).pair == 0:
+        return known
+    step = source.lattice(scale, present)[0]
+    for i, j in partners.among(present).tolist():
+        if (i in coalition) != (j in coalition):
+            shared = pair_noise(source, i, j, scale, round_, size, present) * step
+            known[i] += shared
+            known[j] -= shared
+    known[list(coalition)] = 0
+    return known
+
+
+# Sabotage, which must be found
+
+
+class NoPairNoise(SecurePairs):
+    """The independent noise is as small as if there were pair noise, and there is none."""
+
+    def shared(self, scale: float, out: Outgoing) -> tuple[NDArray[np.int32], float]:
+        whole, step = super().shared(scale, out)
+        return np.zeros_like(whole), step
+
+
+class ReusedKey(SecurePairs):
+    """Every round has the pair noise of round 0."""
+
+    def shared(self, scale: float, out: Outgoing) -> tuple[NDArray[np.int32], float]:
+        assert self.pair_keys is not None
+        self.pair_keys._next = 0
+        return super().shared(scale, replace(out, round=0))
+
+
+class WrongSign(SecurePairs):
+    """Both partners add what they share."""
+
+    def shared(self, scale: float, out: Outgoing) -> tuple[NDArray[np.int32], float]:
+        whole, step = super().shared(scale, out)
+        for k, node in enumerate(out.nodes):
+            earlier = [i for i in out.nodes if i < node]
+            whole[k] += 2 * sum(pair_noise(self, i, node, scale, out.round, whole.shape[1]) for i in earlier)
+        return whole, step
+
+
+class AsIfAllWereThere(Partners):
+    """The noise of a round is split as if nobody were away."""
+
+    def shares(self, present: Present = None) -> Shares:
+        return super().shares(None)
+
+
+# A coalition of colluders
+
+
+class SideBySide(NoiseSource):
+    """One source for many networks: their rows lie behind each other as the columns of one network, whose noise is independent
+    per coordinate anyway.
+
+    Args:
+        inner: the source of one network, told of its partners when the run is.
+        make: how a secure source is told, for twins.
+    """
+
+    def __init__(self, inner: NoiseSource, make: Source = SecurePairs) -> None:
+        self.inner, self.part = _unwrapped(inner)
+        self._make = make
+
+    def grid(self, scale: float) -> float:
+        return self.inner.grid(scale)
+
+    def discreteness(self, step: float) -> float:
+        return self.inner.discreteness(step)
+
+    def with_partners(self, partners: PairGraph) -> NoiseSource:
+        self.inner = _with_partners(self.inner, partners, self._make)
+        return self
+
+    def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
+        assert isinstance(self.inner, (SecurePairs, SeededPairs))
+        nodes = self.inner.partners.nodes
+        s, perturbation, half = (_beside(x, nodes) for x in (out.s, out.perturbation, out.half))
+        one = replace(out, s=s, perturbation=perturbation, half=half, nodes=range(nodes))
+        self.inner.release(mechanism, self.part * scale, one)
+        out.half.copy_(half.view(nodes, -1, out.half.shape[1]).transpose(0, 1).reshape(out.half.shape))
+        return torch.full((len(out.nodes),), math.nan, dtype=torch.float64)
+
+
+def _unwrapped(source: NoiseSource) -> tuple[NoiseSource, float]:
+    """The source behind a weakened one, and how much of the noise that should be there it has."""
+    return (source.source, SABOTAGE) if isinstance(source, Weakened) else (source, 1.0)
+
+
+def _with_partners(source: NoiseSource, partners: PairGraph, make: Source = SecurePairs) -> NoiseSource:
+    return make(partners) if isinstance(source, SecureNoise) else source.with_partners(partners)
+
+
+def _beside(rows: Tensor, nodes: int) -> Tensor:
+    """(copies x nodes, width) as (nodes, copies x width)."""
+    return rows.view(-1, nodes, rows.shape[1]).transpose(0, 1).reshape(nodes, -1).contiguous()
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Who sees all messages, and what is known beside them.
+
+    Args:
+        partners: the partner graph, which is public.
+        colluders: how many nodes have told their secrets.
+        suspicion: what the code may have done wrong; the score is then the likelihood ratio of that.
+    """
+
+    partners: Partners
+    colluders: int
+    suspicion: Suspicion = "nothing"
+
+    @property
+    def coalition(self) -> tuple[int, ...]:
+        """Where so many colluders learn most about node 0."""
+        return _worst(self.partners, self.colluders)
+
+    def scores(self, rounds: list[Matrix], shifts: list[float]) -> tuple[Scores, Scores]:
+        """How far the rows of both rounds lie in the direction of `shifts`, and how far a message without noise would.
+
+        Args:
+            rounds: (nodes, trials), in units of the scale; what the colluders know is subtracted.
+            shifts: of row 0 in each round, in the same units.
+        """
+        honest = [k for k in range(self.partners.nodes) if k not in self.coalition]
+        inverse = np.linalg.inv(self.covariance(honest))
+        shift = np.concatenate([np.eye(len(honest))[0] * s for s in shifts])
+        seen = np.concatenate([rows[honest] for rows in rounds])
+        along: Scores = shift @ inverse @ seen
+        return along, np.asarray(shift @ inverse @ shift)
+
+    def covariance(self, honest: list[int]) -> Matrix:
+        """Of the honest nodes' noise in two rounds, without what they share with colluders."""
+        shares = self.partners.shares()
+        own = shares.independent**2 * np.eye(len(honest))
+        pair = np.zeros((len(honest), len(honest)))
+        for i, j in self.partners.among().tolist():
+            if i in honest and j in honest:
+                column = np.eye(len(honest))[honest.index(i)] - np.eye(len(honest))[honest.index(j)]
+                pair += shares.pair**2 * np.outer(column, column)
+        if self.suspicion == "no pair noise":
+            pair[:] = 0
+        both = pair if self.suspicion == "key used twice" else np.zeros_like(pair)
+        return np.block([[own + pair, both], [both, own + pair]])
+
+
+@lru_cache(maxsize=32)
+def _worst(partners: Partners, colluders: int) -> tuple[int, ...]:
+    def known(coalition: tuple[int, ...]) -> float:
+        honest = [k for k in range(partners.nodes) if k not in coalition]
+        return float(np.linalg.inv(Observer(partners, 0).covariance(honest))[0, 0])
+
+    return max(combinations(range(1, partners.nodes), colluders), key=known)
+
+
+@dataclass(frozen=True)
+class PairsCase(Case):
+    """A unit with partners against a coalition; both rounds' inputs are as far apart as allowed, in opposite directions."""
+
+    unit: Contribution | Record
+    nodes: int = 5
+    known: int = 1
+    """How many nodes have really told their secrets."""
+    make: Source = SecurePairs
+    suspicion: Suspicion = "nothing"
+
+    @property
+    def seconds(self) -> float:
+        return 6e-4 if isinstance(self.unit, Record) else 4e-5
+
+    @property
+    def secure_only(self) -> bool:
+        """What goes wrong with keys shows where there are keys."""
+        return self.leaks
+
+    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
+        zero, one = (self._world(copies, noise(seed + world), seed + world, world) for world in (0, 1))
+        return zero, one
+
+    def _world(self, copies: int, source: NoiseSource, seed: int, world: int) -> Scores:
+        beside = SideBySide(source, self.make)
+        wire = Wiretap(self.nodes, copies)
+        scales = self._send(wire, beside, seed, copies, world)
+        start = torch.zeros(self.nodes * copies, WIDTH)
+        rounds = []
+        for t, (fresh, scale) in enumerate(zip(wire.fresh(start), scales, strict=True)):
+            told = self._told(beside.inner, beside.part * scale, t, copies)
+            rounds.append(fresh.reshape(copies, self.nodes).T / scale - told / scale)
+        # seeded noise is drawn without keys, so there are none to tell
+        observer = (
+            self._observer if isinstance(beside.inner, SecurePairs) else replace(self._observer, colluders=0)
+        )
+        return self._ratio(observer, rounds, scales)
+
+    @property
+    def _observer(self) -> Observer:
+        partners = self.unit.trust.partners(self.nodes)
+        assert partners is not None
+        return Observer(partners, self.known, self.suspicion)
+
+    def _told(self, source: NoiseSource, scale: float, round_: int, copies: int) -> Matrix:
+        """The pair noise between colluders and honest nodes, in the honest rows."""
+        if not isinstance(source, SecurePairs) or isinstance(source, NoPairNoise):
+            return np.zeros((self.nodes, copies))
+        at = 0 if isinstance(source, ReusedKey) else round_
+        return known_noise(source, self._observer.coalition, scale, at, copies * WIDTH)[:, ::WIDTH]
+
+    def _send(self, wire: Wiretap, noise: NoiseSource, seed: int, copies: int, world: int) -> list[float]:
+        """Two rounds of the shipped code; the scales of their noise."""
+        if isinstance(self.unit, Record):
+            return self._learn(self.unit, wire, noise, seed, copies, world)
+        calibrated = calibration(self.unit, nodes=self.nodes)
+        protocol = DPPS(
+            Exponential(self.nodes),
+            calibrated.mechanism,
+            calibrated.sensitivity,
+            noise=calibrated.source(noise),
+            fabric=wire,
+        )
+        state = protocol.start(torch.zeros(self.nodes * copies, WIDTH))
+        scales = []
+        for sign in (1, -1):
+            rows = torch.zeros(self.nodes * copies, WIDTH)
+            rows[:: self.nodes, 0] = 10 * self.unit.clip * sign * (1 - 2 * world)  # far above the clip
+            scales.append(protocol.step(state, rows).scale)
+        return scales
+
+    def _learn(
+        self, unit: Record, wire: Wiretap, noise: NoiseSource, seed: int, copies: int, world: int
+    ) -> list[float]:
+        """As in `RecordCase`: in world 0 node 0 has an example that it does not have in world 1."""
+        solved = calibration(unit, nodes=self.nodes).mechanism.scale(1.0)
+        target, gone = torch.ones(2), torch.zeros(2, WIDTH)
+        there = gone.clone()
+        there[0, 0] = -100 * unit.clip * (1 - world)
+        data = [TensorDataset(there, target), *[TensorDataset(gone, target)] * (self.nodes - 1)] * copies
+        solved_unit = replace(unit, epsilon=None, noise_multiplier=solved)
+        run = linear_run(PartPSP, data, solved_unit, wire, noise, seed).start(epochs=1)
+        return [run.step().scale for _ in range(2)]
+
+    def _ratio(self, observer: Observer, rounds: list[Matrix], scales: list[float]) -> Scores:
+        clip = self.unit.clip
+        if isinstance(self.unit, Contribution):  # between +clip, -clip and -clip, +clip
+            along, _ = observer.scores(rounds, [2 * clip / scales[0], -2 * clip / scales[1]])
+            return np.round(along, 9)
+        total: Scores = np.zeros(rounds[0].shape[1])
+        for k, (rows, scale) in enumerate(zip(rounds, scales, strict=True)):
+            zero, shifts = [np.zeros_like(rows)] * 2, [0.0, 0.0]
+            zero[k], shifts[k] = rows, clip / scale
+            along, square = observer.scores(zero, shifts)
+            total += np.log1p(SAMPLING * np.expm1(along - square / 2))
+        return np.round(total, 9)
+
+
+# Rounds from which nodes are away: fewer nodes hide each other less
+
+_NODES, _COLLUDER = 5, 4
+_AWAY = {0: [2, 3], 1: [1, 2, 3]}  # in round 1 one honest node is left beside the colluder
+
+
+@dataclass(frozen=True)
+class AwayCase(Case):
+    """Unit contribution, five nodes, everybody everybody's partner, one colluder; two are away in round 0 and three in round 1.
+
+    One network, whose rows have a coordinate for every trial: noise is independent per coordinate. The protocol would
+    clip rows as a whole; here each coordinate moves as far as the noise is calibrated to.
+    """
+
+    unit: Contribution
+    partners: Callable[[int, None, int], Partners] = Partners
+
+    @property
+    def secure_only(self) -> bool:
+        return self.leaks
+
+    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
+        zero, one = (self._world(copies, noise(seed + world), 1 - 2 * world) for world in (0, 1))
+        return zero, one
+
+    def _world(self, copies: int, source: NoiseSource, sign: int) -> Scores:
+        mechanism, clip = calibration(self.unit, nodes=_NODES).mechanism, self.unit.clip
+        inner, part = _unwrapped(source)
+        inner = _with_partners(inner, self.partners(_NODES, None, 1))
+        noise = inner if part == 1 else Weakened(inner)
+        wire, topology = Wiretap(_NODES), Exponential(_NODES).with_dropouts(_AWAY)
+        protocol = DPPS(topology, mechanism, Unclipped(2 * clip), noise=noise, fabric=wire)
+        state = protocol.start(torch.zeros(_NODES, copies))
+        before, total = state.s.clone(), np.zeros(copies)
+        for t in range(2):
+            rows = torch.zeros(_NODES, copies)
+            rows[0] = sign * clip
+            scale, present = protocol.step(state, rows).scale, topology.present(t)
+            fresh = (wire.messages[-1] - before).double().numpy()
+            keys = isinstance(inner, SecurePairs)  # seeded noise is drawn without keys to tell
+            if isinstance(inner, SecurePairs):
+                fresh -= known_noise(inner, [_COLLUDER], part * scale, t, copies, present)
+            total += _along(fresh / scale, 2 * clip / scale, present, keys)
+            before = state.s.clone()
+        return np.round(total, 9)
+
+
+def _along(rows: Matrix, shift: float, present: Present, told: bool) -> Scores:
+    """How far the rows of the nodes that took part lie in the direction in which node 0 moves, by the covariance that is promised."""
+    assert present is not None
+    here = [k for k in np.flatnonzero(present).tolist() if not (told and k == _COLLUDER)]
+    shares = Partners(_NODES, None, 1).shares(present)
+    laplacian = len(here) * np.eye(len(here)) - np.ones((len(here), len(here)))
+    covariance = shares.independent**2 * np.eye(len(here)) + shares.pair**2 * laplacian
+    direction = shift * np.eye(len(here))[0]  # node 0 is never away
+    along: Scores = direction @ np.linalg.solve(covariance, rows[here])
+    return along
+
+
+def pair_cases() -> tuple[Case, ...]:
+    """Every unit with partners, announced absences, and what must be found out."""
+    pairs, sparse = Pairs(1), Pairs(1, graph=networkx.circulant_graph(6, [1, 2]))
+    unit = Contribution(1.0, CLAIM, DELTA, "gaussian", trust=pairs)
+    record = Record(CLAIM, DELTA, trust=pairs)
+    name, away, found = unit.name, "pairs, 1 colluder, 2 and 3 of 5 away", 20_000
+    without: dict[str, Any] = {"make": NoPairNoise, "suspicion": "no pair noise"}
+    twice: dict[str, Any] = {"make": ReusedKey, "suspicion": "key used twice"}
+    as_if = AsIfAllWereThere
+    return (
+        PairsCase(unit, name, "pairs, 1 colluder", DELTA),
+        PairsCase(replace(unit, trust=sparse), name, "pairs, sparse, 1 colluder", DELTA, nodes=6),
+        PairsCase(record, record.name, "pairs, 1 colluder", DELTA),
+        PairsCase(unit, name, "pairs, 2 colluders sold as 1", DELTA, 5 * found, nodes=3, known=2),
+        PairsCase(unit, name, "pairs without pair noise", DELTA, found, **without),
+        PairsCase(unit, name, "pairs, key used twice", DELTA, found, **twice),
+        AwayCase(unit, name, away, DELTA),
+        AwayCase(unit, name, f"{away}, noise as if all were there", DELTA, found, partners=as_if),
+    )
+
+
+# Does the noise cancel in the mean?
+
+CHANCE = 1e-10
+"""That right noise is found outside the limits. Secure noise is different every time: this is how often an audit fails for no reason."""
+
+
+@dataclass(frozen=True)
+class MeanFinding:
+    """Limits of the variance of the noise in the mean, over the promised one.
+
+    Attributes:
+        noise: "seeded" or "secure".
+        trials: how many means were looked at.
+        low: at least.
+        high: at most.
+        twin: at least, when both partners add what they share; None where there are no keys to do so with.
+    """
+
+    noise: str
+    trials: int
+    low: float
+    high: float
+    twin: float | None
+
+    @property
+    def as_expected(self) -> bool:
+        """The promised variance is within the limits, and the wrong sign is caught."""
+        return self.low <= 1 <= self.high and self.caught
+
+    @property
+    def caught(self) -> bool:
+        """Whether noise that does not cancel was found out."""
+        return self.twin is None or self.twin > 1
+
+
+def audit_mean(trials: int, seed: int = 0, *, secure_noise: bool = False) -> MeanFinding:
+    """Look at the mean of five nodes' messages, one colluder allowed for.
+
+    Args:
+        trials: how many means.
+        seed: of seeded noise.
+        secure_noise: the noise of messages that really leave, and its twin.
+    """
+    partners = Pairs(1).partners(5)
+    if secure_noise:
+        limits = mean_variance(SecurePairs(partners), partners, trials)
+        return MeanFinding("secure", trials, *limits, mean_variance(WrongSign(partners), partners, trials)[0])
+    return MeanFinding("seeded", trials, *mean_variance(SeededPairs(partners, seed), partners, trials), None)
+
+
+def mean_variance(source: SecurePairs | SeededPairs, partners: Partners, trials: int) -> tuple[float, float]:
+    """Limits of the variance of the noise in the network's mean over the promised one; noise that does not cancel is above 1."""
+    rows = torch.zeros(partners.nodes, trials, dtype=torch.float64)
+    source.release(
+        Gaussian(1.0), 1.0, Outgoing(rows, rows.clone(), rows, range(partners.nodes), 0, True, False)
+    )
+    promised = partners.shares().independent ** 2 / partners.nodes
+    total = float((rows.mean(0) ** 2).sum()) / promised
+    return total / float(chi2.isf(CHANCE / 2, trials)), total / float(chi2.ppf(CHANCE / 2, trials))

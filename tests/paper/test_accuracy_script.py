@@ -1,0 +1,58 @@
+"""scripts/accuracy.py: every setting is one that `dpps train` takes, and variants do what they are called."""
+
+import argparse
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).parents[2] / "scripts" / "accuracy.py"
+GIVEN = argparse.Namespace(data=None, epsilon=[3.0], seeds=1)
+NEED_DATA = {"opacus"}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("accuracy", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_setting_is_a_valid_configuration(script: ModuleType) -> None:
+    for name, settings in script.GROUPS.items():
+        if name in NEED_DATA and not os.environ.get("DPPS_DATA"):
+            continue
+        found = list(settings(GIVEN))
+        assert len({(setting, epsilon) for setting, epsilon, _ in found}) == len(found)
+        if name not in ("grid", "opacus"):  # options that follow from each other, all alike
+            assert all(cell.config().nodes == cell["nodes"] for *_, cell in found)
+
+
+def test_the_grid_is_measured_on_the_shipped_code(script: ModuleType) -> None:
+    """On a complete network: all rows are the mean."""
+    rule, *grid = (cell for name, _, cell in script.grid(GIVEN) if name.startswith("breast-cancer"))
+    assert len(grid) == 24
+    result = script.train(rule)
+    assert result["rounds"] == rule["epochs"] * (45 // rule["batch_size"])
+    assert result["accuracy"] > 85
+
+
+def test_unannounced_absences_leave_noise_in_the_mean(script: ModuleType) -> None:
+    cells = {name: cell for name, _, cell in script.absences(GIVEN)}
+    announced, unannounced = (
+        script.train(cells[f"pairs, {kind}, away 0.3"].but(epochs=3))["accuracy"]
+        for kind in ("announced", "unannounced")
+    )
+    assert announced > unannounced
+
+
+def test_options_of_train_change_every_setting(script: ModuleType) -> None:
+    assert script._changes(["--momentum", "0", "--batch-size", "1/32"]) == {
+        "momentum": 0.0,
+        "batch_size": "1/32",
+    }
