@@ -11,8 +11,7 @@ from dpps.audit.cases import CLAIM, DELTA, Case, Scores
 from dpps.audit.coalition import Matrix, calibrated, pair_noise
 from dpps.audit.wiretap import SABOTAGE, NoiseFor, Weakened, Wiretap
 from dpps.noise.pairs import SecurePairs
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource
+from dpps.noise.source import NoiseSource, SecureNoise
 from dpps.privacy.trust import Pairs, Partners, Shares
 from dpps.privacy.units import Contribution
 from dpps.protocol import DPPS

@@ -25,8 +25,7 @@ from dpps.audit.bounds import ALPHA, Bound, epsilon_lower
 from dpps.audit.cases import Case, NoiseNormCase, Scores, sub_seed
 from dpps.audit.wiretap import Joined, NoiseFor, weakened
 from dpps.errors import UsageError
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import Seeded
+from dpps.noise.source import SecureNoise, Seeded
 
 Progress = Callable[[int], None]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpps.audit.wiretap import NoiseFor, Wiretap
-from dpps.learning.partpsp import PartPSP
+from dpps.learning.algorithms import PartPSP
 from dpps.noise.mechanisms import Gaussian, Laplace
 from dpps.noise.source import NoiseSource
 from dpps.privacy.units import Calibration, Contribution, NodeSwap, Plan, Record, Unit

@@ -23,14 +23,11 @@ from torch.utils.data import TensorDataset
 
 from dpps.audit.cases import CLAIM, DELTA, SAMPLING, WIDTH, Case, Scores, telling
 from dpps.audit.wiretap import SABOTAGE, NoiseFor, Weakened, Wiretap
-from dpps.learning.partpsp import PartPSP
+from dpps.learning.algorithms import PartPSP
 from dpps.noise.mechanisms import Mechanism
-from dpps.noise.pair_keys import RoundStream
 from dpps.noise.pairs import Partners as PairGraph
-from dpps.noise.pairs import SecurePairs, SeededPairs
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource, Outgoing
-from dpps.noise.table import gaussian_table
+from dpps.noise.pairs import RoundStream, SecurePairs, SeededPairs, gaussian_table
+from dpps.noise.source import NoiseSource, Outgoing, SecureNoise
 from dpps.privacy.trust import Pairs, Partners
 from dpps.privacy.units import Calibration, Contribution, Plan, Record
 from dpps.protocol import DPPS

@@ -17,7 +17,7 @@ from dpps.audit.pictures import draw
 from dpps.audit.wiretap import Wiretap
 from dpps.data import load
 from dpps.errors import UsageError
-from dpps.learning.partpsp import PartPSP
+from dpps.learning.algorithms import PartPSP
 from dpps.models import MLP
 from dpps.noise import events
 from dpps.noise.source import Seeded

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dpps.errors import RunError, UsageError
 from dpps.noise.mechanisms import Mechanism
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource, Outgoing
+from dpps.noise.source import NoiseSource, Outgoing, SecureNoise
 from dpps.topology import Weights
 from dpps.transport import Fabric, Stacked
 from dpps.transport.base import combine

@@ -6,6 +6,7 @@ from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.algorithm import ALGORITHMS, Algorithm, Step, TrainState
+    from dpps.learning.algorithms import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
     from dpps.learning.batch_sizes import parse_batch
     from dpps.learning.batches import NodeData, Poisson
     from dpps.learning.clipping import ClipCount, advice, hopeless
@@ -90,7 +91,6 @@ if TYPE_CHECKING:  # imported when first asked for
         own_accuracies,
         unless_it_fails,
     )
-    from dpps.learning.gradient_tracking import GradientTracking
     from dpps.learning.inputs import (
         Batch,
         as_datasets,
@@ -100,17 +100,12 @@ if TYPE_CHECKING:  # imported when first asked for
         check_examples,
         tell_unscaled,
     )
-    from dpps.learning.local_optimizers import LocalOptimizers
     from dpps.learning.losses import one_number, refuse_inseparable
     from dpps.learning.metrics import METRICS, ClassRow, Metric, by_name, of_classes, per_class, rehearse
     from dpps.learning.nodes import Nodes, check_record
-    from dpps.learning.optimizers import Adam, Averaging, Momentum, kept_for
     from dpps.learning.partition import Partition
-    from dpps.learning.partpsp import PartPSP
-    from dpps.learning.pedfl import PEDFL
+    from dpps.learning.released import Adam, Averaging, LocalOptimizers, Momentum, kept_for
     from dpps.learning.schedules import FORMS, Constant, Cosine, Schedule, StepDecay, WarmUp, parse_schedule
-    from dpps.learning.sgp import SGP
-    from dpps.learning.sgpdp import SGPDP
     from dpps.learning.sizes import LARGEST, announce, for_every_node, parse_sizes
     from dpps.learning.suggestion import (
         CLIP,

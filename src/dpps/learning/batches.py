@@ -17,8 +17,8 @@ from dpps.data import Images
 from dpps.errors import UsageError
 from dpps.frozen import Frozen
 from dpps.learning.engines.calling import move, tensors_in
-from dpps.noise.keystream import Keystream
-from dpps.noise.streams import SAMPLING, Streams
+from dpps.noise.sampler import Keystream
+from dpps.noise.source import SAMPLING, Streams
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,10 @@ from dpps.learning.engines.gradients import EngineName
 from dpps.learning.engines.per_example import per_example
 from dpps.learning.inputs import why_not_finite
 from dpps.learning.losses import one_number, refuse_inseparable
-from dpps.learning.optimizers import Averaging, OptimizerState, kept_for
+from dpps.learning.released import Averaging, ReleasedOptimizer, kept_for
 from dpps.learning.updates import BatchUpdates, RecordUpdates, Update, Updates
-from dpps.noise.keystream import Keystream
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource
+from dpps.noise.sampler import Keystream
+from dpps.noise.source import NoiseSource, SecureNoise
 from dpps.privacy.units import Calibration, Plan
 from dpps.protocol import DPPS, RoundRecord
 
@@ -162,39 +161,39 @@ class Nodes(Frozen):
         if not self.partition.shared:
             state.shared.round, state.shared.clock = state.round + 1, state.shared.clock + 1
             return None
-        record = self._step(state, perturbation)
+        record = self._round(state, perturbation)
         self.protocol_seconds = time.perf_counter() - begun
         self._average(state)
         return record
 
-    def _step(self, state: TrainState, perturbation: Tensor) -> RoundRecord:
+    def _round(self, state: TrainState, perturbation: Tensor) -> RoundRecord:
         """One round of DPPS, in which an optimizer makes of every released update the one that is sent."""
         optimizer, shared, sensitivity = self.algorithm.optimizer, state.shared, self.protocol.sensitivity
         if optimizer is None:
             return self.protocol.step(shared, perturbation)
-        old = _below(state.kept, _VELOCITY) or optimizer.start(shared.s)
-        new: OptimizerState = {}
         away = self._away(state)
-
-        def remember() -> None:
-            kept = new if away is None else kept_for(away, old, new)
-            state.kept = state.kept | {f"{_VELOCITY}{name}": rows for name, rows in kept.items()}
-
         if sensitivity is not None and not sensitivity.base_is_public:
             # node-swap: rows are what is hidden, so nothing is post-processing. The optimizer works on the node's own updates
             # before noise, and the sensitivity counts the norm of what it makes of them: each round's promise holds for any
             # perturbation
-            change, new = optimizer.step(old, perturbation)
-            remember()
-            return self.protocol.step(shared, change)
+            return self.protocol.step(shared, self._optimized(optimizer, state, perturbation, away))
+        message = self.protocol.release(shared, perturbation)
+        change = self._optimized(optimizer, state, message.rows - shared.s, away)
+        if away is not None:
+            change = change.masked_fill(away.to(change.device)[:, None], 0.0)
+        message = self.protocol.post_process(shared, message, change, optimizer.gain)
+        return self.protocol.exchange(shared, message)
 
-        def finish(released: Tensor) -> Tensor:
-            nonlocal new
-            change, new = optimizer.step(old, released)
-            remember()  # before anything leaves: a fabric may put the state on disk first
-            return change if away is None else change.masked_fill(away.to(change.device)[:, None], 0.0)
-
-        return self.protocol.step(shared, perturbation, finish, optimizer.gain)
+    def _optimized(
+        self, optimizer: ReleasedOptimizer, state: TrainState, update: Tensor, away: Tensor | None
+    ) -> Tensor:
+        """What the optimizer makes of an update. What it remembers is in the state before anything leaves: a fabric may put the
+        state on disk first."""
+        old = _below(state.kept, _VELOCITY) or optimizer.start(state.shared.s)
+        change, new = optimizer.step(old, update)
+        kept = new if away is None else kept_for(away, old, new)
+        state.kept = state.kept | {f"{_VELOCITY}{name}": rows for name, rows in kept.items()}
+        return change
 
     def _average(self, state: TrainState) -> None:
         """The average of iterates so far: made of what was released, and used for what comes out only."""

@@ -15,10 +15,8 @@ from dpps.learning.clipping import ClipCount
 from dpps.learning.engines.gradients import Engine
 from dpps.learning.engines.per_example import PerExample
 from dpps.learning.engines.per_example.adding import full_precision
-from dpps.learning.local_optimizers import LocalOptimizers
-from dpps.learning.optimizers import ReleasedOptimizer, kept_for
-from dpps.noise.calibration import NoiseLevel, calibrate
-from dpps.noise.source import NoiseSource, Outgoing
+from dpps.learning.released import LocalOptimizers, ReleasedOptimizer, kept_for
+from dpps.noise.source import NoiseLevel, NoiseSource, Outgoing, calibrate
 from dpps.privacy.units import Calibration, Plan
 
 
@@ -53,7 +51,7 @@ class Updates(Frozen, ABC):
 
 
 class BatchUpdates(Updates):
-    """Algorithm 2, lines 2 to 5: gradients of whole batches, the shared one clipped.
+    """Algorithm 2, lines 3 to 6: gradients of whole batches, the shared one clipped.
 
     Args:
         algorithm: the rates' owner: how many local steps, which optimizer.

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpps.disk import private, write_private, writing
 from dpps.errors import RunError, UsageError
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource, Seeded
+from dpps.noise.source import NoiseSource, SecureNoise, Seeded
 from dpps.peers.fabric import Peers, averaging_rounds
 from dpps.peers.frames import LEARNING
 from dpps.peers.ledger import OUTBOX, OutboxLedger

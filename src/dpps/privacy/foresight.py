@@ -8,8 +8,7 @@ import numpy as np
 from dpps.errors import UsageError
 from dpps.noise.mechanisms import Mechanism
 from dpps.privacy.units import NodeSwap, Plan, Unit
-from dpps.sensitivity import Certified, Paper
-from dpps.sensitivity.coefficients import WINDOW, coefficients, noise_factor
+from dpps.sensitivity import WINDOW, Certified, Paper, coefficients, noise_factor
 from dpps.topology import Topology
 
 BEYOND = 1e34

@@ -16,7 +16,7 @@ from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.batch_sizes import batches, parse_batch
 from dpps.learning.metrics import of_classes
-from dpps.learning.optimizers import Averaging, Momentum
+from dpps.learning.released import Averaging, Momentum
 from dpps.learning.schedules import FORMS as SCHEDULES
 from dpps.learning.schedules import parse_schedule
 from dpps.learning.sizes import for_every_node, parse_sizes

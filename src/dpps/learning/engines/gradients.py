@@ -22,7 +22,7 @@ from dpps.learning.engines.workers import Workers, may_run, suits
 from dpps.learning.partition import Partition, Slot
 from dpps.models import call_stages
 from dpps.models.swapping import swapped
-from dpps.noise.streams import DROPOUT, key
+from dpps.noise.source import DROPOUT, key
 
 Update = Callable[[Tensor, slice], Tensor]
 """Takes local gradients (k, d_l) and which rows they belong to, and returns the new local parameters of these rows."""

@@ -54,8 +54,8 @@ def test_distributed_like_fabric_refuses_what_needs_everybodys_rows():
     ring = dpps.Ring(4)
     with pytest.raises(UsageError, match=r"Oracle\(\)"):
         dpps.DPPS(ring, dpps.Laplace(1), dpps.Oracle(), fabric=Elsewhere(4))
-    with pytest.raises(UsageError, match="track_real"):
-        dpps.DPPS(ring, track_real=True, fabric=Elsewhere(4))
+    with pytest.raises(UsageError, match="watch"):
+        dpps.DPPS(ring, watch={"real": dpps.Oracle()}, fabric=Elsewhere(4))
     with pytest.raises(UsageError, match="common_start"):
         dpps.DPPS(ring, fabric=Elsewhere(4)).start(torch.zeros(4, 2))
     for mechanism, used, watched in (
@@ -111,8 +111,9 @@ def test_watched_sensitivities_do_not_change_the_run():
     assert all(r.watched["certified"] >= r.watched["real"] for r in records)
 
 
-def test_bytes_are_rows_to_peers_plus_scalars():
-    protocol = dpps.DPPS(dpps.DOut(10, 4), dpps.Laplace(1), dpps.Bounded(clip=0.5), sync_every=2)
-    state = protocol.start(torch.zeros(10, 100))
-    assert protocol.step(state).bytes == 3 * (400 + 8)
-    assert protocol.step(state).bytes == 2 * 9 * (400 + 8) // 10  # an all-reduce mean
+def test_the_real_distance_may_be_watched_whatever_the_weights():
+    watch = {"real": dpps.Oracle()}
+    protocol = dpps.DPPS(column_stochastic(4), watch=watch)
+    assert protocol.step(protocol.start(torch.arange(4.0)[:, None])).real == 3.0
+    with pytest.raises(UsageError, match="doubly stochastic"):
+        dpps.DPPS(column_stochastic(4), dpps.Laplace(1), dpps.Oracle(), watch=watch)

@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpps.errors import RunError, UsageError
-from dpps.noise.keystream import Keystream
 from dpps.noise.mechanisms import Gaussian, Mechanism
-from dpps.noise.pair_keys import PairKeys, RoundStream
-from dpps.noise.secure import SecureNoise, power_of_two_below, whole_steps
-from dpps.noise.source import Outgoing, Seeded, tiles
-from dpps.noise.streams import PAIRS, Streams
-from dpps.noise.table import gaussian_table, table_slack
+from dpps.noise.pairs.keys import PairKeys, RoundStream
+from dpps.noise.pairs.table import gaussian_table, table_slack
+from dpps.noise.sampler import Keystream
+from dpps.noise.source import PAIRS, Outgoing, SecureNoise, Seeded, Streams, power_of_two_below, tiles
 
 SMOOTH = 4.0
 """Pair noise lies on the coarsest grid on which its sum with the independent noise is still Gaussian: see `lattice_slack`."""
@@ -33,7 +31,7 @@ Present = NDArray[np.bool_] | None
 
 
 class Split(Protocol):
-    """Deviations in units of the noise of a message without partners."""
+    """Standard deviations in units of the noise of a message without partners."""
 
     @property
     def independent(self) -> float: ...
@@ -92,28 +90,22 @@ class SecurePairs(SecureNoise):
         lattice = lattice_slack(SMOOTH, pairs)
         return alone + rounds * dimension * (lattice + table_slack(pairs))
 
-    def deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
+    def standard_deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
         return _of_a_message(self.partners, scale, present) * _FINER
 
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
-        norms = torch.zeros(len(out.nodes), dtype=torch.float64)
         if scale == 0:
-            return norms
+            return torch.zeros(len(out.nodes), dtype=torch.float64)
         _check(mechanism)
-        split, step = self.partners.shares(out.present), out.step or self.grid(scale)
+        step, own = out.step or self.grid(scale), scale * self.partners.shares(out.present).independent
         shared, coarse = self.shared(scale, out)
-        self.keystream.refresh()
-        for k in range(len(out.nodes)):
-            hidden = (out.perturbation if out.base_is_public else out.half)[k].double().cpu().numpy()
-            noise = mechanism.draw_whole(self.keystream, scale * split.independent / step, hidden.size)
+
+        def draw(k: int, size: int) -> np.ndarray:
+            noise = mechanism.draw_whole(self.keystream, own / step, size)
             noise += shared[k].astype(np.int64) * round(coarse / step)
-            whole = whole_steps(hidden, step, toward_zero=out.base_is_public) + noise
-            message = torch.from_numpy(whole.astype(np.float64) * step)
-            if out.base_is_public:
-                message += out.s[k].double().cpu()
-            out.half[k] = message.to(out.half)
-            norms[k] = float(np.abs(noise).sum(dtype=np.float64)) * step if out.norms else 0.0
-        return norms
+            return noise
+
+        return self._noised(out, step, draw)
 
     def shared(self, scale: float, out: Outgoing) -> tuple[NDArray[np.int32], float]:
         """What each row here adds of the noise of its pairs, in whole steps, and the step."""
@@ -141,7 +133,7 @@ class SecurePairs(SecureNoise):
         return total, step
 
     def lattice(self, scale: float, present: Present) -> tuple[float, float]:
-        """The step of the pair noise, a power of two times that of the grid, and its deviation in these steps, rounded up."""
+        """The step of the pair noise, a power of two times that of the grid, and its standard deviation in these steps, rounded up."""
         split = self.partners.shares(present)
         if split.pair == 0:
             return self.grid(scale), 0.0
@@ -174,7 +166,7 @@ class SeededPairs(Seeded):
         self._pair_streams = Streams(self.seed, PAIRS)
         self._root: tuple[bytes, Tensor] | None = None
 
-    def deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
+    def standard_deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
         return _of_a_message(self.partners, scale, present)
 
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
@@ -268,7 +260,7 @@ class SeededPairs(Seeded):
 def lattice_slack(smooth: float, pairs: int) -> float:
     """Distance of (independent Gaussian + pair noise on a lattice) from the Gaussian of the same covariance, per coordinate.
 
-    Let X be normal with covariance sigma^2 I, n discrete Gaussian of deviation tau on Z^E,
+    Let X be normal with covariance sigma^2 I, n discrete Gaussian of standard deviation tau on Z^E,
     B the incidence matrix of the pairs. The density of X + B n at v is proportional to exp(-v' Sigma^-1 v /
     2) times the sum over n of exp(-(n-m)' Q (n-m) / 2), with Q = I/tau^2 + B'B/sigma^2 and m depending on v. By Poisson summation that sum is constant up to a factor 1 + theta, |theta| <=
     sum over k != 0 of exp(-2 pi^2 k' Q^-1 k) <= (1 + 2 sum_j exp(-2 pi^2 s^2 j^2))^E - 1,
@@ -293,7 +285,7 @@ def _check(mechanism: Mechanism) -> None:
 
 
 def _of_a_message(partners: Partners, scale: float, present: Present) -> float:
-    """Deviation of the noise in a message of the node with most partners."""
+    """Standard deviation of the noise in a message of the node with most partners."""
     split = partners.shares(present)
     return scale * math.sqrt(split.independent**2 + partners.most_partners(present) * split.pair**2)
 
