@@ -8,7 +8,7 @@ import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning import Adam, Averaging, Cosine, LocalOptimizers, Momentum, WarmUp, kept_for
+from dpps.learning import Adam, Averaging, Cosine, LocalOptimizers, Momentum, WarmUp
 from dpps.noise import Seeded
 from tests.support.learning import tiny, toy_data, train
 
@@ -66,9 +66,10 @@ def test_arguments_are_not_changed(optimizer, gradients):
 
 def test_rows_that_are_away_keep_their_state(gradients):
     optimizer = Adam(0.1)
-    _, old = optimizer.step(optimizer.start(gradients[0]), gradients[0])
+    _, old = optimizer.advance({}, gradients[0], None)
     _, new = optimizer.step(old, gradients[1])
-    kept = kept_for(torch.tensor([False, True, False]), old, new)
+    change, kept = optimizer.advance(old, gradients[1], torch.tensor([False, True, False]))
+    assert change.any(1).tolist() == [True, False, True]
     assert torch.equal(kept["first"][1], old["first"][1])
     assert torch.equal(kept["second"][0], new["second"][0])
     assert kept["steps"].tolist() == [2, 1, 2]

@@ -62,7 +62,6 @@ def test_ten_lines_are_enough() -> None:
 
 def test_without_being_told_the_worst_is_assumed() -> None:
     found = Constant()
-    assert found.needs_double_stochasticity
     assert not found.base_is_public
     assert found.largest_perturbation(1.0) == math.inf
     assert found.rounding(100, 0.01, 1) == pytest.approx(1.0)

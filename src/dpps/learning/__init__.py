@@ -104,7 +104,7 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.metrics import METRICS, ClassRow, Metric, by_name, of_classes, per_class, rehearse
     from dpps.learning.nodes import Nodes, check_record
     from dpps.learning.partition import Partition
-    from dpps.learning.released import Adam, Averaging, LocalOptimizers, Momentum, kept_for
+    from dpps.learning.released import Adam, Averaging, LocalOptimizers, Momentum
     from dpps.learning.schedules import FORMS, Constant, Cosine, Schedule, StepDecay, WarmUp, parse_schedule
     from dpps.learning.sizes import LARGEST, announce, for_every_node, parse_sizes
     from dpps.learning.suggestion import (

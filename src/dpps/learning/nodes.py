@@ -22,7 +22,7 @@ from dpps.learning.engines.gradients import EngineName
 from dpps.learning.engines.per_example import per_example
 from dpps.learning.inputs import why_not_finite
 from dpps.learning.losses import one_number, refuse_inseparable
-from dpps.learning.released import Averaging, ReleasedOptimizer, kept_for
+from dpps.learning.released import Averaging, ReleasedOptimizer
 from dpps.learning.updates import BatchUpdates, RecordUpdates, Update, Updates
 from dpps.noise.sampler import Keystream
 from dpps.noise.source import NoiseSource, SecureNoise
@@ -168,30 +168,23 @@ class Nodes(Frozen):
 
     def _round(self, state: TrainState, perturbation: Tensor) -> RoundRecord:
         """One round of DPPS, in which an optimizer makes of every released update the one that is sent."""
-        optimizer, shared, sensitivity = self.algorithm.optimizer, state.shared, self.protocol.sensitivity
+        optimizer, shared = self.algorithm.optimizer, state.shared
         if optimizer is None:
             return self.protocol.step(shared, perturbation)
-        away = self._away(state)
-        if sensitivity is not None and not sensitivity.base_is_public:
+        if self.protocol.hides_rows:
             # node-swap: rows are what is hidden, so nothing is post-processing. The optimizer works on the node's own updates
             # before noise, and the sensitivity counts the norm of what it makes of them: each round's promise holds for any
             # perturbation
-            return self.protocol.step(shared, self._optimized(optimizer, state, perturbation, away))
+            return self.protocol.step(shared, self._optimized(optimizer, state, perturbation))
         message = self.protocol.release(shared, perturbation)
-        change = self._optimized(optimizer, state, message.rows - shared.s, away)
-        if away is not None:
-            change = change.masked_fill(away.to(change.device)[:, None], 0.0)
+        change = self._optimized(optimizer, state, message.rows - shared.s)
         message = self.protocol.post_process(shared, message, change, optimizer.gain)
         return self.protocol.exchange(shared, message)
 
-    def _optimized(
-        self, optimizer: ReleasedOptimizer, state: TrainState, update: Tensor, away: Tensor | None
-    ) -> Tensor:
+    def _optimized(self, optimizer: ReleasedOptimizer, state: TrainState, update: Tensor) -> Tensor:
         """What the optimizer makes of an update. What it remembers is in the state before anything leaves: a fabric may put the
         state on disk first."""
-        old = _below(state.kept, _VELOCITY) or optimizer.start(state.shared.s)
-        change, new = optimizer.step(old, update)
-        kept = new if away is None else kept_for(away, old, new)
+        change, kept = optimizer.advance(_below(state.kept, _VELOCITY), update, self._away(state))
         state.kept = state.kept | {f"{_VELOCITY}{name}": rows for name, rows in kept.items()}
         return change
 
@@ -270,10 +263,8 @@ class Nodes(Frozen):
         In a distributed run of node-swap rows are what the noise hides, and averaging would send them without it: there each
         process averages its own rows only.
         """
-        sensitivity, fabric, rows = self.protocol.sensitivity, self.protocol.fabric, self.shared_rows(state)
-        if not fabric.simulation and sensitivity is not None and not sensitivity.base_is_public:
-            return rows.mean(0)
-        return fabric.mean(rows)
+        fabric, rows = self.protocol.fabric, self.shared_rows(state)
+        return rows.mean(0) if self.protocol.hides_rows and not fabric.simulation else fabric.mean(rows)
 
     def shared_rows(self, state: TrainState) -> Tensor:
         """The shared parameters that come out of every row held here, before they are averaged with the others'."""
@@ -284,8 +275,8 @@ class Nodes(Frozen):
         """Of the averaged s: rows whose mean over all nodes it is, or where nodes do not meet each node's own y."""
         return state.shared.s if self.protocol.fabric.meets else state.shared.y
 
-    def settle(self, state: TrainState, mean: Tensor) -> None:
-        """The last word on the averaged s where nodes do not meet: what they have agreed on at the end."""
+    def set_mean(self, state: TrainState, mean: Tensor) -> None:
+        """Replace the shared parameters by what nodes that do not meet have agreed on at the end."""
         state.shared.s = mean.to(state.shared.s) * state.shared.a.to(state.shared.s)[:, None]
         if f"{_AVERAGE}mean" in state.kept:
             state.kept = state.kept | {f"{_AVERAGE}mean": mean.to(state.shared.s).expand_as(state.shared.s)}

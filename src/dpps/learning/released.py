@@ -45,6 +45,20 @@ class ReleasedOptimizer(ABC):
     def step(self, state: OptimizerState, released: Tensor) -> tuple[Tensor, OptimizerState]:
         """The change of every row, and the state after it. Neither argument is changed."""
 
+    def advance(
+        self, state: OptimizerState, released: Tensor, away: Tensor | None
+    ) -> tuple[Tensor, OptimizerState]:
+        """A step from a state that is empty before the first one. Rows that are away (a mask) do not move, and keep their state."""
+        old = state or self.start(released)
+        change, new = self.step(old, released)
+        if away is None:
+            return change, new
+        kept = {
+            name: torch.where(away.view(-1, *[1] * (rows.ndim - 1)).to(rows.device), old[name], rows)
+            for name, rows in new.items()
+        }
+        return change.masked_fill(away.to(change.device)[:, None], 0.0), kept
+
 
 @dataclass(frozen=True)
 class Momentum(ReleasedOptimizer):
@@ -144,14 +158,6 @@ class Averaging:
             return {"mean": rows.clone(), "count": state["count"]}
         count = state["count"] + 1
         return {"mean": torch.lerp(state["mean"], rows, 1 / int(count)), "count": count}
-
-
-def kept_for(away: Tensor, old: OptimizerState, new: OptimizerState) -> OptimizerState:
-    """The state after a round in which some rows were away (a mask): theirs stays as it was."""
-    return {
-        name: torch.where(away.view(-1, *[1] * (rows.ndim - 1)).to(rows.device), old[name], rows)
-        for name, rows in new.items()
-    }
 
 
 class LocalOptimizers:

@@ -15,7 +15,7 @@ from dpps.learning.clipping import ClipCount
 from dpps.learning.engines.gradients import Engine
 from dpps.learning.engines.per_example import PerExample
 from dpps.learning.engines.per_example.adding import full_precision
-from dpps.learning.released import LocalOptimizers, ReleasedOptimizer, kept_for
+from dpps.learning.released import LocalOptimizers, ReleasedOptimizer
 from dpps.noise.source import NoiseLevel, NoiseSource, Outgoing, calibrate
 from dpps.privacy.units import Calibration, Plan
 
@@ -188,9 +188,9 @@ class RecordUpdates(Updates):
         """What an optimizer makes of the released local update: post-processing, as with the shared one."""
         if self.optimizer is None:
             return moved
-        old = self._kept or self.optimizer.start(base)
-        change, new = self.optimizer.step(old, (moved - base).to(base))  # sums of large batches are float64
-        self._kept = dict(new if away is None else kept_for(away, old, new))
+        released = (moved - base).to(base)  # sums of large batches are float64
+        change, kept = self.optimizer.advance(self._kept, released, away)
+        self._kept = dict(kept)
         return base + change
 
     def state(self) -> dict[str, Tensor]:

@@ -402,7 +402,7 @@ class Member(Deployment):
             )
         if self.fabric.late:
             log.warning("%scame back when the others had finished, and has their final model", self.voice)
-        run.nodes.settle(run.state, mean)
+        run.nodes.set_mean(run.state, mean)
         run.forget_evaluation()
         self.fabric.finish()
 

@@ -19,18 +19,17 @@ def check_request(protocol: "DPPS") -> None:
     """Refuse what cannot work, or would not be private, before there is a state."""
     topology, fabric, mechanism = protocol.topology, protocol.fabric, protocol.mechanism
     sensitivity, mixes = protocol.sensitivity, protocol.mixes
-    hides_rows = sensitivity is not None and not sensitivity.base_is_public
     hides_start = sensitivity is not None and sensitivity.start_is_private
     if protocol.sync_every < 0:
         raise UsageError(f"sync_every is {protocol.sync_every}: it must be 0 (never) or a number of rounds")
     if mixes < 1:
         raise UsageError(f"mixes is {mixes}: it must be 1 or more gossip steps per message")
-    if not fabric.meets and (protocol.sync_every or mixes > 1 or hides_rows or hides_start):
+    if not fabric.meets and (protocol.sync_every or mixes > 1 or protocol.hides_rows or hides_start):
         raise UsageError(
             "members come and go: use the unit record or contribution (or none) with a public start, sync_every=0 and mixes=1; "
             "node-swap and synchronisation need everybody in every round, and further gossip steps would have to wait for everybody"
         )
-    if mixes > 1 and hides_rows:
+    if mixes > 1 and protocol.hides_rows:
         raise UsageError(
             f"mixes is {mixes}: the unit node-swap hides rows, and more steps would send them without noise; use 1, or the unit "
             "record or contribution"
@@ -56,7 +55,7 @@ def _check_sensitivity(protocol: "DPPS", sensitivity: Sensitivity) -> None:
     topology, norm = protocol.topology, protocol.mechanism.norm
     # the real distance may be watched whatever the weights
     is_bound = sensitivity is protocol.sensitivity or not sensitivity.simulation_only
-    if is_bound and sensitivity.needs_double_stochasticity and not topology.doubly_stochastic:
+    if is_bound and not sensitivity.base_is_public and not topology.doubly_stochastic:
         raise UsageError(
             f"{sensitivity} needs doubly stochastic weights and {topology} has columns only: "
             "balance the weights, or use a unit other than node-swap"

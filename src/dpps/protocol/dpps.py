@@ -163,13 +163,8 @@ class DPPS(Frozen):
             perturbation=float(view.perturbation_norms.mean()),
             watched=message.watched,
         )
-        state.s, state.a, state.link, state.memory, state.watched = (
-            arrived.s,
-            arrived.a,
-            arrived.link,
-            memory,
-            watched,
-        )
+        state.s, state.a, state.link = arrived.s, arrived.a, arrived.link
+        state.memory, state.watched = memory, watched
         state.round, state.clock = state.round + 1, state.clock + 1
         return record
 
@@ -185,7 +180,7 @@ class DPPS(Frozen):
             change: of every row.
             gain: how much longer than the updates what is made of them can be, over all rounds; infinite: not known.
         """
-        if self.sensitivity is not None and not self._base_is_public(state):
+        if self.hides_rows or self._hides_start(state):
             raise UsageError(
                 "an optimizer of released updates needs rows that are public: use the unit record or "
                 "contribution and a common start"
@@ -201,14 +196,13 @@ class DPPS(Frozen):
             raise UsageError(
                 f"perturbation has shape {tuple(eps.shape)}: expected {tuple(state.s.shape)}, one row per node"
             )
-        public = self.sensitivity is not None and self.sensitivity.base_is_public
         # a bound on sums holds before they are rounded to fewer digits: float64 stays as it is until there is noise
-        keep = public and eps.dtype == torch.float64
+        keep = self.hides_updates and eps.dtype == torch.float64
         eps = eps.to(state.s.device, eps.dtype if keep else state.s.dtype).contiguous()
         if (present := self.present(state)) is not None:
             away = torch.from_numpy(~present[list(self.fabric.rows)]).to(eps.device)
             eps = eps.masked_fill(away[:, None], 0.0)
-        exact = torch.float64 if public else None  # a clip relies on it
+        exact = torch.float64 if self.hides_updates else None  # a clip relies on it
         norms = _row_norms(eps, self.mechanism.norm, exact).to("cpu", torch.float64)
         if self.hides_failures:
             bad = ~torch.isfinite(norms)
@@ -226,9 +220,7 @@ class DPPS(Frozen):
         def rounding(step: float) -> float:
             own = sensitivity.rounding(d, step, norm)
             # a private start row is rounded, too, in addition to its perturbation: that costs what it costs in node-swap
-            return own + (
-                Sensitivity.rounding(sensitivity, d, step, norm) if self._start_is_hidden(state) else 0.0
-            )
+            return own + Sensitivity.rounding(sensitivity, d, step, norm) if self._hides_start(state) else own
 
         if not math.isfinite(self.mechanism.scale(estimated)):
             raise self._diverged(state, estimated)
@@ -268,8 +260,9 @@ class DPPS(Frozen):
         asked = self.recorder.needs_noise_norms or bool(
             self.sensitivity and self.sensitivity.needs_noise_norms
         )
-        rows = _private_rows(state.s, eps, level.step) if self._start_is_hidden(state) else half
-        public = self._base_is_public(state)
+        with_start = self._hides_start(state)
+        rows = _private_rows(state.s, eps, level.step) if with_start else half
+        public = self.hides_updates and not with_start
         out = Outgoing(state.s, eps, rows, self.fabric.rows, state.round, public, asked, level.step)
         present = self.present(state)
         if present is None:
@@ -295,16 +288,6 @@ class DPPS(Frozen):
         if (held.shape, held.dtype, held.device) != (like.shape, like.dtype, like.device):
             self._rows = torch.empty_like(like)
         return self._rows
-
-    def _base_is_public(self, state: State) -> bool:
-        """Whether rows follow from earlier messages. Private start values do not: in round 0 they are what the noise hides."""
-        known = state.round > 0 or state.config.common_start
-        return self.sensitivity is not None and self.sensitivity.base_is_public and known
-
-    def _start_is_hidden(self, state: State) -> bool:
-        """Whether this round's noise hides private start values."""
-        public = self.sensitivity is not None and self.sensitivity.base_is_public
-        return public and not self._base_is_public(state)
 
     # Rounds, as everybody knows them beforehand
 
@@ -375,7 +358,7 @@ class DPPS(Frozen):
             group: how many records one person may own.
         """
         simulated, rounds = not self.noise.private, self.ledger.messages
-        if self.sensitivity is not None and not self.sensitivity.base_is_public:
+        if self.hides_rows:
             if not self.mechanism.pure and rounds:  # rounds without a pure epsilon have no such sum
                 return Total(math.inf, delta, "none", None, {}, simulated)
             delta = getattr(self.sensitivity, "delta", 0.0)
@@ -384,11 +367,24 @@ class DPPS(Frozen):
         return replace(self.ledger.total(delta, group, distance=distance), simulated=simulated)
 
     @property
+    def hides_rows(self) -> bool:
+        """Whether noise hides whole rows (node-swap)."""
+        return self.sensitivity is not None and not self.sensitivity.base_is_public
+
+    @property
+    def hides_updates(self) -> bool:
+        """Whether noise hides perturbations only: rows follow from earlier messages."""
+        return self.sensitivity is not None and self.sensitivity.base_is_public
+
+    @property
     def hides_failures(self) -> bool:
         """Stopping because of one's data is a message without noise: where messages really leave, or nobody knows the noise and
         so a guarantee is stated, a perturbation that is not finite counts as zero and noise is sent all the same."""
-        real = self.noise.private or not self.fabric.simulation
-        return real and self.sensitivity is not None and self.sensitivity.base_is_public
+        return self.hides_updates and (self.noise.private or not self.fabric.simulation)
+
+    def _hides_start(self, state: State) -> bool:
+        """Whether this round's noise hides private start values as well: in round 0 no message has told them."""
+        return self.hides_updates and state.round == 0 and not state.config.common_start
 
 
 def _row_norms(rows: Tensor, norm: int, dtype: torch.dtype | None) -> Tensor:

@@ -71,7 +71,7 @@ def bytes_sent(protocol: DPPS, clock: int, rows: Tensor) -> int:
     """By the busiest node in a round: its row and 8 bytes more to each peer, or an all-reduce mean; and the scalar S_i to
     everybody where one is broadcast."""
     nodes, row = protocol.fabric.nodes, rows.shape[1] * rows.element_size() + 8
-    scalar = 8 * (nodes - 1) if protocol.sensitivity and not protocol.sensitivity.base_is_public else 0
+    scalar = 8 * (nodes - 1) if protocol.hides_rows else 0
     if protocol.synchronises(clock):
         return 2 * (nodes - 1) * row // nodes + scalar
     return sum(int(w.out_degree.max()) for w in protocol.gossip_weights(clock)) * row + scalar
