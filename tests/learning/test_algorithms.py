@@ -72,12 +72,6 @@ def test_a_seed_repeats_bit_for_bit_and_another_differs():
 # Limits that must coincide
 
 
-def test_no_noise_equals_sgp():
-    noiseless = dpps.NodeSwap(budget=1.0, noise_rate=0.0, sensitivity=dpps.Paper(0.8, 0.5))
-    a, b = train(tiny(), "all", noiseless), train(tiny(), "all", None)
-    assert torch.equal(a.shared, b.shared)
-
-
 def test_sgp_by_hand():
     """All shared, no noise: s <- W (s - lr gradient), nothing else."""
     model, data = tiny(), toy_data(4)
@@ -115,96 +109,14 @@ def test_any_optimizer_serves_the_local_part():
     assert not torch.allclose(adam.local, plain.local)
 
 
-def test_callbacks_models_and_saving(tmp_path):
-    seen = []
-    run = dpps.Run(
-        dpps.PartPSP(tiny(), ["layer1"], batch_size=10),
-        toy_data(3),
-        topology=dpps.Ring(3),
-        seed=0,
-        callbacks=[lambda training, log: seen.append(log.round)],
-    ).fit(epochs=1)
-    assert seen == [0, 1, 2, 3]
-    models = run.models()
-    torch.testing.assert_close(models[0].layer1.weight, models[2].layer1.weight)
-    assert not torch.equal(models[0].layer2.weight, models[2].layer2.weight)
-    from safetensors.torch import load_file
-
-    paths = run.save(tmp_path)
-    fresh = tiny(seed=99)
-    fresh.load_state_dict(load_file(paths[2]))
-    assert torch.equal(fresh.layer2.weight, models[2].layer2.weight)
-
-
 # Bad input
 
 
-def test_bad_input_is_refused_before_any_work():
-    mlp, ring, data = tiny(), dpps.Ring(3), toy_data(3)
-    cases = [
-        (lambda: dpps.PartPSP(mlp, ["layer9"]), "layer9.*layer1.weight"),
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: dpps.PartPSP(tiny(), ["layer9"]), "layer9.*layer1.weight"),
         (lambda: dpps.PartPSP(nn.Flatten(), "all"), "Flatten"),
-        (lambda: dpps.PartPSP(mlp, "all", batch_size=0), "batch_size is 0"),
-        (lambda: dpps.PartPSP(mlp, "all", lr_shared=-1), "lr_shared is -1"),
-        (
-            lambda: dpps.Run(dpps.PartPSP(mlp, "all"), data[:2], topology=ring).fit(epochs=1),
-            "2 data sets.*3 nodes",
-        ),
-        (lambda: dpps.Run(dpps.PartPSP(mlp, "all"), data, topology=ring).fit(epochs=0), "epochs is 0"),
-        (
-            lambda: dpps.Run(dpps.PartPSP(mlp, "all", batch_size=41), data, topology=ring).fit(epochs=1),
-            "40 examples.*41",
-        ),
-        (
-            lambda: dpps.Run(
-                dpps.PartPSP(batch_norm_model(), "all"), data, topology=ring, privacy=dpps.Record(epsilon=1)
-            ).fit(epochs=1),
-            "1: BatchNorm.*GroupNorm",
-        ),
-        (
-            lambda: dpps.Run(
-                dpps.PartPSP(mlp, ["layer1"], batch_size=10, local_optimizer=torch.optim.SGD),
-                data,
-                topology=ring,
-                privacy=dpps.Record(epsilon=1),
-            ).fit(epochs=1),
-            "plain SGD",
-        ),
-        (
-            lambda: dpps.Run(
-                dpps.PartPSP(mlp, "all", batch_size=10),
-                data,
-                topology=ring,
-                test=(torch.randn(4, 6), torch.tensor([0, 1, 2, 7])),
-            ).fit(epochs=1),
-            "0 to 7",
-        ),
-        (
-            lambda: dpps.Run(
-                dpps.PartPSP(mlp, ["layer1"], batch_size=10, local_steps=2),
-                data,
-                topology=ring,
-                privacy=dpps.Record(epsilon=1),
-            ).fit(epochs=1),
-            "local_steps is 2",
-        ),
-        (
-            lambda: dpps.Run(
-                dpps.PartPSP(mlp, [], batch_size=10), data, topology=ring, privacy=dpps.Record(epsilon=1)
-            ).fit(epochs=1),
-            "shared",
-        ),
-        (
-            lambda: dpps.Run(
-                dpps.PartPSP(
-                    nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)), ["0"], batch_size=10
-                ),
-                data,
-                topology=ring,
-                privacy=dpps.Record(epsilon=1),
-            ).fit(epochs=1),
-            "dropout masks",
-        ),
         (dpps.Record, "epsilon.*noise_multiplier"),
         (lambda: dpps.Record(epsilon=1, noise_multiplier=1), "epsilon.*noise_multiplier"),
         (lambda: dpps.Record(epsilon=0), "epsilon is 0"),
@@ -213,10 +125,42 @@ def test_bad_input_is_refused_before_any_work():
         (lambda: dpps.Contribution(clip=1, epsilon=1, delta=0, mechanism="gaussian"), "delta is 0"),
         (lambda: dpps.Contribution(clip=1, epsilon=1, mechanism="gausian"), "'gausian'.*'gaussian'"),
         (lambda: dpps.NodeSwap(budget=5, epsilon=3), "budget or epsilon"),
-    ]
-    for call, message in cases:
-        with pytest.raises(UsageError, match=message):
-            call()
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, said):
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+DROPOUT = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "shared", "options", "run", "said"),
+    [
+        (tiny(), "all", {}, {"data": toy_data(2)}, "2 data sets.*3 nodes"),
+        (tiny(), "all", {}, {"epochs": 0}, "epochs is 0"),
+        (tiny(), "all", {"batch_size": 41}, {}, "40 examples.*41"),
+        (tiny(), "all", {}, {"test": (torch.randn(4, 6), torch.tensor([0, 1, 2, 7]))}, "0 to 7"),
+        (batch_norm_model(), "all", {}, {"privacy": dpps.Record(epsilon=1)}, "1: BatchNorm.*GroupNorm"),
+        (
+            tiny(),
+            ["layer1"],
+            {"local_optimizer": torch.optim.SGD},
+            {"privacy": dpps.Record(epsilon=1)},
+            "plain SGD",
+        ),
+        (tiny(), ["layer1"], {"local_steps": 2}, {"privacy": dpps.Record(epsilon=1)}, "local_steps is 2"),
+        (tiny(), [], {}, {"privacy": dpps.Record(epsilon=1)}, "shared"),
+        (DROPOUT, ["0"], {}, {"privacy": dpps.Record(epsilon=1)}, "dropout masks"),
+    ],
+)
+def test_a_run_that_cannot_work_is_refused_before_any_work(model, shared, options, run, said):
+    run = {"data": toy_data(3), "epochs": 1} | run
+    algorithm = dpps.PartPSP(model, shared, **{"batch_size": 10} | options)
+    data, epochs = run.pop("data"), run.pop("epochs")
+    with pytest.raises(UsageError, match=said):
+        dpps.Run(algorithm, data, topology=dpps.Ring(3), **run).fit(epochs=epochs)
 
 
 # Where gradients are taken: in the unit record both at l(t), otherwise the shared one at l(t+1), as the paper has it
@@ -259,6 +203,7 @@ def _shared(algorithm, **options) -> torch.Tensor:
 
 
 def test_without_noise_all_three_are_the_same() -> None:
+    assert SGP.shares("1") == SGPDP.shares("1") == "all"
     found = []
     for kind in (dpps.PartPSP, SGP, SGPDP):
         torch.manual_seed(0)
@@ -272,12 +217,6 @@ def test_sgpdp_has_the_noise_of_partpsp() -> None:
     noisy = _shared(SGPDP(model, "all", batch_size=4), privacy=unit)
     assert torch.equal(noisy, _shared(dpps.PartPSP(model, "all", batch_size=4), privacy=unit))
     assert not torch.allclose(noisy, _shared(SGPDP(model, "all", batch_size=4)))
-
-
-def test_sgp_refuses_a_unit() -> None:
-    assert SGP.shares("1") == SGPDP.shares("1") == "all"
-    with pytest.raises(UsageError):
-        _shared(SGP(nn.Linear(3, 2), "all", batch_size=4), privacy=dpps.Record(noise_multiplier=1.0))
 
 
 # PEDFL is D-PSGD with noise: the gradient at the old point is added after mixing, and leaves with the next message
@@ -329,18 +268,6 @@ def test_the_real_distance_is_used_in_node_swap():
 def test_the_unit_record_is_refused():
     with pytest.raises(UsageError, match=r"PEDFL.*unit record"):
         pedfl(dpps.Record(epsilon=1.0))
-
-
-def test_the_update_that_has_not_left_yet_is_in_the_checkpoint(tmp_path):
-    whole = pedfl().fit(epochs=2)
-    for log in pedfl(folder=tmp_path / "run").rounds(epochs=2):
-        if log.round == 4:
-            break
-    algorithm = dpps.PEDFL(tiny(), "all", batch_size=10, lr_shared=0.2)
-    again = dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), topology=dpps.Ring(3), seed=0).fit(
-        epochs=2
-    )
-    assert torch.equal(again.shared, whole.shared)
 
 
 # Gradient tracking reaches the common optimum at a constant rate, where SGP stays beside it

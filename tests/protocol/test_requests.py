@@ -13,9 +13,12 @@ from tests.support.protocol import column_stochastic
 # Bad input
 
 
-def test_bad_arguments_name_the_value_and_the_remedy():
-    ring = dpps.Ring(4)
-    cases = [
+RING = dpps.Ring(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (lambda: dpps.Laplace(0), "budget is 0"),
         (lambda: dpps.Laplace(-1), "budget is -1"),
         (lambda: dpps.Laplace(1, -0.1), "noise rate is -0.1"),
@@ -28,23 +31,24 @@ def test_bad_arguments_name_the_value_and_the_remedy():
         (lambda: dpps.Ring(1), "1"),
         (lambda: dpps.DOut(4, 5), "5"),
         (lambda: dpps.DOut(4, 0), "0"),
-        (lambda: dpps.DPPS(ring, dpps.Laplace(1)), r"Laplace.*Certified\(\)"),
-        (lambda: dpps.DPPS(ring, sync_every=-1), "sync_every is -1"),
-        (lambda: dpps.DPPS(ring, fabric=dpps.Stacked(5)), "5 nodes"),
-        (lambda: dpps.DPPS(ring, dpps.Gaussian(1), dpps.Paper(1, 0.5)), "L2 norm"),
+        (lambda: dpps.DPPS(RING, dpps.Laplace(1)), r"Laplace.*Certified\(\)"),
+        (lambda: dpps.DPPS(RING, sync_every=-1), "sync_every is -1"),
+        (lambda: dpps.DPPS(RING, fabric=dpps.Stacked(5)), "5 nodes"),
+        (lambda: dpps.DPPS(RING, dpps.Gaussian(1), dpps.Paper(1, 0.5)), "L2 norm"),
         (lambda: dpps.DPPS(column_stochastic(4), dpps.Laplace(1), dpps.Paper(1, 0.5)), "doubly stochastic"),
-        (lambda: dpps.DPPS(ring).start(torch.zeros(3, 2)), r"\(3, 2\)"),
-        (lambda: dpps.DPPS(ring).start(torch.zeros(4, 2, dtype=torch.int64)), "int64"),
-        (lambda: dpps.DPPS(ring).start(torch.full((4, 2), math.nan)), "node 0, 1, 2, 3"),
+        (lambda: dpps.DPPS(RING).start(torch.zeros(3, 2)), r"\(3, 2\)"),
+        (lambda: dpps.DPPS(RING).start(torch.zeros(4, 2, dtype=torch.int64)), "int64"),
+        (lambda: dpps.DPPS(RING).start(torch.full((4, 2), math.nan)), "node 0, 1, 2, 3"),
         (
-            lambda: dpps.DPPS(ring, dpps.Laplace(1), dpps.Bounded(clip=0.5)).start(torch.eye(4)),
+            lambda: dpps.DPPS(RING, dpps.Laplace(1), dpps.Bounded(clip=0.5)).start(torch.eye(4)),
             "start_distance",
         ),
-    ]
-    for call, message in cases:
-        with pytest.raises(UsageError, match=message) as caught:
-            call()
-        assert "\n" not in str(caught.value)
+    ],
+)
+def test_bad_arguments_name_the_value_and_the_remedy(call, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
 
 
 def test_distributed_like_fabric_refuses_what_needs_everybodys_rows():
