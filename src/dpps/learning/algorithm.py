@@ -53,7 +53,7 @@ class TrainState:
     local: Tensor
     """(rows, d_l): every node's local parameters."""
     kept: dict[str, Tensor] = field(default_factory=dict)
-    """What an algorithm keeps beside them, by name."""
+    """What else an algorithm keeps, by name."""
 
     @property
     def round(self) -> int:

@@ -20,7 +20,7 @@ class PartPSP(Algorithm):
     A round, for each node i: a batch; $l_i \leftarrow l_i - \gamma_l \nabla_l F_i(y_i, l_i)$; on the same batch
     $g_i = \nabla_s F_i(y_i, l_i)$, clipped; then one round of DPPS with the perturbation $-\gamma_s g_i$.
 
-    A deviation from the paper, in the unit record only: both gradients are taken at $l_i^{(t)}$, from before the local step, where the
+    This differs from the paper in the unit record only: both gradients are taken at $l_i^{(t)}$, from before the local step, where the
     paper's line 5 takes the shared one at $l_i^{(t+1)}$. One joint clip of both parts needs one backward pass for both, and
     $l_i^{(t+1)}$ is noised there.
 
@@ -105,7 +105,7 @@ class GradientTracking(Algorithm):
     $h_i = z_i + g_i - g_i'$, then DPPS mixes $(x_i - \gamma_s h_i, \; h_i)$.
 
     The sum of all $z_i$ is the sum of all gradients, so nodes with different data meet at the common optimum at a constant
-    rate, where SGP stops beside it. $h_i$ is made of unreleased gradients of two rounds, for which no unit has a bound: it is
+    rate, where SGP stops short of it. $h_i$ is made of unreleased gradients of two rounds, for which no unit has a bound: it is
     offered without noise only.
     """
 

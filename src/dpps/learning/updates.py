@@ -42,7 +42,7 @@ class Updates(Frozen, ABC):
         """The update of the next round; nothing of `state` changes. `away` marks the rows of absent nodes."""
 
     def state(self) -> dict[str, Tensor]:
-        """What is kept from round to round beside the state, for checkpoints."""
+        """What is kept from round to round apart from the state, for checkpoints."""
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:

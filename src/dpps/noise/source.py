@@ -112,7 +112,7 @@ class NoiseLevel:
 
 def calibrate(
     mechanism: Mechanism,
-    noise: "NoiseSource",
+    noise: NoiseSource,
     sensitivity: float,
     rounding: Callable[[float], float],
     *,
@@ -199,31 +199,30 @@ class Seeded(NoiseSource):
         norms = torch.zeros(len(out.nodes), dtype=torch.float64)
         if scale == 0:
             return norms
-        width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
-        if self._block.dtype != width:
-            self._block = torch.empty(_BLOCK, dtype=width)
-        for rows, columns in tiles(*out.half.shape):
-            target = out.half[rows, columns]
-            unit = self._unit_noise(
-                mechanism, self._block, out.nodes[rows], columns.start == 0, out.round, target.shape[1]
-            )
+        for rows, columns, unit in self._unit_noise(mechanism, out.nodes, out):
             if out.norms:
                 norms[rows] += unit.abs().sum(1)
+            target = out.half[rows, columns]
             target.add_(unit.to(target), alpha=scale)
         return norms.mul_(scale)
 
     def _unit_noise(
-        self, mechanism: Mechanism, block: Tensor, nodes: Sequence[int], fresh: bool, round_: int, width: int
-    ) -> Tensor:
-        """Noise of scale 1 for these nodes' next `width` columns, in the memory of `block`."""
-        part = block[: len(nodes) * width].view(len(nodes), width)
-        for row, node in zip(part.numpy(), nodes, strict=True):
-            stream = self._streams.at(node, round_) if fresh else self._streams.current
-            mechanism.draw(stream, row)
-        return mechanism.shape(part)
+        self, mechanism: Mechanism, nodes: Sequence[int], out: Outgoing
+    ) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Noise of scale 1 for these nodes, tile by tile in the same memory."""
+        width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
+        if self._block.dtype != width:
+            self._block = torch.empty(_BLOCK, dtype=width)
+        for rows, columns in _tiles(len(nodes), out.half.shape[1]):
+            tile = self._block[: (rows.stop - rows.start) * (columns.stop - columns.start)]
+            tile = tile.view(rows.stop - rows.start, columns.stop - columns.start)
+            for row, node in zip(tile.numpy(), nodes[rows], strict=True):
+                stream = self._streams.at(node, out.round) if columns.start == 0 else self._streams.current
+                mechanism.draw(stream, row)
+            yield rows, columns, mechanism.shape(tile)
 
 
-def tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
     """Parts of at most _BLOCK numbers: several whole rows, or pieces of one row from left to right."""
     if columns <= _BLOCK:
         height = max(1, _BLOCK // max(columns, 1))

@@ -19,7 +19,7 @@ from dpps.protocol.checks import check_request, check_start, refuse_non_finite, 
 from dpps.protocol.state import Message, RoundRecord, State
 from dpps.sensitivity import ProtocolConfig, Recorder, Released, RoundView, Sensitivity
 from dpps.topology import Topology, Weights
-from dpps.transport import Exchange, Fabric, Stacked
+from dpps.transport import Arrived, Exchange, Fabric, Stacked
 
 
 class DPPS(Frozen):
@@ -127,9 +127,9 @@ class DPPS(Frozen):
         Nothing has been sent yet, and `state` is as it was.
         """
         eps, norms = self._admit(state, perturbation)
-        half = torch.add(state.s, eps, out=self._memory(state.s))  # line 3
+        half = torch.add(state.s, eps, out=self._memory(state.s))  # line 3: s^(t+1/2) = s^(t) + eps^(t)
         view = RoundView(state.config, state.round, state.clock, state.rate, norms, half)
-        estimated, level = self._noise_level(state, view)  # line 4
+        estimated, level = self._noise_level(state, view)  # line 4: S; node-swap broadcasts one scalar
         watched = self.recorder.estimate(state.watched, view)
         self._charge(state.round, level)  # before anything leaves
         noise_norms = self._add_noise(state, eps, half, level)  # line 5: half is the message from here on
@@ -143,9 +143,34 @@ class DPPS(Frozen):
             )
         steps = self._gossip(state, message)
         rows = self.fabric.scaled(state.s, message.rows, state.a)
-        arrived = self.fabric.gossip(steps, rows, state.a, state.link)
-        present, level, view = steps[0].present, message.level, message.view
-        synchronised = steps[0].weights is None and (present is None or bool(present.all()))
+        arrived = self.fabric.gossip(steps, rows, state.a, state.link)  # lines 6 and 7
+        return self._complete(state, message, steps[0], arrived)  # line 8: y = s / a
+
+    def post_process(self, state: State, message: Message, change: Tensor, gain: float = math.inf) -> Message:
+        """The message that moves every row by `change` instead of its released update (`message.rows - state.s`).
+
+        Momentum and the like: `change` is made of released updates alone, so it costs nothing where rows are public. It is refused
+        where they are not.
+
+        Args:
+            state: before the round.
+            message: of this round.
+            change: of every row.
+            gain: how much longer than the updates what is made of them can be, over all rounds; infinite: not known.
+        """
+        if self.hides_rows or self._hides_start(state):
+            raise UsageError(
+                "an optimizer of released updates needs rows that are public: use the unit record or "
+                "contribution and a common start"
+            )
+        return replace(message, rows=state.s + change, gain=gain)
+
+    # The parts of a round
+
+    def _complete(self, state: State, message: Message, exchange: Exchange, arrived: Arrived) -> RoundRecord:
+        """What has arrived is the new state; what was released is remembered and recorded."""
+        present, level, view = exchange.present, message.level, message.view
+        synchronised = exchange.weights is None and (present is None or bool(present.all()))
         released = Released(
             message.estimated or 0.0, level.scale, message.noise_norms, synchronised, level.step
         )
@@ -167,27 +192,6 @@ class DPPS(Frozen):
         state.memory, state.watched = memory, watched
         state.round, state.clock = state.round + 1, state.clock + 1
         return record
-
-    def post_process(self, state: State, message: Message, change: Tensor, gain: float = math.inf) -> Message:
-        """The message that moves every row by `change` instead of its released update (`message.rows - state.s`).
-
-        Momentum and the like: `change` is made of released updates alone, so it costs nothing where rows are public. It is refused
-        where they are not.
-
-        Args:
-            state: before the round.
-            message: of this round.
-            change: of every row.
-            gain: how much longer than the updates what is made of them can be, over all rounds; infinite: not known.
-        """
-        if self.hides_rows or self._hides_start(state):
-            raise UsageError(
-                "an optimizer of released updates needs rows that are public: use the unit record or "
-                "contribution and a common start"
-            )
-        return replace(message, rows=state.s + change, gain=gain)
-
-    # The parts of a release
 
     def _admit(self, state: State, perturbation: Tensor | None) -> tuple[Tensor, Tensor]:
         """The perturbation and the norm of each row: checked, zero for absent nodes, clipped where the bound relies on it."""
@@ -344,7 +348,7 @@ class DPPS(Frozen):
         largest = self.sensitivity.largest_perturbation(state.rate) if self.sensitivity else math.inf
         return largest, self.noise.standard_deviation(self.mechanism, scale, self.present(state))
 
-    # What it cost, and what may be told
+    # What it cost, and what it hides
 
     def privacy(self, delta: float, group: int = 1) -> Total:
         """What all messages so far cost the node that paid most, at this delta, from the ledger.
@@ -379,11 +383,11 @@ class DPPS(Frozen):
     @property
     def hides_failures(self) -> bool:
         """Stopping because of one's data is a message without noise: where messages really leave, or nobody knows the noise and
-        so a guarantee is stated, a perturbation that is not finite counts as zero and noise is sent all the same."""
+        so a guarantee is stated, a perturbation that is not finite counts as zero, and its noise is sent."""
         return self.hides_updates and (self.noise.private or not self.fabric.simulation)
 
     def _hides_start(self, state: State) -> bool:
-        """Whether this round's noise hides private start values as well: in round 0 no message has told them."""
+        """Whether this round's noise hides private start values as well: in round 0 no message has revealed them."""
         return self.hides_updates and state.round == 0 and not state.config.common_start
 
 

@@ -18,7 +18,7 @@ from dpps.noise.mechanisms import Gaussian, Mechanism
 from dpps.noise.pairs.keys import PairKeys, RoundStream
 from dpps.noise.pairs.table import gaussian_table, table_slack
 from dpps.noise.sampler import Keystream
-from dpps.noise.source import PAIRS, Outgoing, SecureNoise, Seeded, Streams, power_of_two_below, tiles
+from dpps.noise.source import PAIRS, Outgoing, SecureNoise, Seeded, Streams, power_of_two_below
 
 SMOOTH = 4.0
 """Pair noise lies on the coarsest grid on which its sum with the independent noise is still Gaussian: see `lattice_slack`."""
@@ -76,7 +76,7 @@ class SecurePairs(SecureNoise):
 
     def for_local_part(self) -> SecureNoise:
         """Local parameters never meet in a sum, so nothing would cancel; but what rounding adds is shared between the two parts
-        (`Unclipped.rounding`), so both need grids that are equally fine beside their shares."""
+        (`Unclipped.rounding`), so both need grids that are equally fine relative to their shares."""
         return SecureNoise(self.keystream, finer=self.partners.shares().independent)
 
     def grid(self, scale: float) -> float:
@@ -188,40 +188,30 @@ class SeededPairs(Seeded):
     def _complete(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         everybody, split = _everybody(self.partners, out), self.partners.shares(out.present)
         around = math.sqrt(split.independent**2 + len(everybody) * split.pair**2)
-        here = _places(everybody, out)
-        width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
-        if self._block.dtype != width:
-            self._block = torch.empty_like(self._block, dtype=width)
+        places = _places(self.partners, out)[everybody]
         total = torch.zeros(out.half.shape[1], dtype=torch.float64)
-        for rows, columns in tiles(len(everybody), out.half.shape[1]):
-            nodes = everybody[rows].tolist()
-            unit = self._unit_noise(
-                mechanism, self._block, nodes, columns.start == 0, out.round, columns.stop - columns.start
-            )
+        for rows, columns, unit in self._unit_noise(mechanism, everybody.tolist(), out):
             total[columns] += unit.sum(0)
-            mine = here[rows]
-            if (mine >= 0).all() and (np.diff(mine) == 1).all():
-                out.half[mine[0] : mine[-1] + 1, columns].add_(unit.to(out.half), alpha=scale * around)
+            mine, target = places[rows], out.half[:, columns]
+            held = mine < len(out.nodes)
+            if held.all() and (np.diff(mine) == 1).all():
+                target[mine[0] : mine[-1] + 1].add_(unit.to(target), alpha=scale * around)
             else:
-                for k in np.flatnonzero(mine >= 0):
-                    out.half[mine[k], columns].add_(unit[k].to(out.half), alpha=scale * around)
+                at = torch.from_numpy(mine[held]).to(target.device)
+                target.index_add_(0, at, unit[torch.from_numpy(held)].to(target), alpha=scale * around)
         out.half.add_((total * (scale * (split.independent - around) / len(everybody))).to(out.half))
 
     def _dense(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         everybody = _everybody(self.partners, out)
-        root, here = self._square_root(everybody, out).to(out.half), _places(everybody, out)
-        held = torch.from_numpy(np.flatnonzero(here >= 0))
-        places = torch.from_numpy(here[here >= 0]).to(out.half.device)
+        root = self._square_root(everybody, out).to(out.half)
+        here = torch.from_numpy(np.searchsorted(everybody, out.nodes)).to(out.half.device)
         width = max(1, _PIECE // len(everybody))
         for number, first in enumerate(range(0, out.half.shape[1], width)):
-            columns = slice(first, min(out.half.shape[1], first + width))
-            unit = np.empty((len(everybody), columns.stop - first), dtype=_numpy_type(out.half))
+            target = out.half[:, first : first + width]
+            unit = np.empty((len(everybody), target.shape[1]), dtype=_numpy_type(out.half))
             mechanism.draw(self._pair_streams.at(number, out.round), unit)
             noise = torch.mm(root, torch.from_numpy(unit).to(out.half.device))
-            if len(held) == len(everybody):
-                out.half[:, columns].add_(noise, alpha=scale)
-            else:
-                out.half[:, columns].index_add_(0, places, noise[held], alpha=scale)
+            target.add_(noise if len(here) == len(everybody) else noise[here], alpha=scale)
 
     def _square_root(self, everybody: NDArray[np.int64], out: Outgoing) -> Tensor:
         """Of sigma^2 I + tau^2 L among the nodes of this round; kept for the next."""
@@ -240,10 +230,7 @@ class SeededPairs(Seeded):
     def _edges(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         """Every pair's noise by itself, some pairs at a time."""
         deviation = scale * self.partners.shares(out.present).pair
-        everybody = _everybody(self.partners, out)
-        place = np.full(self.partners.nodes, len(out.nodes))
-        place[everybody] = np.where((here := _places(everybody, out)) >= 0, here, len(out.nodes))
-        pairs = place[self.partners.among(out.present)]
+        pairs = _places(self.partners, out)[self.partners.among(out.present)]
         columns = out.half.shape[1]
         # the last row stands for nodes elsewhere
         shared = torch.zeros(len(out.nodes) + 1, columns, dtype=out.half.dtype)
@@ -294,10 +281,11 @@ def _everybody(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
     return np.arange(partners.nodes) if out.present is None else np.flatnonzero(out.present)
 
 
-def _places(everybody: NDArray[np.int64], out: Outgoing) -> NDArray[np.int64]:
-    """Which row here each of them has; -1: it is elsewhere."""
-    rows = {node: k for k, node in enumerate(out.nodes)}
-    return np.array([rows.get(node, -1) for node in everybody.tolist()])
+def _places(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
+    """Which row here each node has; beyond the last one: it is elsewhere."""
+    places = np.full(partners.nodes, len(out.nodes))
+    places[list(out.nodes)] = np.arange(len(out.nodes))
+    return places
 
 
 def _numpy_type(like: Tensor) -> type[np.float32] | type[np.float64]:

@@ -24,7 +24,7 @@ Stream = Callable[[int, int], bytes]
 FEWEST, MOST = 2.0, 2.0**15
 """Standard deviations in steps that a table is made for."""
 
-_CUT = 14  # deviations beyond which nothing is drawn
+_CUT = 14  # standard deviations beyond which nothing is drawn
 _BITS, _GUARD = 256, 384  # of F, and of the arithmetic behind it
 _UNDECIDED = np.int32(-(1 << 31))
 
@@ -76,7 +76,7 @@ def gaussian_table(deviation: float) -> GaussianTable:
 def table_slack(samples: int) -> float:
     """Distance of so many samples from true discrete Gaussian noise: tails beyond 14 standard deviations, and F rounded to 256 bits.
 
-    P(|Z| > 14 deviations) <= 2 exp(-14^2/2) for a discrete Gaussian (Canonne, Kamath, Steinke 2020, Proposition 25); a table has
+    P(|Z| > 14 standard deviations) <= 2 exp(-14^2/2) for a discrete Gaussian (Canonne, Kamath, Steinke 2020, Proposition 25); a table has
     fewer than 2^20 values, each off by less than 2^-255.
     """
     return samples * (2 * math.exp(-_CUT * _CUT / 2) + 2.0**-235)
