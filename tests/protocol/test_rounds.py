@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import dpps
 from dpps.errors import RunError, UsageError
 from dpps.noise import Seeded
+from dpps.peers import Peers
 from dpps.privacy import Ledger
 from tests.support import oracle
 from tests.support.protocol import Scripted, Wire, column_stochastic
@@ -285,6 +286,24 @@ def test_noise_that_follows_the_data_has_no_total_beyond_the_plain_sum():
     assert swap.epsilon == pytest.approx(30.0)
     assert bounded.epsilon < 10.0  # composed: its noise is the same whatever the data
     assert spent(dpps.Oracle(), dpps.Gaussian(10.0)).epsilon == math.inf
+
+
+def test_where_nodes_come_and_go_an_update_moves_y_by_what_was_released_whatever_a_is():
+    """A node that has lost mass is not moved more by its noise than the others."""
+
+    class Scaling(Wire):
+        scaled = Peers.scaled
+
+    wire = Scaling(4)
+    protocol = dpps.DPPS(column_stochastic(4), dpps.Laplace(1), dpps.Bounded(clip=0.5), fabric=wire)
+    state = protocol.start(torch.zeros(4, 3, dtype=torch.float64))
+    for _ in range(3):
+        protocol.step(state, torch.rand(4, 3))
+    message = protocol.release(state, torch.rand(4, 3))
+    update, before, a = message.rows - state.s, state.y.clone(), state.a.clone()
+    assert float((a - 1).abs().max()) > 0.1
+    protocol.exchange(state, message)
+    torch.testing.assert_close(wire.sent[-1] / a[:, None], before + update)
 
 
 # Several gossip steps per released message
