@@ -27,8 +27,7 @@ from dpps.learning.suggestion import (
     suggested_batch,
     suggested_epochs,
 )
-from dpps.privacy.trust import Pairs
-from dpps.privacy.units import Plan, Unit
+from dpps.privacy import Pairs, Plan, Unit
 from dpps.protocol import RoundRecord, State
 from dpps.registry import Registry
 

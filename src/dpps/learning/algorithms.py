@@ -9,7 +9,7 @@ from dpps.errors import UsageError
 from dpps.learning.algorithm import ALGORITHMS, Algorithm, Step, TrainState
 from dpps.learning.nodes import Nodes
 from dpps.learning.updates import clip_rows
-from dpps.privacy.units import NodeSwap, Unit
+from dpps.privacy import NodeSwap, Unit
 from dpps.sensitivity import Oracle
 
 

@@ -24,9 +24,8 @@ from dpps.learning.inputs import why_not_finite
 from dpps.learning.losses import one_number, refuse_inseparable
 from dpps.learning.released import Averaging, ReleasedOptimizer
 from dpps.learning.updates import BatchUpdates, RecordUpdates, Update, Updates
-from dpps.noise.sampler import Keystream
-from dpps.noise.source import NoiseSource, SecureNoise
-from dpps.privacy.units import Calibration, Plan
+from dpps.noise import Keystream, NoiseSource, SecureNoise
+from dpps.privacy import Calibration, Plan
 from dpps.protocol import DPPS, RoundRecord
 
 _VELOCITY, _AVERAGE = "released/", "average/"  # what is kept of an optimizer and of averaging

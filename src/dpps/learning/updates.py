@@ -16,8 +16,8 @@ from dpps.learning.engines.gradients import Engine
 from dpps.learning.engines.per_example import PerExample
 from dpps.learning.engines.per_example.adding import full_precision
 from dpps.learning.released import LocalOptimizers, ReleasedOptimizer
-from dpps.noise.source import NoiseLevel, NoiseSource, Outgoing, calibrate
-from dpps.privacy.units import Calibration, Plan
+from dpps.noise import NoiseLevel, NoiseSource, Outgoing, calibrate
+from dpps.privacy import Calibration, Plan
 
 
 class Update(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.noise.mechanisms import NoNoise
+from dpps.noise import NoNoise
 from dpps.sensitivity import Sensitivity
 from dpps.transport import Fabric
 

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from dpps.errors import RunError, UsageError
 from dpps.frozen import Frozen
-from dpps.noise.events import sampled
-from dpps.noise.mechanisms import Mechanism, NoNoise
-from dpps.noise.source import NoiseLevel, NoiseSource, Outgoing, SecureNoise, calibrate
+from dpps.noise import Mechanism, NoiseLevel, NoiseSource, NoNoise, Outgoing, SecureNoise, calibrate, sampled
 from dpps.privacy import Ledger, Release, Rows, Total
 from dpps.protocol.checks import check_request, check_start, refuse_non_finite, starts_in_common
 from dpps.protocol.state import Message, RoundRecord, State

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from dpps.noise.source import NoiseLevel
+from dpps.noise import NoiseLevel
 from dpps.sensitivity import Memory, ProtocolConfig, RoundView
 from dpps.transport import Link
 

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from dpps.noise.mechanisms import Mechanism
+from dpps.noise import Mechanism
 from dpps.registry import Registry
 from dpps.topology import Topology
-from dpps.transport.base import Fabric
+from dpps.transport import Fabric
 
 Memory = Mapping[str, Tensor]
 

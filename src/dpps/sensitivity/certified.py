@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.noise.mechanisms import Laplace, Mechanism, NoNoise
+from dpps.noise import Laplace, Mechanism, NoNoise
 from dpps.sensitivity.base import (
     SENSITIVITIES,
     Memory,

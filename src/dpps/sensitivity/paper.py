@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.noise.mechanisms import Laplace, Mechanism
+from dpps.noise import Laplace, Mechanism
 from dpps.sensitivity.base import (
     SENSITIVITIES,
     Memory,
