@@ -127,7 +127,11 @@ def test_lemma_2_conclusion_holds_in_that_round_from_c_prime_1_on():
 def test_lemma_2_conclusion_fails_for_c_prime_1_where_some_nodes_have_the_noise_and_others_the_perturbation():
     unit = np.array([[[1.0], [0.0], [-1.0], [0.0]], np.zeros((4, 1))])
     protocol = dpps.DPPS(
-        dpps.DOut(4, 2), dpps.Laplace(0.02), dpps.Paper(1.0, 0.9), noise=Scripted(unit), watch={"real": dpps.Oracle()}
+        dpps.DOut(4, 2),
+        dpps.Laplace(0.02),
+        dpps.Paper(1.0, 0.9),
+        noise=Scripted(unit),
+        watch={"real": dpps.Oracle()},
     )
     state = protocol.start(torch.zeros(4, 1, dtype=torch.float64))
     tiny = torch.full((4, 1), 0.01, dtype=torch.float64)
