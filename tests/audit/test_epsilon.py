@@ -127,7 +127,7 @@ def test_noise_for_one_record_is_caught_where_a_person_owns_two(monkeypatch: pyt
 
 
 def test_an_update_of_pedfl_that_is_not_clipped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpps.learning.pedfl.clip_rows", lambda rows, clip: rows)
+    monkeypatch.setattr("dpps.learning.algorithms.clip_rows", lambda rows, clip: rows)
     monkeypatch.setattr(Bounded, "admit", lambda self, eps, norms, rate: (eps, norms))
     assert attack(claim("contribution", "gaussian, PEDFL"), Seeded, 1_000, seed=1).epsilon > CLAIM
 

@@ -1,15 +1,117 @@
-"""Optimizers, schedules and averaging in a run: what they make of released updates, and what they must not change."""
+"""Optimizers of released updates: compared with torch.optim, and in a run, where they must not change noise or charges."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning import Adam, Cosine, Momentum, WarmUp
+from dpps.learning import Adam, Averaging, Cosine, LocalOptimizers, Momentum, WarmUp
 from dpps.noise import Seeded
 from tests.support.learning import tiny, toy_data, train
+
+# Optimizers of released updates, compared with torch.optim, and with what the released values alone determine
+
+
+def moved(optimizer, updates):
+    rows = torch.zeros_like(updates[0])
+    state = optimizer.start(rows)
+    for update in updates:
+        change, state = optimizer.step(state, update)
+        rows = rows + change
+    return rows, state
+
+
+@pytest.fixture
+def gradients():
+    return torch.randn(12, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def reference(make, gradients):
+    parameter = torch.nn.Parameter(torch.zeros_like(gradients[0]))
+    optimizer = make([parameter])
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter.detach()
+
+
+def test_momentum_is_that_of_torch(gradients):
+    rows, _ = moved(Momentum(0.9), [-0.1 * g for g in gradients])
+    torch.testing.assert_close(rows, reference(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), gradients))
+
+
+def test_momentum_zero_is_the_released_update(gradients):
+    change, _ = Momentum(0.0).step(Momentum(0.0).start(gradients[0]), gradients[1])
+    assert torch.equal(change, gradients[1])
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.01])
+def test_adam_is_that_of_torch_whatever_the_rate_of_the_updates(gradients, rate):
+    rows, _ = moved(Adam(0.1, epsilon=1e-12), [-rate * g for g in gradients])
+    torch.testing.assert_close(rows, reference(lambda p: torch.optim.Adam(p, 0.1, eps=1e-12), gradients))
+
+
+@pytest.mark.parametrize("optimizer", [Momentum(0.5), Adam(0.1)])
+def test_arguments_are_not_changed(optimizer, gradients):
+    state = optimizer.start(gradients[0])
+    before = {name: t.clone() for name, t in state.items()}
+    update = gradients[1].clone()
+    optimizer.step(state, update)
+    assert all(torch.equal(before[name], state[name]) for name in before)
+    assert torch.equal(update, gradients[1])
+
+
+def test_rows_that_are_away_keep_their_state(gradients):
+    optimizer = Adam(0.1)
+    _, old = optimizer.advance({}, gradients[0], None)
+    _, new = optimizer.step(old, gradients[1])
+    change, kept = optimizer.advance(old, gradients[1], torch.tensor([False, True, False]))
+    assert change.any(1).tolist() == [True, False, True]
+    assert torch.equal(kept["first"][1], old["first"][1])
+    assert torch.equal(kept["second"][0], new["second"][0])
+    assert kept["steps"].tolist() == [2, 1, 2]
+
+
+def test_averaging_is_the_mean_of_the_last_part():
+    rows = torch.arange(10.0)[:, None, None].expand(10, 2, 3)
+    averaging = Averaging(0.5)
+    state = averaging.start(rows[0])
+    for t in range(10):
+        state = averaging.step(state, rows[t], t, 10)
+        if t < 5:
+            assert torch.equal(state["mean"], rows[t])
+    torch.testing.assert_close(state["mean"], torch.full((2, 3), 7.0))
+
+
+def test_averaging_of_very_little_is_the_last_row():
+    rows = torch.arange(3.0)[:, None, None]
+    state = Averaging(0.01).start(rows[0])
+    for t in range(3):
+        state = Averaging(0.01).step(state, rows[t], t, 3)
+    assert torch.equal(state["mean"], rows[2])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Momentum(1.0), "momentum is 1.0"),
+        (lambda: Momentum(-0.1), r"-0\.1.*\[0, 1\)"),
+        (lambda: Adam(0.0), "rate is 0.0"),
+        (lambda: Adam(0.1, beta2=1.0), "beta2 is 1.0"),
+        (lambda: Averaging(0.0), "averaging is 0:"),
+        (lambda: Averaging(1.5), "averaging is 1.5"),
+    ],
+)
+def test_bad_values_are_refused(make, says):
+    with pytest.raises(UsageError, match=says):
+        make()
+
+
+# Optimizers, schedules and averaging in a run: what they make of released updates, and what they must not change
+
 
 RECORD = dpps.Record(noise_multiplier=2.0)
 CONTRIBUTION = dpps.Contribution(1.0, noise_multiplier=2.0, mechanism="gaussian")
@@ -18,19 +120,18 @@ CONTRIBUTION = dpps.Contribution(1.0, noise_multiplier=2.0, mechanism="gaussian"
 def follow(monkeypatch, **options):
     """A run, and for every round the rows before, and what was released and sent of them."""
     seen = []
-    step = dpps.DPPS.step
+    release, post_process = dpps.DPPS.release, dpps.DPPS.post_process
 
-    def listening(self, state, perturbation=None, finish=None, gain=math.inf):
-        before = state.s.clone()
+    def releasing(self, state, perturbation=None):
+        seen.append([state.s.clone(), perturbation.clone()])
+        return release(self, state, perturbation)
 
-        def finished(released):
-            change = finish(released)
-            seen.append((before, perturbation.clone(), released.clone(), change.clone()))
-            return change
+    def processing(self, state, message, change, gain):
+        seen[-1] += [message.rows - state.s, change.clone()]
+        return post_process(self, state, message, change, gain)
 
-        return step(self, state, perturbation, finished, gain)
-
-    monkeypatch.setattr(dpps.DPPS, "step", listening)
+    monkeypatch.setattr(dpps.DPPS, "release", releasing)
+    monkeypatch.setattr(dpps.DPPS, "post_process", processing)
     return train(tiny(), ["layer1"], **options), seen
 
 
@@ -107,8 +208,9 @@ def test_private_start_values_are_not_post_processed():
     unit = dpps.Bounded(clip=0.5, start_distance=2.0)
     protocol = dpps.DPPS(dpps.Ring(3), dpps.Gaussian(1.0), unit, noise=Seeded(1))
     state = protocol.start(torch.arange(3.0)[:, None], common_start=False)
+    message = protocol.release(state, torch.zeros(3, 1))
     with pytest.raises(UsageError, match=r"optimizer.*record or contribution"):
-        protocol.step(state, torch.zeros(3, 1), lambda released: released)
+        protocol.post_process(state, message, torch.zeros(3, 1))
     assert state.round == 0
 
 
@@ -176,7 +278,51 @@ def test_averaging_is_a_part(averaging):
 
 
 def test_gradient_tracking_has_no_updates_to_optimize():
-    from dpps.learning import GradientTracking
-
     with pytest.raises(UsageError, match=r"GradientTracking.*optimizer"):
-        GradientTracking(tiny(), optimizer=Momentum(0.9))
+        dpps.GradientTracking(tiny(), optimizer=Momentum(0.9))
+
+
+# Every node has an optimizer of its own, whose memory can be taken out and put back
+
+
+MAKES = {
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_steps_are_those_of_torch_for_every_row_by_itself(make) -> None:
+    local, gradient = torch.randn(2, 3), torch.randn(2, 3)
+    optimizers = LocalOptimizers(make, local)
+    found = local.clone()
+    for _ in range(3):
+        found = optimizers.rows(found, gradient, slice(0, 2), away=())
+    for k in range(2):
+        parameter = torch.nn.Parameter(local[k].clone())
+        own = make([parameter])
+        for _ in range(3):
+            parameter.grad = gradient[k].clone()
+            own.step()
+        torch.testing.assert_close(found[k], parameter.detach())
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_what_was_taken_out_is_put_back(make) -> None:
+    local, gradient = torch.zeros(3), torch.tensor([1.0, -2.0, 0.5])
+    optimizers = LocalOptimizers(make, local[None])
+    optimizers.step(0, local, -3 * gradient)
+    kept = optimizers.state()
+    once = optimizers.step(0, local, gradient)
+    again = optimizers.step(0, local, gradient)
+    assert ((again - once).abs() > 0.01).all()  # the memory has moved on
+    optimizers.load_state(kept)
+    torch.testing.assert_close(optimizers.step(0, local, gradient), once)
+
+
+def test_who_is_away_keeps_row_and_memory() -> None:
+    local = torch.ones(2, 3)
+    optimizers = LocalOptimizers(MAKES["momentum"], local)
+    found = optimizers.rows(local, torch.ones(2, 3), slice(0, 2), away={1})
+    assert torch.equal(found[1], local[1])
+    assert not any(name.startswith("1.") for name in optimizers.state())

@@ -1,11 +1,17 @@
-"""Noise that cancels: bit for bit between processes, and with the covariance that the promise rests on."""
+"""Noise that cancels: the covariance that the promise rests on, keys that are never given out twice, and exact samples."""
 
 import math
+import os
+import stat
+from collections.abc import Callable
+from copy import copy, deepcopy
+from pathlib import Path
 
 import networkx
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from dpps.errors import RunError, UsageError
 from dpps.noise import (
@@ -19,9 +25,12 @@ from dpps.noise import (
     SecurePairs,
     Seeded,
     SeededPairs,
-    lattice_slack,
 )
+from dpps.noise.pairs import GaussianTable, RoundStream, gaussian_table, lattice_slack, table_slack
 from dpps.privacy import Pairs, Partners
+
+# Noise that cancels: bit for bit between processes, and with the covariance that the promise rests on
+
 
 D = 40_000
 
@@ -110,7 +119,7 @@ def test_a_process_with_some_of_the_rows_draws_what_all_rows_here_would(partners
 
 
 def test_edges_one_by_one_have_the_same_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpps.noise.pairs._DENSE", 4)
+    monkeypatch.setattr("dpps.noise.pairs.sources._DENSE", 4)
     partners = graphs()[2]
     noise = send(SeededPairs(partners, 7), list(range(10)), D)
     assert agrees(noise, covariance(partners))
@@ -179,7 +188,7 @@ def test_local_parameters_lie_on_a_grid_as_fine_as_that_of_the_messages(nodes: i
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_the_deviation_is_that_of_a_message(seeded: bool) -> None:
+def test_the_standard_deviation_is_that_of_a_message(seeded: bool) -> None:
     present = np.array([True, True, False, True, True, True, False, True, True, True])
     for partners in (Pairs(0).partners(10), Pairs(1, graph=networkx.petersen_graph()).partners(10)):
         for here in (None, present):
@@ -187,7 +196,7 @@ def test_the_deviation_is_that_of_a_message(seeded: bool) -> None:
             nodes = list(range(10)) if here is None else np.flatnonzero(here).tolist()
             noise = send(source, nodes, D, present=here, scale=2.0)
             found = float(np.sqrt((noise**2).mean(1)).max())
-            assert 0.98 * found < source.deviation(Gaussian(1.0), 2.0, here) < 1.15 * found
+            assert 0.98 * found < source.standard_deviation(Gaussian(1.0), 2.0, here) < 1.15 * found
 
 
 def test_sources_learn_of_partners() -> None:
@@ -230,3 +239,165 @@ def test_the_lattice_bound_holds_where_it_can_be_seen() -> None:
     ratio = density / normal
     bound = lattice_slack(smooth, 1)
     assert 0.05 * bound < np.abs(ratio - 1).max() <= bound
+
+
+# Keys that two nodes share: the same at both, different for everything else, and never given out twice
+
+
+def three() -> tuple[list[IdentityKey], list[bytes]]:
+    identities = [IdentityKey() for _ in range(3)]
+    return identities, [identity.public for identity in identities]
+
+
+def test_partners_find_the_same_key_and_nobody_else_does() -> None:
+    identities, publics = three()
+    keys = [PairKeys(identity, publics, "run", b"a" * 32) for identity in identities]
+    assert keys[0].key(0, 1) == keys[1].key(0, 1) == keys[1].key(1, 0)
+    different = {keys[0].key(0, 1), keys[0].key(0, 2), keys[1].key(1, 2)}
+    assert len(different) == 3
+    with pytest.raises(UsageError, match="nodes 0 and 1 "):
+        keys[2].key(0, 1)
+
+
+def test_another_attempt_run_or_pair_of_one_process_has_another_key() -> None:
+    identities, publics = three()
+
+    def key(run: str, attempt: bytes, who: list[bytes], pair: tuple[int, int]) -> bytes:
+        return PairKeys(identities[0], who, run, attempt).key(*pair)
+
+    both_here = [publics[0], publics[0], publics[1]]
+    found = {
+        key("run", b"a" * 32, publics, (0, 1)),
+        key("run", b"b" * 32, publics, (0, 1)),
+        key("other", b"a" * 32, publics, (0, 1)),
+        key("run", b"a" * 32, both_here, (0, 1)),
+        key("run", b"a" * 32, both_here, (0, 2)),
+        key("run", b"a" * 32, both_here, (1, 2)),
+    }
+    assert len(found) == 6
+
+
+def test_a_round_is_given_out_once() -> None:
+    keys = PairKeys.alone(3)
+    keys.claim(0)
+    keys.claim(4)
+    for again in (4, 0, 3):
+        with pytest.raises(RunError, match=r"pair noise .*round \d"):
+            keys.claim(again)
+
+
+@pytest.mark.parametrize("copied", [copy, deepcopy])
+def test_a_copy_gives_no_round_out_again(copied: Callable[[PairKeys], PairKeys]) -> None:
+    keys = PairKeys.alone(3)
+    twin = copied(keys)
+    keys.claim(0)
+    with pytest.raises(RunError, match=r"pair noise .*round 0"):
+        twin.claim(0)
+
+
+@pytest.mark.parametrize("numbered_alike", [False, True])
+def test_a_forked_process_has_no_pair_noise(numbered_alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it has the same number as the process it comes from, as in a process namespace of its own."""
+    if numbered_alike:
+        process = os.getpid()
+        monkeypatch.setattr("os.getpid", lambda: process)
+    keys = PairKeys.alone(2)
+    child = os.fork()
+    if child == 0:
+        try:
+            keys.claim(0)
+        except RunError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    keys.claim(0)  # the process that made them still has it
+
+
+def test_streams_of_rounds_and_parts_are_different() -> None:
+    key = bytes(32)
+    seen = {RoundStream(key, t)(part, 64) for t in (0, 1, 255, 256, 1 << 40) for part in (0, 1, 2)}
+    assert len(seen) == 15
+    assert RoundStream(key, 1)(0, 16) == RoundStream(key, 1)(0, 64)[:16]
+
+
+def test_the_identity_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "node" / "identity.key"
+    first = IdentityKey.kept_in(path)
+    assert IdentityKey.kept_in(path).public == first.public
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o644)
+    with pytest.raises(RunError, match=r"identity\.key.*600"):
+        IdentityKey.kept_in(path)
+    path.chmod(0o600)
+    path.write_bytes(b"short")
+    with pytest.raises(RunError, match="holds 5 bytes"):
+        IdentityKey.kept_in(path)
+
+
+def test_a_public_key_that_gives_no_secret_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"0{64}.*32 bytes"):
+        IdentityKey().secret_with(bytes(32))
+    with pytest.raises(UsageError, match="5 bytes: 16 "):
+        PairKeys(IdentityKey(), [], "run", b"short")
+
+
+# Discrete Gaussian noise by table: its probabilities, and the bits it is made of
+
+
+def probabilities(deviation: float, last: int) -> np.ndarray:
+    weights = np.exp(-(np.arange(-last, last + 1) ** 2) / (2 * deviation**2))
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("deviation", [2.0, 4.0625, 37.0])
+def test_the_distribution_function_is_that_of_the_discrete_gaussian(deviation: float) -> None:
+    table = GaussianTable(deviation)
+    steps = np.diff(np.array([0, *table._exact, 1 << 256], dtype=object)) / 2**256
+    assert np.allclose(steps.astype(float), probabilities(deviation, table.last), rtol=1e-12, atol=0)
+
+
+def test_samples_pass_a_test_that_a_tenth_more_noise_fails() -> None:
+    table = gaussian_table(6.0)
+    drawn = table.draw(RoundStream(bytes(range(32)), 3), 200_000)
+    edges = np.arange(-15, 16)
+    counted = np.array(
+        [(drawn <= -15).sum(), *((drawn == k).sum() for k in edges[1:-1]), (drawn >= 15).sum()]
+    )
+
+    def expected(deviation: float) -> np.ndarray:
+        p = probabilities(deviation, table.last)
+        middle = table.last
+        return np.array(
+            [p[: middle - 14].sum(), *(p[middle + k] for k in edges[1:-1]), p[middle + 15 :].sum()]
+        )
+
+    assert chisquare(counted, expected(6.0) * drawn.size).pvalue > 1e-4
+    assert chisquare(counted, expected(6.6) * drawn.size).pvalue < 1e-6
+
+
+def test_guide_and_slow_path_agree_with_comparing_all_bits() -> None:
+    """Bits chosen at, just below and just above thresholds, where the guide cannot decide."""
+    table = GaussianTable(5.0)
+    values = []
+    for f in table._exact[50:90]:
+        values += [f, f - 1, f + 1, (f >> 192 << 192), (f >> 192 << 192) - 1]
+    parts = [b"".join((v >> 240).to_bytes(2, "little") for v in values)]
+    open_ = [v for v in values if table._guide[v >> 240] == -(1 << 31)]
+    parts.append(b"".join(((v >> 192 & (1 << 48) - 1) << 16).to_bytes(8, "little") for v in open_))
+    ties = [v for v in open_ if (v >> 192) in {f >> 192 for f in table._exact}]
+    parts.append(b"".join((v & (1 << 192) - 1).to_bytes(24, "little") for v in ties))
+
+    def stream(part: int, count: int) -> bytes:
+        assert count == len(parts[part])
+        return parts[part]
+
+    wanted = [sum(f <= v for f in table._exact) - table.last for v in values]
+    assert table.draw(stream, len(values)).tolist() == wanted
+    assert ties
+
+
+def test_the_slack_is_next_to_nothing_and_sizes_are_checked() -> None:
+    assert 0 < table_slack(10**12) < 1e-29
+    assert math.isfinite(table_slack(1))
+    with pytest.raises(UsageError, match=r"pair noise of 1\.5 steps"):
+        GaussianTable(1.5)

@@ -75,7 +75,7 @@ def opposite_kicks(c_prime, decay=0.6):
         dpps.Paper(c_prime, decay),
         sync_every=2,
         noise=noise,
-        track_real=True,
+        watch={"real": dpps.Oracle()},
     )
     kick = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     state = protocol.start(torch.zeros(4, 2, dtype=torch.float64))
@@ -96,7 +96,7 @@ def test_theorem_1_needs_lemma_2_a_distance_above_s_costs_more_than_b_over_gamma
 
 def test_lemma_2_proof_step_one_row_of_w_does_not_determine_the_rows():
     """The proof turns y_i = [W]_i s / [W]_i a (one equation) into s_j = a_j y_i for all j (N equations)."""
-    protocol = dpps.DPPS(dpps.DOut(3, 2), track_real=True)
+    protocol = dpps.DPPS(dpps.DOut(3, 2))
     s = torch.tensor([[0.0], [2.0], [4.0]], dtype=torch.float64)
     state = protocol.start(s)
     protocol.step(state)
@@ -127,7 +127,11 @@ def test_lemma_2_conclusion_holds_in_that_round_from_c_prime_1_on():
 def test_lemma_2_conclusion_fails_for_c_prime_1_where_some_nodes_have_the_noise_and_others_the_perturbation():
     unit = np.array([[[1.0], [0.0], [-1.0], [0.0]], np.zeros((4, 1))])
     protocol = dpps.DPPS(
-        dpps.DOut(4, 2), dpps.Laplace(0.02), dpps.Paper(1.0, 0.9), noise=Scripted(unit), track_real=True
+        dpps.DOut(4, 2),
+        dpps.Laplace(0.02),
+        dpps.Paper(1.0, 0.9),
+        noise=Scripted(unit),
+        watch={"real": dpps.Oracle()},
     )
     state = protocol.start(torch.zeros(4, 1, dtype=torch.float64))
     tiny = torch.full((4, 1), 0.01, dtype=torch.float64)
@@ -150,7 +154,7 @@ def test_lemma_2_conclusion_holds_for_c_prime_of_n_times_the_mixing_constant(top
         bound,
         sync_every=sync,
         noise=dpps.Seeded(seed),
-        track_real=True,
+        watch={"real": dpps.Oracle()},
     )
     state = protocol.start(rows(n, d, seed))
     rng = np.random.default_rng(seed)

@@ -13,7 +13,8 @@ from scipy.special import log_ndtr
 from scipy.stats import norm
 
 from dpps.errors import UsageError
-from dpps.noise import discrete_gaussian_multiplier, discrete_gaussian_slack, discrete_laplace_epsilon, events
+from dpps.noise import events
+from dpps.noise.sampler import discrete_gaussian_slack
 from dpps.privacy import Charge, accountant, label, noise_for, total
 from dpps.privacy.accountant import _bounds
 
@@ -262,7 +263,7 @@ def _laplace_deltas(epsilon: float, epsilons: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("t", "shift"), [(0.7, 1), (3.0, 1), (3.0, 5), (20.0, 7), (50.0, 200)])
 def test_discrete_laplace_is_dominated_by_its_charge_only(t: float, shift: int) -> None:
-    charge = discrete_laplace_epsilon(shift, t)
+    charge = shift / t + 1 / (4 * t * t)  # see SecureNoise.discreteness
     epsilons = np.linspace(0, charge, 400)
     real = _discrete_laplace_deltas(t, shift, epsilons)
     assert np.all(real <= _laplace_deltas(charge, epsilons) + 1e-12)
@@ -274,7 +275,7 @@ def test_discrete_laplace_is_dominated_by_its_charge_only(t: float, shift: int) 
 def test_discrete_gaussian_slack_bounds_the_real_distance(sigma: float) -> None:
     k = np.arange(-int(13 * sigma), int(13 * sigma) + 1)
     weights = np.exp(-(k**2) / (2 * sigma**2))
-    s = discrete_gaussian_multiplier(sigma, 1.0)
+    s = math.sqrt(sigma**2 - 1 / 12)
     upper, lower = -np.abs(k) + 0.5, -np.abs(k) - 0.5
     rounded = norm.cdf(upper / s) - norm.cdf(lower / s)
     distance = 0.5 * np.abs(rounded - weights / weights.sum()).sum()

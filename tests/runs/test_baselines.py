@@ -70,8 +70,8 @@ def test_without_privacy_it_is_the_run_itself():
 )
 def test_it_is_the_private_run_but_for_its_noise(quiet, loud):
     """Clipping, sampling and rates stay: the limit of ever less noise."""
-    limit = make(quiet, optimizer=dpps.learning.optimizers.Momentum(0.5)).fit(EPOCHS)
-    run = make(loud, optimizer=dpps.learning.optimizers.Momentum(0.5)).fit(EPOCHS)
+    limit = make(quiet, optimizer=dpps.learning.released.Momentum(0.5)).fit(EPOCHS)
+    run = make(loud, optimizer=dpps.learning.released.Momentum(0.5)).fit(EPOCHS)
     found = baseline(run, alone=False)
     torch.testing.assert_close(found.shared, limit.shared, rtol=0, atol=1e-3)
     torch.testing.assert_close(found.local, limit.local, rtol=0, atol=1e-3)

@@ -8,7 +8,7 @@ import torch
 
 import dpps
 from dpps.protocol import RoundRecord
-from dpps.runs import COLUMNS, RoundLog
+from dpps.runs import COLUMNS, RoundLog, bytes_sent
 from tests.support.learning import tiny, toy_data
 
 NOT_KEPT = {"accuracy": None, "clipped": None, "update_to_noise": None}
@@ -16,14 +16,25 @@ NOT_KEPT = {"accuracy": None, "clipped": None, "update_to_noise": None}
 
 
 def test_a_log_survives_a_checkpoint() -> None:
-    record = RoundRecord(3, 1.0, 1.5, None, 0.5, math.inf, 800, False, {"paper": 2.0})
-    log = RoundLog.of(3, record, torch.tensor([1.0, 2.0]))
-    assert log.loss == 1.5
+    record = RoundRecord(3, 3, 1.0, 1.5, 0.0, math.inf, False, 0.1, {"paper": 2.0, "real": 0.5})
+    log = RoundLog.of(3, record, torch.tensor([1.0, 2.0]), dpps.DPPS(dpps.Ring(3)), torch.zeros(3, 4))
+    assert (log.loss, log.real, log.watched) == (1.5, 0.5, {"paper": 2.0})
     assert RoundLog.from_json(log.to_json()) == log
 
 
+def test_a_round_sends_a_row_to_every_peer_and_a_scalar_to_all_in_node_swap() -> None:
+    row, rows = 5 * 4 + 8, torch.zeros(6, 5)
+    assert bytes_sent(dpps.DPPS(dpps.DOut(6, 3)), 0, rows) == 2 * row
+    assert bytes_sent(dpps.DPPS(dpps.DOut(6, 3), mixes=3), 0, rows) == 6 * row
+    bounded = dpps.DPPS(dpps.DOut(6, 3), dpps.Laplace(1), dpps.Bounded(clip=0.5), sync_every=2)
+    assert [bytes_sent(bounded, clock, rows) for clock in (0, 1)] == [2 * row, 2 * 5 * row // 6]
+    swap = dpps.DPPS(dpps.DOut(6, 3), dpps.Laplace(1.0), dpps.Certified(), sync_every=1)
+    assert bytes_sent(swap, 0, rows) == 2 * 5 * row // 6 + 8 * 5
+
+
 def test_what_there_is_none_of_is_empty_and_a_round_without_messages_cost_nothing() -> None:
-    row = dict(zip(COLUMNS, RoundLog.of(0, None, torch.tensor([4.0])).row(), strict=True))
+    log = RoundLog.of(0, None, torch.tensor([4.0]), dpps.DPPS(dpps.Ring(3)), torch.zeros(3, 0))
+    row = dict(zip(COLUMNS, log.row(), strict=True))
     assert row == {
         "round": 0,
         "real": "",

@@ -1,18 +1,22 @@
-"""The certified sensitivity: its estimate is the formula, and its claim holds in whole runs."""
+"""The certified sensitivity: its coefficients against brute force, its estimate against the formula, its claim in whole runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
 from dpps.errors import UsageError
 from dpps.noise import Event, Gaussian, Laplace, Mechanism, NoiseSource, NoNoise, Seeded, non_private
 from dpps.protocol import DPPS, RoundRecord
 from dpps.sensitivity import (
     Certified,
+    Oracle,
     Paper,
     Released,
     RoundView,
@@ -21,10 +25,212 @@ from dpps.sensitivity import (
     mean_abs,
     noise_factor,
 )
-from dpps.sensitivity import coefficients as table
-from dpps.topology import Base, DOut, Exponential, OnePeerRandom, Ring, Topology
+from dpps.sensitivity import certified as table
+from dpps.sensitivity.certified import Coefficients
+from dpps.topology import Base, DOut, Exponential, OnePeerRandom, Ring, Static, Topology
 from tests.support.protocol import Scripted
-from tests.support.sensitivity import safe_mean
+from tests.support.sensitivity import safe_mean, textbook_mean
+
+# The coefficients of the certified bound against brute force, its mean and tail against samples
+
+
+# --- m(c) and the tail ------------------------------------------------------------------------------------------
+
+
+def test_mean_of_four_halves() -> None:
+    assert mean_abs(np.array([0.5, 0.5, -0.5, -0.5])) == pytest.approx(35 / 32, rel=2e-6)
+
+
+def test_mean_of_one_coefficient_is_its_size() -> None:
+    assert mean_abs(np.array([[0.0, -3.0], [1e-12, 0.0], [0.0, 0.0]])) == pytest.approx(
+        [3, 1e-12, 0], rel=2e-6
+    )
+
+
+def test_mean_of_two_opposite_coefficients() -> None:
+    assert mean_abs(np.array([1.0, -1.0])) == pytest.approx(1.5, rel=2e-6)
+
+
+coefficient_rows = st.lists(st.floats(-1, 1), min_size=2, max_size=12).filter(
+    lambda c: max(map(abs, c)) > 1e-3
+)
+
+
+@pytest.mark.parametrize("others", [1, 8, 30, 62])
+def test_mean_of_one_large_and_many_small_coefficients_is_not_below_the_true_one(others: int) -> None:
+    for small in np.geomspace(1e-4, 1, 40):
+        c = np.array([1.0] + [small] * others)
+        exact = textbook_mean(c)
+        assert exact * (1 - 1e-8) <= mean_abs(c) <= exact * (1 + 2e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(coefficient_rows)
+def test_mean_agrees_with_adaptive_quadrature_from_above(row: list[float]) -> None:
+    c = np.array(row)
+    exact = textbook_mean(c)
+    assert exact * (1 - 1e-8) <= mean_abs(c) <= exact * (1 + 1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(coefficient_rows)
+def test_mean_lies_between_one_laplace_and_the_central_limit(row: list[float]) -> None:
+    c = np.array(row)
+    norm = float(np.linalg.norm(c))
+    assert norm * (1 - 1e-9) <= mean_abs(c) <= norm * 2 / math.sqrt(math.pi) * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(coefficient_rows, st.integers(0, 2**32 - 1))
+def test_mean_is_a_norm(row: list[float], seed: int) -> None:
+    a = np.array(row)
+    b = np.random.default_rng(seed).normal(size=a.size)
+    assert mean_abs(a + b) <= (mean_abs(a) + mean_abs(b)) * (1 + 2e-6)
+    assert mean_abs(-3 * a) == pytest.approx(3 * mean_abs(a))
+
+
+def test_mean_and_tail_against_samples() -> None:
+    rng = np.random.default_rng(1)
+    d, x, samples = 100, 2.0, 20_000
+    for c in ([1.0], [0.5, 0.5, -0.5, -0.5], [0.75, -0.5, -0.25], [0.125] * 8 + [-0.125] * 8):
+        z = np.zeros((samples, d))
+        for weight in c:
+            z += weight * rng.laplace(size=(samples, d))
+        mean = mean_abs(np.array(c))
+        assert np.abs(z).mean() == pytest.approx(mean, rel=0.005)
+        sums = np.abs(z).sum(1)
+        allowed = math.exp(-x)
+        assert (sums > mean * noise_factor(d, x)).mean() <= allowed
+        # not vacuous: without the tail the same claim is false
+        assert (sums > mean * d).mean() > allowed
+
+
+@pytest.mark.parametrize("d", [1, 10, 2000, 200_000])
+@pytest.mark.parametrize("x", [0.5, 5.0, 30.0])
+def test_tail_constant_holds_and_cannot_be_cut_by_a_fifth(d: int, x: float) -> None:
+    # a single coefficient: the sum of d values |L| has the Gamma(d) distribution, the extreme case of the proof
+    assert stats.gamma.sf(noise_factor(d, x), d) <= math.exp(-x)
+    if x == 30 and d >= 2000:
+        assert stats.gamma.sf(d + 0.8 * (noise_factor(d, x) - d), d) > math.exp(-x)
+
+
+@settings(deadline=None, max_examples=60)
+@given(coefficient_rows)
+def test_even_moments_are_below_those_of_an_exponential_of_the_same_mean(row: list[float]) -> None:
+    # E Z^2q = (2q)! h_q(c^2), h_q the complete homogeneous symmetric polynomial; the proof claims <= (2q)! m(c)^2q
+    c = np.array(row) / np.linalg.norm(row)
+    series = np.zeros(8)
+    series[0] = 1.0
+    for square in c**2:  # prod_l 1 / (1 - c_l^2 z) = sum_q h_q z^q
+        for q in range(1, len(series)):
+            series[q] += square * series[q - 1]
+    assert (series <= float(mean_abs(c)) ** (2 * np.arange(len(series))) * (1 + 1e-9)).all()
+
+
+def test_it_is_tighter_than_bernstein_with_raw_moments() -> None:
+    # ||c|| (sqrt(4 d x) + 1.2 x): v = 2 ||c||^2 d and odd moments by Cauchy-Schwarz
+    for d in (10, 1000, 100_000):
+        for x in (1.0, 10.0, 40.0):
+            ours = table.LARGEST_MEAN * (noise_factor(d, x) - d)
+            assert ours < math.sqrt(4 * d * x) + 1.2 * x
+
+
+# --- coefficients -----------------------------------------------------------------------------------------------
+
+
+def random_doubly_stochastic(n: int, seed: int) -> Static:
+    rng = np.random.default_rng(seed)
+    weights = rng.dirichlet(np.ones(4))
+    return Static(
+        sum(
+            w * np.eye(n)[p]
+            for w, p in zip(weights, [np.arange(n), *map(rng.permutation, [n] * 3)], strict=True)
+        )
+    )
+
+
+def round_matrix(topology: Topology, clock: int, sync_every: int) -> np.ndarray:
+    present = topology.present(clock)
+    if not (sync_every and (clock + 1) % sync_every == 0):
+        return topology.weights(clock).dense()
+    here = np.ones(topology.nodes, bool) if present is None else present
+    matrix = np.diag(1.0 - here)
+    matrix[np.ix_(here, here)] = 1 / here.sum()
+    return matrix
+
+
+TOPOLOGIES: list[Callable[[], Topology]] = [
+    lambda: DOut(7, 3),
+    lambda: Exponential(10),
+    lambda: Ring(6),
+    lambda: Base(9, 2),
+    lambda: OnePeerRandom(8, seed=2),
+    lambda: random_doubly_stochastic(6, seed=4),
+    lambda: Exponential(9).with_dropouts(0.3, seed=5),
+]
+
+
+@pytest.mark.parametrize("make", TOPOLOGIES)
+def test_coefficients_against_dense_products(make: Callable[[], Topology]) -> None:
+    topology, sync_every = make(), 4
+    known = Coefficients(topology, sync_every)
+    rng = np.random.default_rng(0)
+    first, second = np.triu_indices(topology.nodes, k=1)
+    for _ in range(6):
+        clocks = rng.integers(0, 30, size=5).tolist()
+        # a synchronisation of everybody leaves nothing to remember
+        clocks = [c for c in clocks if (c + 1) % sync_every or topology.present(c) is not None]
+        product = np.eye(topology.nodes)
+        lags = list(known.lags(clocks))
+        assert lags or not clocks
+        for lag, clock in zip(lags, reversed(clocks), strict=False):
+            product = product @ round_matrix(topology, clock, sync_every)
+            c = product[first] - product[second]
+            np.testing.assert_allclose(lag.product, product, atol=1e-12)
+            np.testing.assert_allclose(lag.spread, np.abs(c), atol=1e-12)
+            present = topology.present(clock)
+            noisy = c if present is None else c[:, present]
+            np.testing.assert_allclose(lag.mean, [safe_mean(row) for row in noisy], rtol=1e-5, atol=1e-12)
+            assert lag.contraction == pytest.approx(np.abs(c).sum(1).max() / 2)
+
+
+@pytest.mark.parametrize("topology", [Exponential(8), Exponential(16), Base(10, 1), Base(12, 2)])
+def test_coefficients_vanish_where_the_average_is_exact(topology: Topology) -> None:
+    assert topology.period is not None
+    lags = list(Coefficients(topology, 0).lags(range(3, 40)))
+    assert len(lags) <= 2 * topology.period
+    assert lags[-1].spread.max() < 1e-12
+
+
+def test_coefficients_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(table, "mean_abs", lambda c: calls.append(1) or mean_abs(c))
+    known = Coefficients(Exponential(10), 5)
+    for period in range(20):
+        list(known.lags(range(4 * period, 4 * period + 4)))
+    assert len(calls) <= 4 * 4  # 4 phases, 4 lags
+
+
+@pytest.mark.parametrize("make", [Exponential, lambda n: Base(n, 2), OnePeerRandom])
+def test_nodes_instead_of_pairs_is_looser_but_never_smaller(
+    make: Callable[[int], Topology], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = make(12)
+    pairs = Coefficients(topology, 0)
+    monkeypatch.setattr(table, "PAIRS_UP_TO", 4)
+    nodes = Coefficients(topology, 0)
+    rng = np.random.default_rng(0)
+    for by_pair, by_node in zip(pairs.lags(range(6)), nodes.lags(range(6)), strict=False):
+        own, past = rng.random(12), rng.random(12)
+        exact = pairs.widest(own, by_pair.spread @ past + 2 * by_pair.mean)
+        loose = nodes.widest(own, by_node.spread @ past + 2 * by_node.mean)
+        assert exact <= loose + 1e-9
+        assert loose <= 3 * exact
+        assert by_pair.contraction <= by_node.contraction + 1e-12
+
+
+# The certified sensitivity: its estimate is the formula, and its claim holds in whole runs
+
 
 LAPLACE = Laplace(budget=5, noise_rate=0.001)
 
@@ -135,8 +341,7 @@ def run(
         sensitivity,
         sync_every=sync_every,
         noise=noise or Seeded(seed),
-        watch=watch,
-        track_real=True,
+        watch={"real": Oracle()} | (watch or {}),
     )
     rows = 0.05 * torch.randn(n if private_start else 1, d, generator=generator)
     state = protocol.start(rows.expand(n, d))
@@ -192,7 +397,7 @@ def test_older_rounds_summed_up_early_are_still_covered(monkeypatch: pytest.Monk
     quiet = Laplace(50, 0.001)
     exact = run(DOut(8, 3), Certified(), d=400, rounds=40, mechanism=quiet)
     monkeypatch.setattr(table, "NEGLIGIBLE", 0.7)
-    monkeypatch.setattr("dpps.sensitivity.certified.WINDOW", 3)
+    monkeypatch.setattr(table, "WINDOW", 3)
     summed = run(DOut(8, 3), Certified(), d=400, rounds=40, mechanism=quiet)
     assert ratios(summed).min() >= 1
     assert np.median(ratios(summed)) > np.median(ratios(exact))
@@ -319,3 +524,45 @@ def test_gaussian_noise_is_refused() -> None:
 def test_delta_must_be_a_probability(delta: float) -> None:
     with pytest.raises(UsageError, match="delta"):
         Certified(delta)
+
+
+# Floating point: rows that are equal on paper differ in their last bits, and the certified bound covers that
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sensitivity", [Certified(), WorstCase()], ids=["certified", "worst-case"])
+@pytest.mark.parametrize("size", [0.01, 1.0, 300.0])
+def test_rows_that_are_equal_on_paper_only_are_covered(dtype, sensitivity, size) -> None:
+    """After a synchronisation nobody perturbs: mixing equal rows leaves them different in their last bits, and S was 0."""
+    protocol = DPPS(
+        Base(3, 1), Laplace(1.0, 1.0), sensitivity, sync_every=4, noise=Seeded(0), watch={"real": Oracle()}
+    )
+    generator = torch.Generator().manual_seed(0)
+    state = protocol.start((size * torch.randn(1, 500, generator=generator)).to(dtype).repeat(3, 1))
+    differed = 0
+    for t in range(40):
+        quiet = t % 4 in (0, 1, 2)
+        eps = torch.zeros(3, 500) if quiet else 1e-3 * size * torch.randn(3, 500, generator=generator)
+        rows = state.s.double()
+        record = protocol.step(state, eps)
+        if quiet:
+            apart = float(torch.cdist(rows, rows, p=1).max())
+            differed += apart > 0
+            assert record.estimated >= apart
+            assert (record.used > 0) == (record.scale > 0)
+            assert t % 4 == 0 or record.scale > 0
+    assert differed > 5
+
+
+def test_what_rounding_adds_is_little() -> None:
+    def estimates(dtype: torch.dtype) -> list[float]:
+        generator = torch.Generator().manual_seed(0)
+        protocol = DPPS(Exponential(10), Laplace(5, 1e-3), Certified(), sync_every=5, noise=Seeded(0))
+        state = protocol.start(torch.randn(1, 2000, generator=generator).to(dtype).repeat(10, 1))
+        found = []
+        for _ in range(60):
+            eps = torch.randn(10, 2000, generator=generator) / 200
+            found.append(protocol.step(state, eps.to(dtype)).estimated)
+        return found
+
+    assert estimates(torch.float32) == pytest.approx(estimates(torch.float64), rel=2e-3)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import dpps
 from dpps.noise import Mechanism, NoiseSource, Outgoing
+from dpps.topology import Weights
 
 
 def column_stochastic(n: int) -> dpps.Topology:
@@ -17,6 +18,18 @@ def column_stochastic(n: int) -> dpps.Topology:
     w[:, 0] = 0
     w[0, 0], w[1, 0] = 0.3, 0.7
     return dpps.Static(w)
+
+
+class Wire(dpps.Stacked):
+    """Keeps the messages that leave."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(nodes)
+        self.sent: list[Tensor] = []
+
+    def mix(self, weights: Weights, *xs: Tensor) -> list[Tensor]:
+        self.sent.append(xs[0].clone())
+        return super().mix(weights, *xs)
 
 
 class Scripted(NoiseSource):

@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
@@ -457,6 +456,12 @@ MECHANISMS = {
 }
 
 
+class Listening(dpps.Stacked):
+    def push(self, exchange: Exchange, s: torch.Tensor, a: torch.Tensor, link: Link) -> None:
+        self.exchange = exchange
+        super().push(exchange, s, a, link)
+
+
 @pytest.mark.parametrize("width", [1, LENGTH])
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("topology", ["exp", "column"])
@@ -468,7 +473,8 @@ def test_honest_rows_stay_within_and_not_far_below(name: str, width: int, topolo
     noise: NoiseSource = dpps.Seeded(1)
     if kind == "partners":
         noise, mechanism = noise.with_partners(Pairs(1).partners(6)), dpps.Gaussian(3.0)
-    protocol = dpps.DPPS(graph, mechanism, sensitivity, noise=noise)
+    fabric = Listening(6)
+    protocol = dpps.DPPS(graph, mechanism, sensitivity, noise=noise, fabric=fabric)
     velocity = MOMENTUM.start(torch.zeros(6, width))
     gain = MOMENTUM.gain if kind == "momentum" else 1.0
     start = torch.ones(6, width)
@@ -477,18 +483,15 @@ def test_honest_rows_stay_within_and_not_far_below(name: str, width: int, topolo
     for _ in range(100):
         a = state.a.clone()
         message = protocol.release(state, torch.ones(6, width))
-        exchange = protocol._exchange(state, message.level.scale)
         if kind == "momentum":
             change, velocity = MOMENTUM.step(velocity, message.rows - state.s)
-            message = replace(message, rows=state.s + change)
-            exchange = exchange.lengthened(gain)
-        bound = bound.after(exchange, a)
+            message = protocol.post_process(state, message, change, gain)
+        protocol.exchange(state, message)
+        bound = bound.after(fabric.exchange, a)
         limits = bound.limits(a, width)
         assert limits is not None
         norms = message.rows.double().norm(dim=1)
         assert bool((norms <= limits).all())
-        protocol.fabric.push(exchange, message.rows, state.a, state.link)
-        protocol._accept(state, message, exchange, protocol.fabric.collect())
     # most of the noise that partners share cancels on the way
     loose = gain * (4 if kind == "partners" else 1)
     assert float((limits / norms).min()) < loose * (60 if width == 1 else 12)
@@ -538,18 +541,13 @@ def _one_liar(cluster: Cluster, lie: str, sync_every: int, momentum: bool = Fals
 
     fabric.push = lying  # type: ignore[assignment]
     velocity = MOMENTUM.start(state.s)
-
-    def finish(released: torch.Tensor) -> torch.Tensor:
-        nonlocal velocity
-        change, velocity = MOMENTUM.step(velocity, released)
-        return change
-
     try:
         for _ in range(6):
+            message = protocol.release(state)
             if momentum:
-                protocol.step(state, None, finish, MOMENTUM.gain)
-            else:
-                protocol.step(state)
+                change, velocity = MOMENTUM.step(velocity, message.rows - state.s)
+                message = protocol.post_process(state, message, change, MOMENTUM.gain)
+            protocol.exchange(state, message)
             assert torch.equal(state.a, torch.ones(1, dtype=torch.float64)), "a is not what anybody says"
     except dpps.errors.RunError as error:
         with pytest.raises(dpps.errors.RunError, match="round"):  # nobody waits for it any more

@@ -6,6 +6,7 @@ from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.algorithm import ALGORITHMS, Algorithm, Step, TrainState
+    from dpps.learning.algorithms import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
     from dpps.learning.clipping import ClipCount, advice, hopeless
     from dpps.learning.evaluation import (
         CONFIDENCE,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:  # imported when first asked for
         rehearse,
         unless_it_fails,
     )
-    from dpps.learning.gradient_tracking import GradientTracking
     from dpps.learning.gradients.batch import Engine, EngineName, Loop, Vectorised
     from dpps.learning.gradients.calling import (
         FAILURES,
@@ -58,14 +58,11 @@ if TYPE_CHECKING:  # imported when first asked for
         check_examples,
         tell_unscaled,
     )
-    from dpps.learning.local_optimizers import LocalOptimizers
     from dpps.learning.losses import one_number
     from dpps.learning.nodes import Nodes, check_record
-    from dpps.learning.optimizers import Adam, Averaging, Momentum, kept_for
     from dpps.learning.partition import Partition
-    from dpps.learning.partpsp import PartPSP
-    from dpps.learning.pedfl import PEDFL
     from dpps.learning.preflight import check_model, refuse_mixing
+    from dpps.learning.released import Adam, Averaging, LocalOptimizers, Momentum
     from dpps.learning.sampling import (
         LARGEST,
         NodeData,
@@ -76,8 +73,6 @@ if TYPE_CHECKING:  # imported when first asked for
         parse_sizes,
     )
     from dpps.learning.schedules import FORMS, Constant, Cosine, Schedule, StepDecay, WarmUp, parse_schedule
-    from dpps.learning.sgp import SGP
-    from dpps.learning.sgpdp import SGPDP
     from dpps.learning.suggestion import (
         CLIP,
         LONGEST,

@@ -1,15 +1,14 @@
-"""An algorithm: `start` and `step` on an explicit state. Each algorithm is one file beside this one.
+"""An algorithm: `start` and `step` on an explicit state. `dpps.learning.algorithms` has those that come with the library.
 
 A step computes with the :class:`~dpps.learning.nodes.Nodes` held here and changes the state last,
 when the round is complete; so a round happens as a whole or not at all. docs/extending.md adds an algorithm.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,8 +16,8 @@ from dpps.errors import UsageError, is_number
 from dpps.frozen import Frozen
 from dpps.learning.gradients.calling import Loss
 from dpps.learning.losses import as_function, takes_classes
-from dpps.learning.optimizers import Averaging, ReleasedOptimizer
 from dpps.learning.partition import Partition
+from dpps.learning.released import Averaging, LocalOptimizer, ReleasedOptimizer
 from dpps.learning.sampling import BatchSize, batches, check_batch
 from dpps.learning.schedules import Schedule
 from dpps.learning.suggestion import (
@@ -28,8 +27,7 @@ from dpps.learning.suggestion import (
     suggested_batch,
     suggested_epochs,
 )
-from dpps.privacy.partners import Pairs
-from dpps.privacy.units import Plan, Unit
+from dpps.privacy import Pairs, Plan, Unit
 from dpps.protocol import RoundRecord, State
 from dpps.registry import Registry
 
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 
 ALGORITHMS: Registry[type["Algorithm"]] = Registry("algorithm", "dpps.learning")
 """Algorithms by name: what `dpps train --algorithm` offers."""
-
-LocalOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 
 @dataclass
@@ -56,7 +52,7 @@ class TrainState:
     local: Tensor
     """(rows, d_l): every node's local parameters."""
     kept: dict[str, Tensor] = field(default_factory=dict)
-    """What an algorithm keeps beside them, by name."""
+    """What else an algorithm keeps, by name."""
 
     @property
     def round(self) -> int:

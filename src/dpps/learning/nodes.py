@@ -20,14 +20,12 @@ from dpps.learning.gradients.calling import pick, unwritten
 from dpps.learning.gradients.choose import choose_gradients
 from dpps.learning.inputs import why_not_finite
 from dpps.learning.losses import one_number
-from dpps.learning.optimizers import Averaging, OptimizerState, kept_for
 from dpps.learning.preflight import check_model
+from dpps.learning.released import Averaging, ReleasedOptimizer
 from dpps.learning.sampling import Cyclic, NodeData, Poisson
 from dpps.learning.updates import BatchUpdates, RecordUpdates, Update, Updates
-from dpps.noise.keystream import Keystream
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource
-from dpps.privacy.units import Calibration, Plan
+from dpps.noise import Keystream, NoiseSource, SecureNoise
+from dpps.privacy import Calibration, Plan
 from dpps.protocol import DPPS, RoundRecord
 
 _VELOCITY, _AVERAGE = "released/", "average/"  # what is kept of an optimizer and of averaging
@@ -161,39 +159,32 @@ class Nodes(Frozen):
         if not self.partition.shared:
             state.shared.round, state.shared.clock = state.round + 1, state.shared.clock + 1
             return None
-        record = self._step(state, perturbation)
+        record = self._round(state, perturbation)
         self.protocol_seconds = time.perf_counter() - begun
         self._average(state)
         return record
 
-    def _step(self, state: TrainState, perturbation: Tensor) -> RoundRecord:
+    def _round(self, state: TrainState, perturbation: Tensor) -> RoundRecord:
         """One round of DPPS, in which an optimizer makes of every released update the one that is sent."""
-        optimizer, shared, sensitivity = self.algorithm.optimizer, state.shared, self.protocol.sensitivity
+        optimizer, shared = self.algorithm.optimizer, state.shared
         if optimizer is None:
             return self.protocol.step(shared, perturbation)
-        old = _below(state.kept, _VELOCITY) or optimizer.start(shared.s)
-        new: OptimizerState = {}
-        away = self._away(state)
-
-        def remember() -> None:
-            kept = new if away is None else kept_for(away, old, new)
-            state.kept = state.kept | {f"{_VELOCITY}{name}": rows for name, rows in kept.items()}
-
-        if sensitivity is not None and not sensitivity.base_is_public:
+        if self.protocol.hides_rows:
             # node-swap: rows are what is hidden, so nothing is post-processing. The optimizer works on the node's own updates
             # before noise, and the sensitivity counts the norm of what it makes of them: each round's promise holds for any
             # perturbation
-            change, new = optimizer.step(old, perturbation)
-            remember()
-            return self.protocol.step(shared, change)
+            return self.protocol.step(shared, self._optimized(optimizer, state, perturbation))
+        message = self.protocol.release(shared, perturbation)
+        change = self._optimized(optimizer, state, message.rows - shared.s)
+        message = self.protocol.post_process(shared, message, change, optimizer.gain)
+        return self.protocol.exchange(shared, message)
 
-        def finish(released: Tensor) -> Tensor:
-            nonlocal new
-            change, new = optimizer.step(old, released)
-            remember()  # before anything leaves: a fabric may put the state on disk first
-            return change if away is None else change.masked_fill(away.to(change.device)[:, None], 0.0)
-
-        return self.protocol.step(shared, perturbation, finish, optimizer.gain)
+    def _optimized(self, optimizer: ReleasedOptimizer, state: TrainState, update: Tensor) -> Tensor:
+        """What the optimizer makes of an update. What it remembers is in the state before anything leaves: a fabric may put the
+        state on disk first."""
+        change, kept = optimizer.advance(_below(state.kept, _VELOCITY), update, self._away(state))
+        state.kept = state.kept | {f"{_VELOCITY}{name}": rows for name, rows in kept.items()}
+        return change
 
     def _average(self, state: TrainState) -> None:
         """The average of iterates so far: made of what was released, and used for what comes out only."""
@@ -270,10 +261,8 @@ class Nodes(Frozen):
         In a distributed run of node-swap rows are what the noise hides, and averaging would send them without it: there each
         process averages its own rows only.
         """
-        sensitivity, fabric, rows = self.protocol.sensitivity, self.protocol.fabric, self.shared_rows(state)
-        if not fabric.simulation and sensitivity is not None and not sensitivity.base_is_public:
-            return rows.mean(0)
-        return fabric.mean(rows)
+        fabric, rows = self.protocol.fabric, self.shared_rows(state)
+        return rows.mean(0) if self.protocol.hides_rows and not fabric.simulation else fabric.mean(rows)
 
     def shared_rows(self, state: TrainState) -> Tensor:
         """The shared parameters that come out of every row held here, before they are averaged with the others'."""
@@ -284,8 +273,8 @@ class Nodes(Frozen):
         """Of the averaged s: rows whose mean over all nodes it is, or where nodes do not meet each node's own y."""
         return state.shared.s if self.protocol.fabric.meets else state.shared.y
 
-    def settle(self, state: TrainState, mean: Tensor) -> None:
-        """The last word on the averaged s where nodes do not meet: what they have agreed on at the end."""
+    def set_mean(self, state: TrainState, mean: Tensor) -> None:
+        """Replace the shared parameters by what nodes that do not meet have agreed on at the end."""
         state.shared.s = mean.to(state.shared.s) * state.shared.a.to(state.shared.s)[:, None]
         if f"{_AVERAGE}mean" in state.kept:
             state.kept = state.kept | {f"{_AVERAGE}mean": mean.to(state.shared.s).expand_as(state.shared.s)}

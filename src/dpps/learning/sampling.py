@@ -26,8 +26,8 @@ from dpps.data import Images
 from dpps.errors import PeerError, UsageError
 from dpps.frozen import Frozen
 from dpps.learning.gradients.calling import move, tensors_in
-from dpps.noise.keystream import Keystream
-from dpps.noise.streams import SAMPLING, Streams
+from dpps.noise.sampler import Keystream
+from dpps.noise.source import SAMPLING, Streams
 from dpps.privacy.promise import Contract
 from dpps.transport import Fabric
 

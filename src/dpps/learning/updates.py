@@ -14,12 +14,10 @@ from dpps.learning.clipping import ClipCount
 from dpps.learning.gradients.batch import Engine
 from dpps.learning.gradients.clipped import PerExample
 from dpps.learning.gradients.contributions import full_precision
-from dpps.learning.local_optimizers import LocalOptimizers
-from dpps.learning.optimizers import ReleasedOptimizer, kept_for
+from dpps.learning.released import LocalOptimizers, ReleasedOptimizer
 from dpps.learning.sampling import Cyclic, Poisson, Sampler
-from dpps.noise.calibration import NoiseLevel, calibrate
-from dpps.noise.source import NoiseSource, Outgoing
-from dpps.privacy.units import Calibration, Plan
+from dpps.noise import NoiseLevel, NoiseSource, Outgoing, calibrate
+from dpps.privacy import Calibration, Plan
 
 
 class Update(NamedTuple):
@@ -44,7 +42,7 @@ class Updates(Frozen, ABC):
         """The update of the next round; nothing of `state` changes. `away` marks the rows of absent nodes."""
 
     def state(self) -> dict[str, Tensor]:
-        """What is kept from round to round beside the state, for checkpoints."""
+        """What is kept from round to round apart from the state, for checkpoints."""
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -53,7 +51,7 @@ class Updates(Frozen, ABC):
 
 
 class BatchUpdates(Updates):
-    """Algorithm 2, lines 2 to 5: gradients of whole batches, the shared one clipped.
+    """Algorithm 2, lines 3 to 6: gradients of whole batches, the shared one clipped.
 
     Args:
         algorithm: the rates' owner: how many local steps, which optimizer.
@@ -190,9 +188,9 @@ class RecordUpdates(Updates):
         """What an optimizer makes of the released local update: post-processing, as with the shared one."""
         if self.optimizer is None:
             return moved
-        old = self._kept or self.optimizer.start(base)
-        change, new = self.optimizer.step(old, (moved - base).to(base))  # sums of large batches are float64
-        self._kept = dict(new if away is None else kept_for(away, old, new))
+        released = (moved - base).to(base)  # sums of large batches are float64
+        change, kept = self.optimizer.advance(self._kept, released, away)
+        self._kept = dict(kept)
         return base + change
 
     def state(self) -> dict[str, Tensor]:

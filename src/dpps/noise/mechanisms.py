@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.noise.discrete import discrete_gaussian_slack
 from dpps.noise.events import NOTHING, Event, gaussian, laplace, non_private
-from dpps.noise.keystream import Keystream, gaussian_slack, laplace_slack
+from dpps.noise.sampler import Keystream, discrete_gaussian_slack
 from dpps.registry import Registry
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Mechanism(ABC):
     def scale(self, sensitivity: float) -> float:
         """The scale of the noise for a message of this sensitivity."""
 
-    def deviation(self, scale: float) -> float:
+    def standard_deviation(self, scale: float) -> float:
         """Standard deviation of each coordinate of noise of this scale; infinite: not known."""
         return math.inf
 
@@ -136,7 +135,7 @@ class Laplace(Mechanism):
     def scale(self, sensitivity: float) -> float:
         return self.noise_rate * sensitivity / self.budget
 
-    def deviation(self, scale: float) -> float:
+    def standard_deviation(self, scale: float) -> float:
         return math.sqrt(2) * scale
 
     def draw(self, stream: np.random.Generator, out: np.ndarray) -> None:
@@ -156,14 +155,11 @@ class Laplace(Mechanism):
     def draw_whole(self, keystream: Keystream, steps: float, size: int) -> np.ndarray:
         return keystream.discrete_laplace(steps, size)
 
-    def sampler_distance(self, steps: float, coordinates: int, rounds: int) -> float:
-        return laplace_slack(coordinates * rounds)
-
 
 @MECHANISMS.register("gaussian")
 @dataclass(frozen=True)
 class Gaussian(Mechanism):
-    """Gaussian noise of deviation `noise_multiplier` x the L2 sensitivity; (epsilon, delta) comes from the accountant."""
+    """Gaussian noise of standard deviation `noise_multiplier` x the L2 sensitivity; (epsilon, delta) comes from the accountant."""
 
     noise_multiplier: float
     name, norm = "gaussian", 2
@@ -179,7 +175,7 @@ class Gaussian(Mechanism):
     def scale(self, sensitivity: float) -> float:
         return self.noise_multiplier * sensitivity
 
-    def deviation(self, scale: float) -> float:
+    def standard_deviation(self, scale: float) -> float:
         return scale
 
     def draw(self, stream: np.random.Generator, out: np.ndarray) -> None:
@@ -192,7 +188,7 @@ class Gaussian(Mechanism):
         return keystream.discrete_gaussian(steps, size)
 
     def sampler_distance(self, steps: float, coordinates: int, rounds: int) -> float:
-        return gaussian_slack(coordinates * rounds) + discrete_gaussian_slack(steps, coordinates, rounds)
+        return discrete_gaussian_slack(steps, coordinates, rounds)
 
 
 @dataclass(frozen=True)
@@ -204,7 +200,7 @@ class NoNoise(Mechanism):
     def scale(self, sensitivity: float) -> float:
         return 0.0
 
-    def deviation(self, scale: float) -> float:
+    def standard_deviation(self, scale: float) -> float:
         return 0.0
 
     def draw(self, stream: np.random.Generator, out: np.ndarray) -> None:

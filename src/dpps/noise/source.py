@@ -1,7 +1,14 @@
-"""Where noise comes from: seeded streams (simulation and tests). `dpps.noise.secure` has the source for real deployments."""
+"""How much noise a message gets, and where it comes from.
 
+`Seeded` streams repeat, for simulation and tests. `SecureNoise` is for messages that really leave: whole numbers on a grid, from
+a keystream keyed by the operating system. Textbook noise in floating point gives values away: which doubles can come out depends
+on what went in. There everything private is a whole number of grid steps before noise is added, the noise is a whole number with
+exactly the claimed distribution, and only their sum is turned back into floating point, which is post-processing.
+"""
+
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,14 +16,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpps.errors import UsageError
+from dpps.errors import RunError, UsageError
 from dpps.noise.mechanisms import Mechanism
-from dpps.noise.streams import LOCAL_NOISE, NOISE, Streams, fresh_seed
+from dpps.noise.sampler import Keystream
 
 if TYPE_CHECKING:
-    from dpps.noise.pairs import Partners
+    from dpps.noise.pairs import PairKeys, Partners
 
+STEPS = 2.0**30
+"""The scale of secure noise is at least this many grid steps."""
+
+NOISE, SAMPLING, LOCAL_NOISE, DROPOUT, PAIRS = 0, 1, 2, 3, 5  # parts of keys: never renumbered
+
+_NODES, _ROUNDS = 1 << 26, 1 << 34
+_MASK = (1 << 64) - 1
+_FIXED = 0x9E3779B97F4A7C15
+_THROWN_AWAY = 12
 _BLOCK = 1 << 17  # numbers shaped at a time: they stay in the processor's cache
+_LARGEST = 2.0**53  # beyond it, a double does not hold every whole number
 
 
 @dataclass(frozen=True)
@@ -36,7 +53,7 @@ class Outgoing:
     norms: bool = True
     """Whether anybody asks for the norm of the noise."""
     step: float = 0.0
-    """The grid that was charged for (`dpps.noise.calibration`); 0: the source's own for the scale."""
+    """The grid that was charged for (`calibrate`); 0: the source's own for the scale."""
     present: np.ndarray | None = None
     """Which of all nodes take part in the round; None: everybody."""
 
@@ -59,9 +76,11 @@ class NoiseSource(ABC):
         """Total variation distance between what was drawn and the noise that is charged for."""
         return 0.0
 
-    def deviation(self, mechanism: Mechanism, scale: float, present: np.ndarray | None = None) -> float:
-        """Standard deviation of each coordinate of the noise on a message, when these nodes take part; infinite: not known."""
-        return mechanism.deviation(scale)
+    def standard_deviation(
+        self, mechanism: Mechanism, scale: float, present: np.ndarray | None = None
+    ) -> float:
+        """Of each coordinate of the noise on a message, when these nodes take part; infinite: not known."""
+        return mechanism.standard_deviation(scale)
 
     def for_local_part(self) -> "NoiseSource":
         """A source for the local parameters whose noise has nothing to do with that of the messages (unit record)."""
@@ -78,6 +97,81 @@ class NoiseSource(ABC):
     @abstractmethod
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
         """Make the message of `out.half` in place; return the L1 norm of each row's noise (zeros where nobody asks)."""
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """The noise of one message: its scale, what it was calibrated to, and the grid that the message lies on."""
+
+    sensitivity: float
+    """What was estimated, and what rounding and noise on a grid add to it."""
+    scale: float
+    step: float
+    """0: no grid."""
+
+
+def calibrate(
+    mechanism: Mechanism,
+    noise: NoiseSource,
+    sensitivity: float,
+    rounding: Callable[[float], float],
+    *,
+    rate: float = 1.0,
+) -> NoiseLevel:
+    """The noise for a message of this sensitivity.
+
+    The grid is fixed first and stays as it is: what rounding to it adds raises the scale, and a grid chosen again for the
+    raised scale could be coarser than the one that was charged for. The scale can only grow, so the noise has at least as
+    many steps as the source asks for.
+
+    Args:
+        mechanism: which noise.
+        noise: where it comes from; it has the grid.
+        sensitivity: how far two messages can be apart before they are rounded.
+        rounding: what rounding a message to whole steps of this size adds to that.
+        rate: factor on the noise.
+    """
+    step = noise.grid(mechanism.scale(sensitivity) * rate)
+    extra = noise.discreteness(step) + rounding(step) if step else 0.0
+    used = math.nextafter(sensitivity + extra, math.inf) if extra else sensitivity  # rounded up, never down
+    return NoiseLevel(used, mechanism.scale(used) * rate, step)
+
+
+def key(seed: int, purpose: int, node: int, round_: int) -> tuple[int, int]:
+    """The two words of one stream: the seed, and purpose | round | node packed without overlap."""
+    if not (0 <= node < _NODES and 0 <= round_ < _ROUNDS):
+        raise OverflowError(f"node {node} or round {round_} is beyond what a stream key holds")
+    return seed & _MASK, (purpose << 60) | (round_ << 26) | node
+
+
+class Streams:
+    """The streams of one seed and purpose, by node and round; one generator, moved from key to key.
+
+    Numbers are keyed by what they are for, never by process or by call order. A key is the start state of numpy's SFC64
+    generator: words a = seed, b = purpose | round | node, c fixed, counter 1, and twelve steps thrown away, as its author seeds
+    it. Two different keys never give overlapping streams: one step is a bijection of the state that adds 1 to the counter, so at
+    the same counter (hence after the same number of steps) different starts are still different. Whoever knows the seed can
+    subtract the noise: these streams are for simulation and tests.
+    """
+
+    def __init__(self, seed: int, purpose: int) -> None:
+        self.seed, self.purpose = seed, purpose
+        self._bits = np.random.SFC64(0)
+        self._state = self._bits.state | {"has_uint32": 0, "uinteger": 0}
+        self.current = np.random.Generator(self._bits)
+        """Goes on with the stream that `at` moved to last."""
+
+    def at(self, node: int, round_: int) -> np.random.Generator:
+        """The stream of (node, round); valid until the next call."""
+        self._state["state"]["state"][:] = (*key(self.seed, self.purpose, node, round_), _FIXED, 1)
+        self._bits.state = self._state  # numpy takes a copy
+        self._bits.random_raw(_THROWN_AWAY)
+        return self.current
+
+
+def fresh_seed() -> int:
+    """A seed nobody knows, from the operating system."""
+    return int(np.random.SeedSequence().generate_state(1, np.uint64)[0])
 
 
 class Seeded(NoiseSource):
@@ -105,31 +199,30 @@ class Seeded(NoiseSource):
         norms = torch.zeros(len(out.nodes), dtype=torch.float64)
         if scale == 0:
             return norms
-        width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
-        if self._block.dtype != width:
-            self._block = torch.empty(_BLOCK, dtype=width)
-        for rows, columns in tiles(*out.half.shape):
-            target = out.half[rows, columns]
-            unit = self._unit_noise(
-                mechanism, self._block, out.nodes[rows], columns.start == 0, out.round, target.shape[1]
-            )
+        for rows, columns, unit in self._unit_noise(mechanism, out.nodes, out):
             if out.norms:
                 norms[rows] += unit.abs().sum(1)
+            target = out.half[rows, columns]
             target.add_(unit.to(target), alpha=scale)
         return norms.mul_(scale)
 
     def _unit_noise(
-        self, mechanism: Mechanism, block: Tensor, nodes: Sequence[int], fresh: bool, round_: int, width: int
-    ) -> Tensor:
-        """Noise of scale 1 for these nodes' next `width` columns, in the memory of `block`."""
-        part = block[: len(nodes) * width].view(len(nodes), width)
-        for row, node in zip(part.numpy(), nodes, strict=True):
-            stream = self._streams.at(node, round_) if fresh else self._streams.current
-            mechanism.draw(stream, row)
-        return mechanism.shape(part)
+        self, mechanism: Mechanism, nodes: Sequence[int], out: Outgoing
+    ) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Noise of scale 1 for these nodes, tile by tile in the same memory."""
+        width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
+        if self._block.dtype != width:
+            self._block = torch.empty(_BLOCK, dtype=width)
+        for rows, columns in _tiles(len(nodes), out.half.shape[1]):
+            tile = self._block[: (rows.stop - rows.start) * (columns.stop - columns.start)]
+            tile = tile.view(rows.stop - rows.start, columns.stop - columns.start)
+            for row, node in zip(tile.numpy(), nodes[rows], strict=True):
+                stream = self._streams.at(node, out.round) if columns.start == 0 else self._streams.current
+                mechanism.draw(stream, row)
+            yield rows, columns, mechanism.shape(tile)
 
 
-def tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
     """Parts of at most _BLOCK numbers: several whole rows, or pieces of one row from left to right."""
     if columns <= _BLOCK:
         height = max(1, _BLOCK // max(columns, 1))
@@ -139,3 +232,105 @@ def tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
     for row in range(rows):
         for first in range(0, columns, _BLOCK):
             yield slice(row, row + 1), slice(first, min(columns, first + _BLOCK))
+
+
+class SecureNoise(NoiseSource):
+    """Discrete Laplace or Gaussian noise from AES-256 in counter mode; nobody else can know it.
+
+    In the units contribution and record only the perturbation is private (the row before it follows from earlier messages):
+    it is rounded toward zero to whole steps, noised, and added to the row. In node-swap the whole row is rounded.
+
+    Args:
+        keystream: where the bits come from; by default one with a fresh key of the operating system.
+        pair_keys: what the nodes here share with their partners, for noise that cancels between processes.
+        finer: factor on the step of the grid, at most 1.
+    """
+
+    private = True
+
+    def __init__(
+        self,
+        keystream: Keystream | None = None,
+        pair_keys: "PairKeys | None" = None,
+        *,
+        finer: float = 1.0,
+    ) -> None:
+        self.keystream = keystream or Keystream()
+        self.pair_keys = pair_keys
+        self._finer = finer
+
+    def for_local_part(self) -> NoiseSource:
+        return self  # a keystream never gives the same bits twice
+
+    def with_partners(self, partners: "Partners") -> NoiseSource:
+        from dpps.noise.pairs import SecurePairs
+
+        return SecurePairs(partners, self.pair_keys, self.keystream)
+
+    def grid(self, scale: float) -> float:
+        """The step: the power of two with `scale` between STEPS and 2 STEPS steps, or more where it is to be finer."""
+        return 0.0 if scale == 0 else power_of_two_below(scale * self._finer / STEPS)
+
+    def discreteness(self, step: float) -> float:
+        """Discrete noise of t >= STEPS steps costs what continuous noise does at a sensitivity larger by 1/(4t) steps.
+
+        Gaussian noise: the variance loses 1/12 step squared (`discrete_gaussian_slack`), a smaller relative amount.
+
+        Laplace noise, P(k) ∝ exp(-|k|/t), all in grid steps: by itself it has the pure epsilon m/t, m being the
+        sensitivity, but its privacy loss is a little more concentrated on that extreme than that of continuous noise. Claim: the
+        shift m of discrete noise is dominated by the shift m + 2t ln cosh(1/2t) <= m + 1/(4t) of continuous Laplace noise of scale
+        t, so the charge m/t + 1/(4t²) covers every accountant.
+
+        Proof. Likelihood ratios are monotone, so the vertices of the discrete curve (false alarm, power) are the
+        threshold tests Z >= k. With r = e^(-1/t): P(Z >= k) = r^k/(1+r) for k >= 1 and 1 - r^(1-k)/(1+r) for k <=
+        0. Put c = -t ln((1+r)/2) = 1/2 - t ln cosh(1/2t), in [0, 1/2]. For continuous X: P(X >= k - c) = P(Z >=
+        k) for k >= 1 and P(X >= k - 1 + c) = P(Z >= k) for k <= 0. A vertex with k >= 1 and k - m <= 0 has power
+        P(Z >= k - m); the continuous shift that reaches it is (k - c) - (k - m - 1 + c) = m + 1 - 2c = m + 2t ln
+        cosh(1/2t). When k and k - m lie on the same side, the shift m reaches it. The continuous curve is
+        concave, so it lies above the chords between vertices too. Vertices go to vertices, so coordinates compose. ∎
+        """
+        return step / (4 * STEPS)
+
+    def distance(self, mechanism: Mechanism, dimension: int, rounds: int) -> float:
+        return mechanism.sampler_distance(STEPS, dimension, rounds)
+
+    def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
+        if scale == 0:
+            return torch.zeros(len(out.nodes), dtype=torch.float64)
+        step = out.step or self.grid(scale)
+        return self._noised(
+            out, step, lambda _, size: mechanism.draw_whole(self.keystream, scale / step, size)
+        )
+
+    def _noised(self, out: Outgoing, step: float, draw: Callable[[int, int], np.ndarray]) -> Tensor:
+        """Make the messages, with so many whole steps of noise for the k-th row."""
+        norms = torch.zeros(len(out.nodes), dtype=torch.float64)
+        self.keystream.refresh()
+        for k in range(len(out.nodes)):  # row by row: integers need eight bytes each
+            hidden = (out.perturbation if out.base_is_public else out.half)[k].double().cpu().numpy()
+            noise = draw(k, hidden.size)
+            whole = whole_steps(hidden, step, toward_zero=out.base_is_public) + noise
+            message = torch.from_numpy(whole.astype(np.float64) * step)
+            if out.base_is_public:
+                message += out.s[k].double().cpu()
+            out.half[k] = message.to(out.half)
+            if out.norms:
+                norms[k] = float(np.abs(noise).sum(dtype=np.float64)) * step
+        return norms
+
+
+def power_of_two_below(value: float) -> float:
+    """The largest power of two that is at most `value`; exact, so that all machines find the same."""
+    return math.ldexp(0.5, math.frexp(value)[1])
+
+
+def whole_steps(values: np.ndarray, step: float, toward_zero: bool) -> np.ndarray:
+    """Values as whole numbers of steps."""
+    steps = np.trunc(values / step) if toward_zero else np.rint(values / step)
+    if np.abs(steps).max(initial=0.0) >= _LARGEST:
+        raise RunError(
+            f"a value of {np.abs(values).max():.3g} does not fit the noise grid of {step:.3g}: the noise is "
+            "too small against the "
+            "values to be safe; use a smaller epsilon or smaller values"
+        )
+    return steps.astype(np.int64)

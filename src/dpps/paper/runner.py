@@ -33,7 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dpps import data, features, models
 from dpps.errors import RunError, UsageError
 from dpps.learning import ALGORITHMS, accuracies
-from dpps.privacy import finite_or_none
+from dpps.privacy.promise import finite_or_none
 from dpps.runs import Run, TrainConfig, deal
 from dpps.sensitivity import Certified
 from dpps.version import versions

@@ -191,6 +191,11 @@ class Peers(Fabric):
             self._await_room(exchange.round, parts)
             self._push(LEARNING, exchange.round, parts, self._sources(exchange.weights), s[0], float(a[0]))
 
+    def scaled(self, base: Tensor, message: Tensor, a: Tensor) -> Tensor:
+        """Updates scaled by their node's own a, which depends on the network alone: y moves by the update as it was released.
+        Rows are public, so this is post-processing."""
+        return base + a.to(base)[:, None] * (message - base)
+
     def collect(self, seconds: float | None = None) -> Arrived:
         with self.lock:
             took_part = self._collect(seconds)

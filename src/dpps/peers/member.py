@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpps.disk import private, write_private, writing
 from dpps.errors import RunError, UsageError
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource, Seeded
+from dpps.noise.source import NoiseSource, SecureNoise, Seeded
 from dpps.peers.contract import Membership
 from dpps.peers.gossip import Peers, averaging_rounds
 from dpps.peers.links import ACTIVE, DONE, LEFT, TAIL, Terms
@@ -414,7 +413,7 @@ class Member(Deployment):
             )
         if self.fabric.late:
             log.warning("%scame back when the others had finished, and has their final model", self.voice)
-        run.nodes.settle(run.state, mean)
+        run.nodes.set_mean(run.state, mean)
         run.forget_evaluation()
         self.fabric.finish()
 

@@ -14,7 +14,7 @@ from dpps.privacy.partners import OTHER_MEAN_VARIANCES, Partners
 from dpps.privacy.promise import finite_or_none, planned_charges
 from dpps.privacy.units import Calibration, NodeSwap, Plan, Unit
 from dpps.sensitivity import Certified, Known, Paper
-from dpps.sensitivity.coefficients import WINDOW, coefficients, noise_factor
+from dpps.sensitivity.certified import WINDOW, coefficients, noise_factor
 from dpps.topology import Topology
 
 HOPELESS = 0.2

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.protocol.accounting import bytes_of_round, rows_by_rate
-    from dpps.protocol.algorithm import DPPS
-    from dpps.protocol.noising import Scratch
+    from dpps.protocol.dpps import DPPS
     from dpps.protocol.state import Message, RoundRecord, State
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

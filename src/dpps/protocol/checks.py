@@ -7,50 +7,68 @@ import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.noise.mechanisms import NoNoise
+from dpps.noise import NoNoise
 from dpps.sensitivity import Sensitivity
 from dpps.transport import Fabric
 
 if TYPE_CHECKING:
-    from dpps.protocol.algorithm import DPPS
+    from dpps.protocol.dpps import DPPS
 
 
 def check_request(protocol: "DPPS") -> None:
-    """What cannot work, or would not be private, is refused before there is a state."""
+    """Refuse what cannot work, or would not be private, before there is a state."""
+    topology, fabric, mechanism = protocol.topology, protocol.fabric, protocol.mechanism
+    sensitivity, mixes = protocol.sensitivity, protocol.mixes
+    hides_start = sensitivity is not None and sensitivity.start_is_private
     if protocol.sync_every < 0:
         raise UsageError(f"sync_every is {protocol.sync_every}: it must be 0 (never) or a number of rounds")
-    _check_coming_and_going(protocol)
-    _check_mixes(protocol)
-    if protocol.fabric.nodes != protocol.topology.nodes:
+    if mixes < 1:
+        raise UsageError(f"mixes is {mixes}: it must be 1 or more gossip steps per message")
+    if not fabric.meets and (protocol.sync_every or mixes > 1 or protocol.hides_rows or hides_start):
         raise UsageError(
-            f"the fabric has {protocol.fabric.nodes} nodes and the topology {protocol.topology.nodes}: make them equal"
+            "members come and go: use the unit record or contribution (or none) with a public start, sync_every=0 and mixes=1; "
+            "node-swap and synchronisation need everybody in every round, and further gossip steps would have to wait for everybody"
         )
-    if protocol.sensitivity is None and not isinstance(protocol.mechanism, NoNoise):
+    if mixes > 1 and protocol.hides_rows:
         raise UsageError(
-            f"{protocol.mechanism} needs a sensitivity: give one, for example Certified() or Paper(c_prime=0.8, decay=0.6)"
+            f"mixes is {mixes}: the unit node-swap hides rows, and more steps would send them without noise; use 1, or the unit "
+            "record or contribution"
         )
-    protocol.mechanism.event(1.0)  # noise that states no cost is refused now, not booked as something else
-    for sensitivity in sensitivities_of(protocol):
-        if sensitivity.needs_double_stochasticity and not protocol.topology.doubly_stochastic:
-            raise UsageError(
-                f"{sensitivity} needs doubly stochastic weights and {protocol.topology} has columns only: "
-                "balance the weights, or use a unit other than node-swap"
-            )
-        if sensitivity.norm not in (None, protocol.mechanism.norm):
-            raise UsageError(
-                f"{protocol.mechanism} needs a sensitivity in the L{protocol.mechanism.norm} norm and {sensitivity} bounds "
-                f"the L{sensitivity.norm} norm: use Laplace noise with it, or the unit contribution or record"
-            )
-        if sensitivity.simulation_only and not protocol.fabric.simulation:
-            raise UsageError(
-                f"{sensitivity} looks at everybody's rows: it works in simulation only; use Certified()"
-            )
-    if protocol.watch and not protocol.fabric.simulation:
+    if fabric.nodes != topology.nodes:
         raise UsageError(
-            "watch evaluates sensitivities on norms that nodes would have to send without noise: it works in simulation only"
+            f"the fabric has {fabric.nodes} nodes and the topology {topology.nodes}: make them equal"
         )
-    if protocol.track_real and not protocol.fabric.simulation:
-        raise UsageError("track_real looks at everybody's rows: it works in simulation only")
+    if sensitivity is None and not isinstance(mechanism, NoNoise):
+        raise UsageError(
+            f"{mechanism} needs a sensitivity: give one, for example Certified() or Paper(c_prime=0.8, decay=0.6)"
+        )
+    mechanism.event(1.0)  # noise that states no cost is refused now, not booked as something else
+    if protocol.recorder.watched and not fabric.simulation:
+        raise UsageError(
+            "watch evaluates sensitivities on norms and rows that nodes would have to send without noise: it works in simulation only"
+        )
+    for each in [*([sensitivity] if sensitivity else []), *protocol.recorder.watched.values()]:
+        _check_sensitivity(protocol, each)
+
+
+def _check_sensitivity(protocol: "DPPS", sensitivity: Sensitivity) -> None:
+    topology, norm = protocol.topology, protocol.mechanism.norm
+    # the real distance may be watched whatever the weights
+    is_bound = sensitivity is protocol.sensitivity or not sensitivity.simulation_only
+    if is_bound and not sensitivity.base_is_public and not topology.doubly_stochastic:
+        raise UsageError(
+            f"{sensitivity} needs doubly stochastic weights and {topology} has columns only: "
+            "balance the weights, or use a unit other than node-swap"
+        )
+    if sensitivity.norm not in (None, norm):
+        raise UsageError(
+            f"{protocol.mechanism} needs a sensitivity in the L{norm} norm and {sensitivity} bounds "
+            f"the L{sensitivity.norm} norm: use Laplace noise with it, or the unit contribution or record"
+        )
+    if sensitivity.simulation_only and not protocol.fabric.simulation:
+        raise UsageError(
+            f"{sensitivity} looks at everybody's rows: it works in simulation only; use Certified()"
+        )
 
 
 def check_start(protocol: "DPPS", values: Tensor) -> None:
@@ -88,47 +106,11 @@ def starts_in_common(protocol: "DPPS", values: Tensor, said: bool | None) -> boo
     return equal
 
 
-def _check_coming_and_going(protocol: "DPPS") -> None:
-    """What needs everybody in every round."""
-    hidden = protocol.sensitivity is not None and not protocol.sensitivity.base_is_public
-    if not protocol.fabric.meets and (protocol.sync_every or protocol.mixes > 1 or hidden):
-        raise UsageError(
-            "members come and go: use the unit record or contribution (or none), sync_every=0 and mixes=1; node-swap and "
-            "synchronisation need everybody in every round, and further gossip steps would have to wait for everybody"
-        )
-
-
-def _check_mixes(protocol: "DPPS") -> None:
-    if protocol.mixes < 1:
-        raise UsageError(f"mixes is {protocol.mixes}: it must be 1 or more gossip steps per message")
-    if protocol.mixes > 1 and protocol.sensitivity is not None and not protocol.sensitivity.base_is_public:
-        raise UsageError(
-            f"mixes is {protocol.mixes}: the unit node-swap hides rows, and more steps would send them "
-            "without noise; use 1, or the "
-            "unit record or contribution"
-        )
-
-
-def sensitivities_of(protocol: "DPPS") -> list[Sensitivity]:
-    """The one that noise is calibrated to, and those that are watched."""
-    return [*([protocol.sensitivity] if protocol.sensitivity else []), *protocol.watch.values()]
-
-
-def row_norms(rows: Tensor, norm: int, dtype: torch.dtype | None) -> Tensor:
-    """The L1 or L2 norm of every row, summed in this precision."""
-    if norm != 1:
-        norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
-        return norms
-    width = max(1, (1 << 17) // len(rows))  # pieces whose absolute values stay in the cache
-    parts = [piece.abs().sum(1, dtype=dtype) for piece in torch.split(rows, width, dim=1)]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-
-
 def refuse_non_finite(norms: Tensor, fabric: Fabric, round_: int, what: str) -> None:
     """Stop before anything is sent where a row is NaN or infinite, and say whose."""
-    bad = [k for k, norm in enumerate(norms.tolist()) if not math.isfinite(norm)]
+    bad = [fabric.rows[k] for k, norm in enumerate(norms.tolist()) if not math.isfinite(norm)]
     if bad:
-        names = ", ".join(str(fabric.rows[k]) for k in bad[:8])
+        names = ", ".join(map(str, bad[:8]))
         raise UsageError(
             f"the {what} of node {names} in round {round_} is NaN or infinite: nothing was sent; lower the "
             "learning rate or clip it"

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from dpps.noise.calibration import NoiseLevel
+from dpps.noise import NoiseLevel
 from dpps.sensitivity import Memory, ProtocolConfig, RoundView
 from dpps.transport import Link
 
 
 @dataclass
 class State:
-    """The rows held here, and all a run needs to go on. Changed by `DPPS.step` only, once a round is complete."""
+    """The rows held here, and all that a run needs to go on. Only `DPPS` changes it, once a round is complete."""
 
     s: Tensor
     """(rows, d): the shared vectors s_i."""
@@ -25,9 +25,11 @@ class State:
     rate: float = 1.0
     """Factor on the noise rate (node-swap) or on the clip (other units)."""
     memory: Memory = field(default_factory=dict)
+    """What the sensitivity remembers."""
     watched: dict[str, Memory] = field(default_factory=dict)
+    """What watched sensitivities remember, by name."""
     link: Link = field(default_factory=dict)
-    """What the fabric remembers from round to round."""
+    """What the fabric remembers."""
 
     @property
     def y(self) -> Tensor:
@@ -37,35 +39,41 @@ class State:
 
 
 @dataclass(frozen=True)
-class RoundRecord:
-    """What a round did. `epsilon` is the pure epsilon of this round's message (infinite where there is none)."""
-
-    round: int
-    estimated: float | None
-    used: float | None
-    """What the noise was calibrated to: the estimate, and what rounding to a grid adds."""
-    real: float | None
-    """The real distance of the rows, when asked for (`track_real`)."""
-    scale: float
-    epsilon: float
-    bytes: int
-    """Sent by one node (the busiest) in this round."""
-    synchronised: bool
-    watched: Mapping[str, float] = field(default_factory=dict)
-    update_to_noise: float | None = None
-    """Norm of a perturbation over the expected norm of the noise of its message, mean over the rows here;
-    None without noise. It is
-    computed of what was not noised: for the node's own eyes."""
-
-
-@dataclass(frozen=True)
 class Message:
-    """What the rows held here have released for a round: paid for and noised, so it may leave, and leave again as it is."""
+    """What the rows held here release in a round: charged and noised, so it may leave.
+
+    The memory of `rows` is used again by the next release.
+    """
 
     rows: Tensor
     view: RoundView
     estimated: float | None
+    """The sensitivity; None without one."""
     level: NoiseLevel
     noise_norms: Tensor
-    real: float | None
     watched: Mapping[str, float]
+    gain: float = 1.0
+    """How many times longer than the released update its effect on the rows can be; infinite: not known."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What a round did. `epsilon` is the pure epsilon of this round's message (infinite where there is none)."""
+
+    round: int
+    clock: int
+    estimated: float | None
+    used: float | None
+    """What the noise was calibrated to: the estimate, and what rounding to a grid adds."""
+    scale: float
+    epsilon: float
+    synchronised: bool
+    perturbation: float
+    """Mean norm of the perturbations of the rows here. Not noised: it must stay at the node."""
+    watched: Mapping[str, float] = field(default_factory=dict)
+    """Estimates of the watched sensitivities, by name."""
+
+    @property
+    def real(self) -> float | None:
+        """The real distance of the rows, if it was watched (`watch={"real": Oracle()}`)."""
+        return self.watched.get("real")

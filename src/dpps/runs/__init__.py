@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.runs.deployment import TRACKED, Deployment, Here
     from dpps.runs.description import describe, fingerprint, model_facts
     from dpps.runs.folder import RunFolder, model_name
-    from dpps.runs.log import COLUMNS, RoundLog
+    from dpps.runs.log import COLUMNS, RoundLog, bytes_sent
     from dpps.runs.options import refuse_idle, refuse_idle_training
     from dpps.runs.run import Callback, Run
     from dpps.runs.saved import Saved, choose, load, outputs

@@ -15,7 +15,7 @@ from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.evaluation import of_classes
-from dpps.learning.optimizers import Averaging, Momentum
+from dpps.learning.released import Averaging, Momentum
 from dpps.learning.sampling import batches, for_every_node, parse_batch, parse_sizes
 from dpps.learning.schedules import FORMS as SCHEDULES
 from dpps.learning.schedules import parse_schedule

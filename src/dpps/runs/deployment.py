@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpps.errors import RunError, UsageError
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource, Seeded
+from dpps.noise.source import NoiseSource, SecureNoise, Seeded
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.runs.folder import RunFolder
 from dpps.transport import Fabric, Stacked
@@ -141,7 +140,7 @@ class Here(Deployment):
         """There is nobody else whose messages would have to be noted."""
 
     def remarks(self, run: Run) -> list[str]:
-        return [TRACKED] if run.protocol.track_real or run.protocol.watch else []
+        return [TRACKED] if run.protocol.recorder.watched else []
 
 
 def finished(run: Run) -> bool:

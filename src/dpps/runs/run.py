@@ -17,8 +17,7 @@ from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.nodes import Nodes
 from dpps.learning.sampling import NodeData, announce, for_every_node
-from dpps.noise.source import NoiseSource
-from dpps.noise.streams import fresh_seed
+from dpps.noise.source import NoiseSource, fresh_seed
 from dpps.privacy.promise import Contract, Privacy
 from dpps.privacy.units import Calibration, Unit
 from dpps.runs import arguments
@@ -41,7 +40,7 @@ from dpps.runs.start import (
     warnings,
 )
 from dpps.runs.stopping import keep_complete_rounds, last_for_all
-from dpps.sensitivity import Sensitivity
+from dpps.sensitivity import Oracle, Sensitivity
 from dpps.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -158,7 +157,7 @@ class Run(Results):
             None if declared_sizes is None else for_every_node(declared_sizes, self.topology.nodes)
         )
         self._planned_for, self._engine = (int(spare_rounds), self.unit), engine
-        self._watch, self._track_real = dict(watch or {}), track_real
+        self._watch = {**(watch or {}), **({"real": Oracle()} if track_real else {})}
         options = {"seed": seed, "sync_every": self.sync_every, "mixes": mixes}
         options |= {"secure_noise": secure_noise, "spare_rounds": spare_rounds}
         self.description = description or describe(algorithm, self.topology, self.unit, options)
@@ -232,7 +231,7 @@ class Run(Results):
         self.epochs = epochs or self._planned_epochs() or self.algorithm.epochs(sizes, unit)
         self.plan = self.algorithm.plan(sizes, self.epochs, spare, unit)
         self.contract, calibration = self._promise(first)
-        self.protocol = make_protocol(self, calibration, fabric, self._noise, self._watch, self._track_real)
+        self.protocol = make_protocol(self, calibration, fabric, self._noise, self._watch)
         for warning in warnings(self):
             logger.warning("%s", warning)
         nodes = Nodes(self.algorithm, data, self.protocol, self.plan, calibration, self.seed, self._engine)
@@ -357,7 +356,8 @@ class Run(Results):
         self.seconds["protocol"] += exchange
         self.seconds["gradients"] += spent - exchange
         self.where.after_round(self)
-        log = replace(RoundLog.of(round_, record, losses), clipped=self._count_clipped())
+        log = RoundLog.of(round_, record, losses, self.protocol, self.state.shared.s)
+        log = replace(log, clipped=self._count_clipped())
         if self.state.round == self.rounds_per_epoch and self._clipped[0] == 0:
             self._advise_on_clip()  # a clip that is far too large shows at once
         self._by_node = None

@@ -185,7 +185,6 @@ def make_protocol(
     fabric: Fabric,
     noise: NoiseSource,
     watch: Mapping[str, Sensitivity],
-    track_real: bool,
 ) -> DPPS:
     """The protocol as the run's promise needs it."""
     return DPPS(
@@ -197,7 +196,6 @@ def make_protocol(
         fabric=fabric,
         sampling=_sampling(calibration, fabric.rows),
         watch=watch,
-        track_real=track_real,
         mixes=run.mixes,
     )
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from dpps.errors import DppsError, RunError, UsageError
-from dpps.noise.pair_keys import IdentityKey, PairKeys
-from dpps.noise.secure import SecureNoise
-from dpps.noise.source import NoiseSource, Seeded
+from dpps.noise.pairs import IdentityKey, PairKeys
+from dpps.noise.source import NoiseSource, SecureNoise, Seeded
 from dpps.privacy.ledger_file import LedgerFile, unused
 from dpps.privacy.partners import Pairs
 from dpps.runs.checkpoint import set_aside_after, whole_rounds

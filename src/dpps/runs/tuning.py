@@ -30,7 +30,7 @@ from dpps.disk import private_folder, write_private
 from dpps.errors import UsageError
 from dpps.learning.sampling import parse_batch
 from dpps.noise.events import laplace
-from dpps.noise.keystream import Keystream
+from dpps.noise.sampler import Keystream
 from dpps.privacy.ledger import Release
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.runs.config import TrainConfig

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # imported when first asked for
         real_sensitivity,
     )
     from dpps.sensitivity.bounded import Bounded, Known, Unclipped
-    from dpps.sensitivity.certified import Certified, WorstCase
-    from dpps.sensitivity.coefficients import WINDOW, Coefficients, mean_abs, noise_factor
-    from dpps.sensitivity.paper import Oracle, Paper
+    from dpps.sensitivity.certified import WINDOW, Certified, coefficients, mean_abs, noise_factor
+    from dpps.sensitivity.paper import Paper
+    from dpps.sensitivity.simulated import Oracle, Recorder, WorstCase
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from dpps.noise.mechanisms import Mechanism
+from dpps.noise import Mechanism
 from dpps.registry import Registry
 from dpps.topology import Topology
-from dpps.transport.base import Fabric
+from dpps.transport import Fabric
 
 Memory = Mapping[str, Tensor]
 
@@ -81,10 +81,11 @@ class Sensitivity(ABC):
 
     norm: int | None = 1
     """The norm it bounds; None: whichever the mechanism needs."""
-    needs_double_stochasticity = True
     simulation_only = False
+    """Whether it looks at everybody's rows."""
     base_is_public = False
-    """Only the perturbation is hidden; the row before it follows from earlier messages."""
+    """Only the perturbation is hidden; the row before it follows from earlier messages. Otherwise rows are compared with each
+    other, which needs doubly stochastic weights."""
     start_is_private = False
     """Whether start values are hidden, too: then the protocol must not look whether they happen to be equal."""
     needs_noise_norms = True

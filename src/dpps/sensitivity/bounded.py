@@ -20,7 +20,6 @@ class Known(Sensitivity):
     distance: float
     start_distance: float
     norm = None
-    needs_double_stochasticity = False
     needs_noise_norms = False
     base_is_public = True
     noise_decays = False

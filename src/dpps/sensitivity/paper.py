@@ -1,4 +1,4 @@
-"""The paper's estimate (Remark 1), and the real distance it estimates."""
+"""The paper's estimate (Remark 1)."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.noise.mechanisms import Laplace, Mechanism
+from dpps.noise import Laplace, Mechanism
 from dpps.sensitivity.base import (
     SENSITIVITIES,
     Memory,
@@ -16,7 +16,6 @@ from dpps.sensitivity.base import (
     Released,
     RoundView,
     Sensitivity,
-    real_sensitivity,
 )
 
 
@@ -79,14 +78,3 @@ class Paper(Sensitivity):
         if not isinstance(mechanism, Laplace):
             return None
         return self.decay * (1 + 2 * self.c_prime * mechanism.noise_rate * dimension / mechanism.budget)
-
-
-@SENSITIVITIES.register("oracle")
-@dataclass(frozen=True)
-class Oracle(Sensitivity):
-    """The real distance, max over pairs of ||s_i - s_j||: needs everybody's rows, so for simulation only."""
-
-    norm, simulation_only, needs_noise_norms = None, True, False
-
-    def estimate(self, memory: Memory, view: RoundView) -> float:
-        return real_sensitivity(view.half, view.config.mechanism.norm)

@@ -156,6 +156,24 @@ class Fabric(ABC):
                 are late returns then and says in `took_part` who was there; another one raises.
         """
 
+    def gossip(self, steps: Sequence[Exchange], s: Tensor, a: Tensor, link: Link) -> Arrived:
+        """A whole round: push and collect, once for each of its gossip steps."""
+        arrived = Arrived(s, a, link, frozenset())
+        for step in steps:
+            self.push(step, arrived.s, arrived.a, arrived.link)
+            arrived = self.collect()
+        return arrived
+
+    def scaled(self, base: Tensor, message: Tensor, a: Tensor) -> Tensor:
+        """The released rows as they are handed to the network: as they are, unless nodes come and go.
+
+        Args:
+            base: the rows before their updates.
+            message: one message per row.
+            a: the normalising scalar of each row.
+        """
+        return message
+
     @abstractmethod
     def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:
         """The mean row over all nodes (or over those present), the same bits everywhere."""

@@ -25,7 +25,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from dpps.learning.gradients.calling import FAILURES, Loss, call_model, loss_of, pick
 from dpps.learning.partition import Partition, Slot
 from dpps.models.swapping import swapped
-from dpps.noise.streams import DROPOUT, key
+from dpps.noise.source import DROPOUT, key
 
 Update = Callable[[Tensor, slice], Tensor]
 """Takes local gradients (k, d_l) and which rows they belong to, and returns the new local parameters of these rows."""

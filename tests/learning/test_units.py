@@ -10,7 +10,7 @@ import dpps
 from dpps.errors import RunError
 from dpps.noise import SecureNoise
 from tests.support.learning import tiny, toy_data, train
-from tests.support.protocol import Scripted
+from tests.support.protocol import Scripted, Wire
 
 
 def test_contribution_clips_in_the_protocol_whatever_the_caller_sends():
@@ -44,27 +44,21 @@ def test_the_target_epsilon_is_met_and_computed_from_what_was_charged():
 
 
 def test_a_round_beyond_those_paid_for_is_refused_before_it_is_sent():
-    sent = []
-
-    class Watched(dpps.Stacked):
-        def mix(self, weights, *xs):
-            sent.append(xs)
-            return super().mix(weights, *xs)
-
+    wire = Wire(3)
     learner = dpps.Run(
         dpps.PartPSP(tiny(), ["layer1"], batch_size=10),
         toy_data(3),
         topology=dpps.Ring(3),
         privacy=dpps.Record(epsilon=1.0),
         spare_rounds=2,
-        where=dpps.Here(Watched(3)),
+        where=dpps.Here(wire),
         seed=0,
     ).start(epochs=1)
     for _ in range(4 + 2):
         learner.step()
     with pytest.raises(RunError, match=r"round 6 .*epsilon 1 .*6 rounds"):
         learner.step()
-    assert len(sent) == 6
+    assert len(wire.sent) == 6
 
 
 def test_where_messages_really_leave_a_failure_is_not_told():

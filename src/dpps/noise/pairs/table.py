@@ -22,15 +22,15 @@ Stream = Callable[[int, int], bytes]
 """So many bytes of the stream with that number (0, 1 or 2): always the same ones for the same noise."""
 
 FEWEST, MOST = 2.0, 2.0**15
-"""Deviations in steps that a table is made for."""
+"""Standard deviations in steps that a table is made for."""
 
-_CUT = 14  # deviations beyond which nothing is drawn
+_CUT = 14  # standard deviations beyond which nothing is drawn
 _BITS, _GUARD = 256, 384  # of F, and of the arithmetic behind it
 _UNDECIDED = np.int32(-(1 << 31))
 
 
 class GaussianTable:
-    """Whole numbers with P(k) proportional to exp(-k^2 / 2 deviation^2); made once for a deviation, by `gaussian_table`."""
+    """Whole numbers with P(k) proportional to exp(-k^2 / 2 deviation^2); made once for a standard deviation, by `gaussian_table`."""
 
     def __init__(self, deviation: float) -> None:
         if not FEWEST <= deviation <= MOST:
@@ -69,14 +69,14 @@ class GaussianTable:
 
 @lru_cache(maxsize=64)
 def gaussian_table(deviation: float) -> GaussianTable:
-    """The table of a deviation in steps."""
+    """The table of a standard deviation in steps."""
     return GaussianTable(deviation)
 
 
 def table_slack(samples: int) -> float:
-    """Distance of so many samples from true discrete Gaussian noise: tails beyond 14 deviations, and F rounded to 256 bits.
+    """Distance of so many samples from true discrete Gaussian noise: tails beyond 14 standard deviations, and F rounded to 256 bits.
 
-    P(|Z| > 14 deviations) <= 2 exp(-14^2/2) for a discrete Gaussian (Canonne, Kamath, Steinke 2020, Proposition 25); a table has
+    P(|Z| > 14 standard deviations) <= 2 exp(-14^2/2) for a discrete Gaussian (Canonne, Kamath, Steinke 2020, Proposition 25); a table has
     fewer than 2^20 values, each off by less than 2^-255.
     """
     return samples * (2 * math.exp(-_CUT * _CUT / 2) + 2.0**-235)

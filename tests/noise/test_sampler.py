@@ -10,7 +10,11 @@ import pytest
 from scipy import stats
 
 from dpps.errors import UsageError
-from dpps.noise import Keystream, exact_acceptance, exact_geometric, gaussian_slack, keystream, laplace_slack
+from dpps.noise import Keystream, sampler
+from dpps.noise.sampler import discrete_gaussian_slack, exact_acceptance, exact_geometric
+
+# The keystream and its samplers: exact probabilities, no repetition, and the slow path equal to the quick one
+
 
 KEY = bytes(range(32))
 Sampler = Callable[[float, int], np.ndarray]
@@ -98,12 +102,6 @@ def test_a_fork_is_noticed_where_process_numbers_are_used_again(monkeypatch: pyt
     assert Keystream(KEY).words(10).tobytes() != forked[:80]
 
 
-def test_bits_are_fair() -> None:
-    bits = Keystream(KEY).bits(100_001)
-    assert bits.shape == (100_001,)
-    assert abs(bits.mean() - 0.5) < 0.01
-
-
 @pytest.mark.parametrize("p", [0.0, 1 / 60, 0.5, 0.9, 1.0])
 def test_bernoulli(p: float) -> None:
     hits = int(Keystream(KEY).bernoulli(p, 100_000).sum())
@@ -165,10 +163,10 @@ def test_slow_path_agrees_with_the_quick_one(scale: float, monkeypatch: pytest.M
     quick = Keystream(KEY)
     expected = quick.discrete_laplace(scale, 500), quick.discrete_gaussian(scale, 500)
     calls = []
-    monkeypatch.setattr(keystream, "_RELATIVE", 1.0)
-    monkeypatch.setattr(keystream, "_ABSOLUTE", 1.0)
-    monkeypatch.setattr(keystream, "exact_geometric", lambda *a: calls.append(1) or exact_geometric(*a))
-    monkeypatch.setattr(keystream, "exact_acceptance", lambda *a: calls.append(2) or exact_acceptance(*a))
+    monkeypatch.setattr(sampler, "_RELATIVE", 1.0)
+    monkeypatch.setattr(sampler, "_ABSOLUTE", 1.0)
+    monkeypatch.setattr(sampler, "exact_geometric", lambda *a: calls.append(1) or exact_geometric(*a))
+    monkeypatch.setattr(sampler, "exact_acceptance", lambda *a: calls.append(2) or exact_acceptance(*a))
     slow = Keystream(KEY)
     assert np.array_equal(slow.discrete_laplace(scale, 500), expected[0])
     assert np.array_equal(slow.discrete_gaussian(scale, 500), expected[1])
@@ -226,17 +224,11 @@ def test_numpy_is_as_accurate_as_the_bounds_assume(function: str) -> None:
             assert abs(Decimal(y) - true) <= abs(true) * Decimal(2) ** -50
 
 
-def test_nothing_is_to_be_charged_for_the_cut_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert laplace_slack(10**12) == gaussian_slack(10**12) == 0
-    monkeypatch.setattr(keystream, "LARGEST_SCALE", 2.0**60)  # were such scales allowed, it would be
-    assert gaussian_slack(10) == 2 * laplace_slack(10) == 20 * math.exp(-4)
-
-
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2.0**45])
 def test_senseless_scales_are_refused(scale: float) -> None:
-    for sampler in (Keystream(KEY).discrete_laplace, Keystream(KEY).discrete_gaussian):
+    for draw in (Keystream(KEY).discrete_laplace, Keystream(KEY).discrete_gaussian):
         with pytest.raises(UsageError, match="grid units"):
-            sampler(scale, 1)
+            draw(scale, 1)
 
 
 def test_other_senseless_arguments_are_refused() -> None:
@@ -246,3 +238,23 @@ def test_other_senseless_arguments_are_refused() -> None:
     ):
         with pytest.raises(UsageError):
             call()
+
+
+# What whole-number noise costs beside continuous noise: next to nothing on a fine grid, and refused on a coarse one
+
+
+@pytest.mark.parametrize("sigma", [64.0, 100.0])
+def test_the_slack_bounds_the_distance_to_rounded_continuous_noise(sigma: float) -> None:
+    k = np.arange(-int(20 * sigma), int(20 * sigma) + 1)
+    discrete = np.exp(-(k.astype(float) ** 2) / (2 * sigma**2))
+    discrete /= discrete.sum()
+    s = math.sqrt(sigma**2 - 1 / 12)
+    edges = np.array([math.erf(x / (s * math.sqrt(2))) for x in np.append(k - 0.5, k[-1] + 0.5)])
+    distance = np.abs(discrete - np.diff(edges) / 2).sum() / 2
+    assert distance <= discrete_gaussian_slack(sigma, 1, 1) < 1e-4
+    assert discrete_gaussian_slack(sigma, 10, 3) == pytest.approx(30 * discrete_gaussian_slack(sigma, 1, 1))
+
+
+def test_a_coarse_grid_is_refused() -> None:
+    with pytest.raises(UsageError):
+        discrete_gaussian_slack(1.0, 1, 1)

@@ -97,11 +97,6 @@ class Keystream:
         self._renew_after_fork()
         return int.from_bytes(self._further.update(bytes(8)), "little")
 
-    def bits(self, count: int) -> NDArray[np.bool_]:
-        """`count` fair coins."""
-        raw = self.words(-(-count // 64)).view(np.uint8)
-        return np.unpackbits(raw, count=count).view(np.bool_)
-
     def bernoulli(self, probability: float, size: int) -> NDArray[np.bool_]:
         """True with exactly the given probability: U < p, more bits drawn where 64 do not tell."""
         if not 0 <= probability <= 1:
@@ -130,6 +125,9 @@ class Keystream:
         G = floor(-t ln U) is geometric: P(G >= k) = P(U <= e^(-k/t)) = r^k with r = e^(-1/t). A fair sign
         makes it two-sided; (-, 0) is drawn again, so that zero does not count twice: P(0) = ((1-r)/2) / (1 -
         (1-r)/2) = (1-r)/(1+r) = tanh(1/2t), and P(±k) = r^k (1-r)/(1+r). ∎
+
+        Samples beyond ±2^62 are cut, which happens with probability at most exp(-2^62/t) <= exp(-2^18) each, even at
+        the largest scale t = 2^44, and at most twice as often in `discrete_gaussian`. As a double that is 0: nothing to charge.
         """
         _check_scale(scale)
         out = np.empty(size, dtype=np.int64)
@@ -220,19 +218,32 @@ def _renew_all() -> None:
 os.register_at_fork(after_in_child=_renew_all)
 
 
-def laplace_slack(coordinates: int) -> float:
-    """Distance of `coordinates` samples from true discrete Laplace noise, to add to an accountant's ``distance``.
+def discrete_gaussian_slack(sigma: float, coordinates: int, rounds: int) -> float:
+    """Total variation distance to pass as ``distance`` when discrete Gaussian noise of `sigma` grid steps is charged as
+    continuous noise of variance sigma² - 1/12 (rounding that one to integers gives back the variance 1/12).
 
-    Only samples beyond ±2^62 are cut, which happens with probability at most exp(-2^62/t) <= exp(-2^18) each,
-    even at the largest scale t = 2^44. As a double that is 0: nothing to charge for any epsilon below
-    250,000.
+    Z has P(k) ∝ exp(-k²/2σ²) on integers; Y = round(X), X normal with variance s² = σ² - 1/12. Adding Y to
+    integers is rounding after adding X, so Y costs what X costs, sampled or not. Claim: for σ >= 64 the
+    distance of Z and Y is at most 2B + 2ζ with c = 14, ζ = 3 e^(-c²/2) and B = c²/(288 s⁴) + (c²σ²/(4s⁴) +
+    1/(2s²))²/8, about 315/σ⁴.
+
+    Proof. Put w = 1/(2s²), z = k/(2s²). Then P(Y=k) = const · exp(-k²/2s²) I(k), I(k) = ∫ cosh(2zu) exp(-wu²)
+    du over |u| <= 1/2. On |k| <= cσ: |z| <= 1/8 and w <= 2⁻¹². Taylor with remainder, using ∫u² = 1/12 and
+    ∫u⁴ = 1/80: I = 1 + z²/6 - w/12 + E, |E| <= 1.01 z⁴/24 + z²w/40 + 1.01 w²/160, and |ln I - (I-1)| <=
+    (I-1)², so |ln I - z²/6 + w/12| <= (z² + w)²/8. Since -k²/2s² + k²/2σ² = -k²/(24 s²σ²) and z²/6 = k²/(24
+    s⁴), the rest is k²/(288 s⁴σ²) <= c²/(288 s⁴): the choice of s cancels the leading term. So
+    ln(P(Y=k)/P(Z=k)) is a constant plus at most B either way. Both tails beyond cσ are below ζ (P(|Z| >= cσ)
+    <= 2e^(-c²/2), and rounding moves X by 1/2), so the constant is at most B - ln(1-ζ) and the ratio at most
+    e^(2B)/(1-ζ); half its distance from 1, plus the tails, is below 2B + 2ζ. Fresh noise is independent of
+    all before it, so distances add over coordinates and rounds. ∎
     """
-    return coordinates * math.exp(-(2.0**62) / LARGEST_SCALE)
-
-
-def gaussian_slack(coordinates: int) -> float:
-    """The same for discrete Gaussian noise; cutting a candidate is at most twice as likely in an accepted one."""
-    return 2 * laplace_slack(coordinates)
+    if not sigma >= 64:
+        raise UsageError(
+            f"discrete Gaussian noise of {sigma} grid steps is too coarse: use a grid of sigma/64 or finer"
+        )
+    c, s2 = 14.0, sigma * sigma - 1 / 12
+    b = c * c / (288 * s2 * s2) + (c * c * sigma * sigma / (4 * s2 * s2) + 1 / (2 * s2)) ** 2 / 8
+    return min(1.0, coordinates * rounds * (2 * b + 6 * math.exp(-c * c / 2)))
 
 
 def exact_geometric(scale: float, first: int, bits: int, more: Callable[[], int]) -> int:

@@ -1,4 +1,4 @@
-"""DPPS rounds against the NumPy oracle, the invariants of push-sum, and a round as a transaction."""
+"""Rounds against the NumPy oracle, the invariants of push-sum, gossip steps, and a round as a transaction."""
 
 import math
 
@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpps
-from dpps.errors import RunError
+from dpps.errors import RunError, UsageError
+from dpps.noise import Seeded
+from dpps.peers import Peers
 from dpps.privacy import Ledger
 from tests.support import oracle
-from tests.support.protocol import Scripted, column_stochastic
+from tests.support.protocol import Scripted, Wire, column_stochastic
+
+# DPPS rounds against the NumPy oracle, the invariants of push-sum, and a round as a transaction
+
 
 TOPOLOGIES = st.sampled_from(
     [
@@ -48,7 +53,7 @@ def test_equals_the_oracle(make, n, d, sync_every, common_start, recursion, seed
         dpps.Paper(0.8, 0.6, recursion),
         sync_every=sync_every,
         noise=Scripted(noise),
-        track_real=True,
+        watch={"real": dpps.Oracle()},
     )
     state = protocol.start(torch.from_numpy(s0))
     judge = oracle.dpps(
@@ -212,9 +217,6 @@ def test_seeded_noise_is_keyed_by_node_and_round_and_repeats():
     assert not torch.equal(run(None), run(None))
 
 
-# Absent nodes
-
-
 # A round is a transaction
 
 
@@ -233,6 +235,16 @@ def test_a_failing_round_leaves_the_state_as_it_was():
     assert torch.equal(state.memory["carried"], torch.zeros(4, dtype=torch.float64))
 
 
+def test_a_message_belongs_to_its_round():
+    protocol = dpps.DPPS(dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(clip=0.5))
+    state = protocol.start(torch.zeros(4, 3))
+    message = protocol.release(state)
+    assert state.round == 0
+    assert protocol.exchange(state, message).round == 0
+    with pytest.raises(UsageError, match="round 0 in round 1"):
+        protocol.exchange(state, message)
+
+
 def test_the_ledger_is_charged_before_anything_leaves():
     ledger = Ledger(range(4))
     protocol = dpps.DPPS(
@@ -249,20 +261,14 @@ def test_a_refusing_ledger_keeps_the_message_from_leaving():
         def charge(self, release):
             raise RunError("over budget")
 
-    sent = []
-
-    class Watched(dpps.Stacked):
-        def mix(self, weights, *xs):
-            sent.append(xs)
-            return super().mix(weights, *xs)
-
+    wire = Wire(4)
     protocol = dpps.DPPS(
-        dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(clip=0.5), fabric=Watched(4), ledger=Refuses(range(4))
+        dpps.Ring(4), dpps.Laplace(1), dpps.Bounded(clip=0.5), fabric=wire, ledger=Refuses(range(4))
     )
     state = protocol.start(torch.zeros(4, 3))
     with pytest.raises(RunError, match="over budget"):
         protocol.step(state)
-    assert sent == []
+    assert wire.sent == []
     assert state.round == 0
 
 
@@ -280,3 +286,88 @@ def test_noise_that_follows_the_data_has_no_total_beyond_the_plain_sum():
     assert swap.epsilon == pytest.approx(30.0)
     assert bounded.epsilon < 10.0  # composed: its noise is the same whatever the data
     assert spent(dpps.Oracle(), dpps.Gaussian(10.0)).epsilon == math.inf
+
+
+def test_where_nodes_come_and_go_an_update_moves_y_by_what_was_released_whatever_a_is():
+    """A node that has lost mass is not moved more by its noise than the others."""
+
+    class Scaling(Wire):
+        scaled = Peers.scaled
+
+    wire = Scaling(4)
+    protocol = dpps.DPPS(column_stochastic(4), dpps.Laplace(1), dpps.Bounded(clip=0.5), fabric=wire)
+    state = protocol.start(torch.zeros(4, 3, dtype=torch.float64))
+    for _ in range(3):
+        protocol.step(state, torch.rand(4, 3))
+    message = protocol.release(state, torch.rand(4, 3))
+    update, before, a = message.rows - state.s, state.y.clone(), state.a.clone()
+    assert float((a - 1).abs().max()) > 0.1
+    protocol.exchange(state, message)
+    torch.testing.assert_close(wire.sent[-1] / a[:, None], before + update)
+
+
+# Several gossip steps per released message
+
+
+def test_each_step_is_a_step_of_the_topology():
+    values = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+    many, one = (dpps.DPPS(dpps.Exponential(8), dpps.NoNoise(), mixes=m) for m in (3, 1))
+    fast, slow = many.start(values), one.start(values)
+    many.step(fast)
+    for _ in range(3):
+        one.step(slow)
+    torch.testing.assert_close(fast.s, slow.s)
+    torch.testing.assert_close(fast.s, values.mean(0).expand(8, 3))  # three steps reach everybody
+    assert (fast.round, fast.clock) == (1, 1)
+
+
+def test_noise_is_added_and_charged_once():
+    noisy = [
+        dpps.DPPS(dpps.Ring(4), dpps.Gaussian(1.0), dpps.Bounded(clip=0.5), noise=Seeded(3), mixes=m)
+        for m in (1, 5)
+    ]
+    states = [p.start(torch.zeros(4, 2)) for p in noisy]
+    for protocol, state in zip(noisy, states, strict=True):
+        protocol.step(state)
+    assert noisy[0].privacy(1e-5).epsilon == noisy[1].privacy(1e-5).epsilon
+    torch.testing.assert_close(states[0].s.sum(0), states[1].s.sum(0))
+    assert float(states[1].s.std(0).max()) < float(states[0].s.std(0).max())
+
+
+def test_push_sum_stays_right_with_one_way_weights():
+    weights = torch.tensor([[0.5, 0.0, 0.3], [0.5, 0.4, 0.0], [0.0, 0.6, 0.7]], dtype=torch.float64).numpy()
+    protocol = dpps.DPPS(dpps.Static(weights), dpps.NoNoise(), mixes=4)
+    state = protocol.start(torch.tensor([[1.0], [2.0], [6.0]]))
+    for _ in range(30):
+        protocol.step(state)
+    torch.testing.assert_close(state.y, torch.full((3, 1), 3.0))
+
+
+@pytest.mark.parametrize("mixes", [0, -1])
+def test_less_than_one_is_refused(mixes):
+    with pytest.raises(UsageError, match=r"mixes.* 1 "):
+        dpps.DPPS(dpps.Ring(3), mixes=mixes)
+
+
+def test_node_swap_refuses_more_than_one():
+    with pytest.raises(UsageError, match="node-swap"):
+        dpps.DPPS(dpps.Complete(3), dpps.Laplace(5.0), dpps.Certified(), mixes=2)
+
+
+def test_a_rounds_weights_are_those_of_all_its_steps():
+    """A request to stop travels on the rows: who hears of it within a round follows from all of the round's steps."""
+    topology = dpps.Exponential(8)
+    protocol = dpps.DPPS(topology, dpps.NoNoise(), mixes=3, sync_every=4)
+    assert protocol.weights(3) is None
+    expected = topology.weights(5).dense() @ topology.weights(4).dense() @ topology.weights(3).dense()
+    torch.testing.assert_close(torch.from_numpy(protocol.weights(1).dense()), torch.from_numpy(expected))
+
+
+# The state of a protocol: y is s over a
+
+
+def test_y_is_s_itself_where_a_is_one_and_the_quotient_otherwise() -> None:
+    state = dpps.DPPS(dpps.Ring(3)).start(torch.randn(3, 2))
+    assert state.y is state.s
+    state.a[:] = torch.tensor([0.5, 1.0, 2.0])
+    torch.testing.assert_close(state.y, state.s / torch.tensor([[0.5], [1.0], [2.0]]))

@@ -13,9 +13,12 @@ from tests.support.protocol import column_stochastic
 # Bad input
 
 
-def test_bad_arguments_name_the_value_and_the_remedy():
-    ring = dpps.Ring(4)
-    cases = [
+RING = dpps.Ring(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (lambda: dpps.Laplace(0), "budget is 0"),
         (lambda: dpps.Laplace(-1), "budget is -1"),
         (lambda: dpps.Laplace(1, -0.1), "noise rate is -0.1"),
@@ -28,23 +31,24 @@ def test_bad_arguments_name_the_value_and_the_remedy():
         (lambda: dpps.Ring(1), "1"),
         (lambda: dpps.DOut(4, 5), "5"),
         (lambda: dpps.DOut(4, 0), "0"),
-        (lambda: dpps.DPPS(ring, dpps.Laplace(1)), r"Laplace.*Certified\(\)"),
-        (lambda: dpps.DPPS(ring, sync_every=-1), "sync_every is -1"),
-        (lambda: dpps.DPPS(ring, fabric=dpps.Stacked(5)), "5 nodes"),
-        (lambda: dpps.DPPS(ring, dpps.Gaussian(1), dpps.Paper(1, 0.5)), "L2 norm"),
+        (lambda: dpps.DPPS(RING, dpps.Laplace(1)), r"Laplace.*Certified\(\)"),
+        (lambda: dpps.DPPS(RING, sync_every=-1), "sync_every is -1"),
+        (lambda: dpps.DPPS(RING, fabric=dpps.Stacked(5)), "5 nodes"),
+        (lambda: dpps.DPPS(RING, dpps.Gaussian(1), dpps.Paper(1, 0.5)), "L2 norm"),
         (lambda: dpps.DPPS(column_stochastic(4), dpps.Laplace(1), dpps.Paper(1, 0.5)), "doubly stochastic"),
-        (lambda: dpps.DPPS(ring).start(torch.zeros(3, 2)), r"\(3, 2\)"),
-        (lambda: dpps.DPPS(ring).start(torch.zeros(4, 2, dtype=torch.int64)), "int64"),
-        (lambda: dpps.DPPS(ring).start(torch.full((4, 2), math.nan)), "node 0, 1, 2, 3"),
+        (lambda: dpps.DPPS(RING).start(torch.zeros(3, 2)), r"\(3, 2\)"),
+        (lambda: dpps.DPPS(RING).start(torch.zeros(4, 2, dtype=torch.int64)), "int64"),
+        (lambda: dpps.DPPS(RING).start(torch.full((4, 2), math.nan)), "node 0, 1, 2, 3"),
         (
-            lambda: dpps.DPPS(ring, dpps.Laplace(1), dpps.Bounded(clip=0.5)).start(torch.eye(4)),
+            lambda: dpps.DPPS(RING, dpps.Laplace(1), dpps.Bounded(clip=0.5)).start(torch.eye(4)),
             "start_distance",
         ),
-    ]
-    for call, message in cases:
-        with pytest.raises(UsageError, match=message) as caught:
-            call()
-        assert "\n" not in str(caught.value)
+    ],
+)
+def test_bad_arguments_name_the_value_and_the_remedy(call, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
 
 
 def test_distributed_like_fabric_refuses_what_needs_everybodys_rows():
@@ -54,8 +58,8 @@ def test_distributed_like_fabric_refuses_what_needs_everybodys_rows():
     ring = dpps.Ring(4)
     with pytest.raises(UsageError, match=r"Oracle\(\)"):
         dpps.DPPS(ring, dpps.Laplace(1), dpps.Oracle(), fabric=Elsewhere(4))
-    with pytest.raises(UsageError, match="track_real"):
-        dpps.DPPS(ring, track_real=True, fabric=Elsewhere(4))
+    with pytest.raises(UsageError, match="watch"):
+        dpps.DPPS(ring, watch={"real": dpps.Oracle()}, fabric=Elsewhere(4))
     with pytest.raises(UsageError, match="common_start"):
         dpps.DPPS(ring, fabric=Elsewhere(4)).start(torch.zeros(4, 2))
     for mechanism, used, watched in (
@@ -111,8 +115,9 @@ def test_watched_sensitivities_do_not_change_the_run():
     assert all(r.watched["certified"] >= r.watched["real"] for r in records)
 
 
-def test_bytes_are_rows_to_peers_plus_scalars():
-    protocol = dpps.DPPS(dpps.DOut(10, 4), dpps.Laplace(1), dpps.Bounded(clip=0.5), sync_every=2)
-    state = protocol.start(torch.zeros(10, 100))
-    assert protocol.step(state).bytes == 3 * (400 + 8)
-    assert protocol.step(state).bytes == 2 * 9 * (400 + 8) // 10  # an all-reduce mean
+def test_the_real_distance_may_be_watched_whatever_the_weights():
+    watch = {"real": dpps.Oracle()}
+    protocol = dpps.DPPS(column_stochastic(4), watch=watch)
+    assert protocol.step(protocol.start(torch.arange(4.0)[:, None])).real == 3.0
+    with pytest.raises(UsageError, match="doubly stochastic"):
+        dpps.DPPS(column_stochastic(4), dpps.Laplace(1), dpps.Oracle(), watch=watch)

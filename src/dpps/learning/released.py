@@ -1,4 +1,4 @@
-r"""Optimizers of released updates: momentum and Adam that cost no privacy.
+r"""Optimizers: momentum, Adam and averaging of released updates, which cost no privacy, and any of `torch.optim` for local parameters.
 
 A node releases an update $u_t$, its clipped gradient with noise, and moves by what an optimizer makes of all the updates it has
 released so far. That is post-processing: whoever sees the messages, and knows the public start, can compute every step. So the
@@ -10,17 +10,20 @@ State goes in and comes out explicitly: it is part of the run's state and of a c
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpps.errors import UsageError
 
 OptimizerState = Mapping[str, Tensor]
 """Rows by name: what an optimizer remembers of every node."""
+
+LocalOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+"""Makes an optimizer for a list of parameters."""
 
 
 class ReleasedOptimizer(ABC):
@@ -41,6 +44,20 @@ class ReleasedOptimizer(ABC):
     @abstractmethod
     def step(self, state: OptimizerState, released: Tensor) -> tuple[Tensor, OptimizerState]:
         """The change of every row, and the state after it. Neither argument is changed."""
+
+    def advance(
+        self, state: OptimizerState, released: Tensor, away: Tensor | None
+    ) -> tuple[Tensor, OptimizerState]:
+        """A step from a state that is empty before the first one. Rows that are away (a mask) do not move, and keep their state."""
+        old = state or self.start(released)
+        change, new = self.step(old, released)
+        if away is None:
+            return change, new
+        kept = {
+            name: torch.where(away.view(-1, *[1] * (rows.ndim - 1)).to(rows.device), old[name], rows)
+            for name, rows in new.items()
+        }
+        return change.masked_fill(away.to(change.device)[:, None], 0.0), kept
 
 
 @dataclass(frozen=True)
@@ -143,12 +160,51 @@ class Averaging:
         return {"mean": torch.lerp(state["mean"], rows, 1 / int(count)), "count": count}
 
 
-def kept_for(away: Tensor, old: OptimizerState, new: OptimizerState) -> OptimizerState:
-    """The state after a round in which some rows were away (a mask): theirs stays as it was."""
-    return {
-        name: torch.where(away.view(-1, *[1] * (rows.ndim - 1)).to(rows.device), old[name], rows)
-        for name, rows in new.items()
-    }
+class LocalOptimizers:
+    """A `torch.optim` optimizer for the local parameters of every row held here; its state can be kept, undone and resumed.
+
+    Args:
+        make: makes an optimizer for a list of parameters.
+        local: the rows to step.
+    """
+
+    def __init__(self, make: LocalOptimizer, local: Tensor) -> None:
+        self._parameters = [nn.Parameter(row.clone()) for row in local]
+        self._optimizers = [make([parameter]) for parameter in self._parameters]
+
+    def step(self, k: int, local: Tensor, gradient: Tensor) -> Tensor:
+        """The k-th row after a step."""
+        parameter = self._parameters[k]
+        parameter.data.copy_(local)
+        parameter.grad = gradient.clone()
+        self._optimizers[k].step()
+        return parameter.detach().clone()
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the optimizers remember, as tensors by name: momenta, moments, counters."""
+        named = {}
+        for k, optimizer in enumerate(self._optimizers):
+            for name, value in optimizer.state_dict()["state"].get(0, {}).items():
+                if value is not None:
+                    named[f"{k}.{name}"] = torch.as_tensor(value).detach().clone()
+        return named
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state` gave."""
+        for k, optimizer in enumerate(self._optimizers):
+            own = {n.removeprefix(f"{k}."): t.clone() for n, t in state.items() if n.startswith(f"{k}.")}
+            whole: dict[str, Any] = optimizer.state_dict()
+            optimizer.load_state_dict({**whole, "state": {0: own} if own else {}})
+
+    def rows(
+        self, local: Tensor, gradient: Tensor, rows: slice, away: Sequence[int] | frozenset[int]
+    ) -> Tensor:
+        """These rows after a step; an absent node's row and optimizer stay as they are."""
+        stepped = [
+            l.clone() if k in away else self.step(k, l, g)
+            for k, g, l in zip(range(rows.start, rows.stop), gradient, local[rows], strict=True)
+        ]
+        return torch.stack(stepped)
 
 
 def _below_one(name: str, value: float) -> None:

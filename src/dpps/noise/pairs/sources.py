@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpps.errors import RunError, UsageError
-from dpps.noise.keystream import Keystream
 from dpps.noise.mechanisms import Gaussian, Mechanism
-from dpps.noise.pair_keys import PairKeys, RoundStream
-from dpps.noise.secure import SecureNoise, power_of_two_below, whole_steps
-from dpps.noise.source import Outgoing, Seeded, tiles
-from dpps.noise.streams import PAIRS, Streams
-from dpps.noise.table import gaussian_table, table_slack
+from dpps.noise.pairs.keys import PairKeys, RoundStream
+from dpps.noise.pairs.table import gaussian_table, table_slack
+from dpps.noise.sampler import Keystream
+from dpps.noise.source import PAIRS, Outgoing, SecureNoise, Seeded, Streams, power_of_two_below
 
 SMOOTH = 4.0
 """Pair noise lies on the coarsest grid on which its sum with the independent noise is still Gaussian: see `lattice_slack`."""
@@ -33,7 +31,7 @@ Present = NDArray[np.bool_] | None
 
 
 class Split(Protocol):
-    """Deviations in units of the noise of a message without partners."""
+    """Standard deviations in units of the noise of a message without partners."""
 
     @property
     def independent(self) -> float: ...
@@ -78,7 +76,7 @@ class SecurePairs(SecureNoise):
 
     def for_local_part(self) -> SecureNoise:
         """Local parameters never meet in a sum, so nothing would cancel; but what rounding adds is shared between the two parts
-        (`Unclipped.rounding`), so both need grids that are equally fine beside their shares."""
+        (`Unclipped.rounding`), so both need grids that are equally fine relative to their shares."""
         return SecureNoise(self.keystream, finer=self.partners.shares().independent)
 
     def grid(self, scale: float) -> float:
@@ -92,28 +90,22 @@ class SecurePairs(SecureNoise):
         lattice = lattice_slack(SMOOTH, pairs)
         return alone + rounds * dimension * (lattice + table_slack(pairs))
 
-    def deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
+    def standard_deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
         return _of_a_message(self.partners, scale, present) * _FINER
 
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
-        norms = torch.zeros(len(out.nodes), dtype=torch.float64)
         if scale == 0:
-            return norms
+            return torch.zeros(len(out.nodes), dtype=torch.float64)
         _check(mechanism)
-        split, step = self.partners.shares(out.present), out.step or self.grid(scale)
+        step, own = out.step or self.grid(scale), scale * self.partners.shares(out.present).independent
         shared, coarse = self.shared(scale, out)
-        self.keystream.refresh()
-        for k in range(len(out.nodes)):
-            hidden = (out.perturbation if out.base_is_public else out.half)[k].double().cpu().numpy()
-            noise = mechanism.draw_whole(self.keystream, scale * split.independent / step, hidden.size)
+
+        def draw(k: int, size: int) -> np.ndarray:
+            noise = mechanism.draw_whole(self.keystream, own / step, size)
             noise += shared[k].astype(np.int64) * round(coarse / step)
-            whole = whole_steps(hidden, step, toward_zero=out.base_is_public) + noise
-            message = torch.from_numpy(whole.astype(np.float64) * step)
-            if out.base_is_public:
-                message += out.s[k].double().cpu()
-            out.half[k] = message.to(out.half)
-            norms[k] = float(np.abs(noise).sum(dtype=np.float64)) * step if out.norms else 0.0
-        return norms
+            return noise
+
+        return self._noised(out, step, draw)
 
     def shared(self, scale: float, out: Outgoing) -> tuple[NDArray[np.int32], float]:
         """What each row here adds of the noise of its pairs, in whole steps, and the step."""
@@ -141,7 +133,7 @@ class SecurePairs(SecureNoise):
         return total, step
 
     def lattice(self, scale: float, present: Present) -> tuple[float, float]:
-        """The step of the pair noise, a power of two times that of the grid, and its deviation in these steps, rounded up."""
+        """The step of the pair noise, a power of two times that of the grid, and its standard deviation in these steps, rounded up."""
         split = self.partners.shares(present)
         if split.pair == 0:
             return self.grid(scale), 0.0
@@ -174,7 +166,7 @@ class SeededPairs(Seeded):
         self._pair_streams = Streams(self.seed, PAIRS)
         self._root: tuple[bytes, Tensor] | None = None
 
-    def deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
+    def standard_deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
         return _of_a_message(self.partners, scale, present)
 
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
@@ -196,40 +188,30 @@ class SeededPairs(Seeded):
     def _complete(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         everybody, split = _everybody(self.partners, out), self.partners.shares(out.present)
         around = math.sqrt(split.independent**2 + len(everybody) * split.pair**2)
-        here = _places(everybody, out)
-        width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
-        if self._block.dtype != width:
-            self._block = torch.empty_like(self._block, dtype=width)
+        places = _places(self.partners, out)[everybody]
         total = torch.zeros(out.half.shape[1], dtype=torch.float64)
-        for rows, columns in tiles(len(everybody), out.half.shape[1]):
-            nodes = everybody[rows].tolist()
-            unit = self._unit_noise(
-                mechanism, self._block, nodes, columns.start == 0, out.round, columns.stop - columns.start
-            )
+        for rows, columns, unit in self._unit_noise(mechanism, everybody.tolist(), out):
             total[columns] += unit.sum(0)
-            mine = here[rows]
-            if (mine >= 0).all() and (np.diff(mine) == 1).all():
-                out.half[mine[0] : mine[-1] + 1, columns].add_(unit.to(out.half), alpha=scale * around)
+            mine, target = places[rows], out.half[:, columns]
+            held = mine < len(out.nodes)
+            if held.all() and (np.diff(mine) == 1).all():
+                target[mine[0] : mine[-1] + 1].add_(unit.to(target), alpha=scale * around)
             else:
-                for k in np.flatnonzero(mine >= 0):
-                    out.half[mine[k], columns].add_(unit[k].to(out.half), alpha=scale * around)
+                at = torch.from_numpy(mine[held]).to(target.device)
+                target.index_add_(0, at, unit[torch.from_numpy(held)].to(target), alpha=scale * around)
         out.half.add_((total * (scale * (split.independent - around) / len(everybody))).to(out.half))
 
     def _dense(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         everybody = _everybody(self.partners, out)
-        root, here = self._square_root(everybody, out).to(out.half), _places(everybody, out)
-        held = torch.from_numpy(np.flatnonzero(here >= 0))
-        places = torch.from_numpy(here[here >= 0]).to(out.half.device)
+        root = self._square_root(everybody, out).to(out.half)
+        here = torch.from_numpy(np.searchsorted(everybody, out.nodes)).to(out.half.device)
         width = max(1, _PIECE // len(everybody))
         for number, first in enumerate(range(0, out.half.shape[1], width)):
-            columns = slice(first, min(out.half.shape[1], first + width))
-            unit = np.empty((len(everybody), columns.stop - first), dtype=_numpy_type(out.half))
+            target = out.half[:, first : first + width]
+            unit = np.empty((len(everybody), target.shape[1]), dtype=_numpy_type(out.half))
             mechanism.draw(self._pair_streams.at(number, out.round), unit)
             noise = torch.mm(root, torch.from_numpy(unit).to(out.half.device))
-            if len(held) == len(everybody):
-                out.half[:, columns].add_(noise, alpha=scale)
-            else:
-                out.half[:, columns].index_add_(0, places, noise[held], alpha=scale)
+            target.add_(noise if len(here) == len(everybody) else noise[here], alpha=scale)
 
     def _square_root(self, everybody: NDArray[np.int64], out: Outgoing) -> Tensor:
         """Of sigma^2 I + tau^2 L among the nodes of this round; kept for the next."""
@@ -248,10 +230,7 @@ class SeededPairs(Seeded):
     def _edges(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         """Every pair's noise by itself, some pairs at a time."""
         deviation = scale * self.partners.shares(out.present).pair
-        everybody = _everybody(self.partners, out)
-        place = np.full(self.partners.nodes, len(out.nodes))
-        place[everybody] = np.where((here := _places(everybody, out)) >= 0, here, len(out.nodes))
-        pairs = place[self.partners.among(out.present)]
+        pairs = _places(self.partners, out)[self.partners.among(out.present)]
         columns = out.half.shape[1]
         # the last row stands for nodes elsewhere
         shared = torch.zeros(len(out.nodes) + 1, columns, dtype=out.half.dtype)
@@ -268,7 +247,7 @@ class SeededPairs(Seeded):
 def lattice_slack(smooth: float, pairs: int) -> float:
     """Distance of (independent Gaussian + pair noise on a lattice) from the Gaussian of the same covariance, per coordinate.
 
-    Let X be normal with covariance sigma^2 I, n discrete Gaussian of deviation tau on Z^E,
+    Let X be normal with covariance sigma^2 I, n discrete Gaussian of standard deviation tau on Z^E,
     B the incidence matrix of the pairs. The density of X + B n at v is proportional to exp(-v' Sigma^-1 v /
     2) times the sum over n of exp(-(n-m)' Q (n-m) / 2), with Q = I/tau^2 + B'B/sigma^2 and m depending on v. By Poisson summation that sum is constant up to a factor 1 + theta, |theta| <=
     sum over k != 0 of exp(-2 pi^2 k' Q^-1 k) <= (1 + 2 sum_j exp(-2 pi^2 s^2 j^2))^E - 1,
@@ -293,7 +272,7 @@ def _check(mechanism: Mechanism) -> None:
 
 
 def _of_a_message(partners: Partners, scale: float, present: Present) -> float:
-    """Deviation of the noise in a message of the node with most partners."""
+    """Standard deviation of the noise in a message of the node with most partners."""
     split = partners.shares(present)
     return scale * math.sqrt(split.independent**2 + partners.most_partners(present) * split.pair**2)
 
@@ -302,10 +281,11 @@ def _everybody(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
     return np.arange(partners.nodes) if out.present is None else np.flatnonzero(out.present)
 
 
-def _places(everybody: NDArray[np.int64], out: Outgoing) -> NDArray[np.int64]:
-    """Which row here each of them has; -1: it is elsewhere."""
-    rows = {node: k for k, node in enumerate(out.nodes)}
-    return np.array([rows.get(node, -1) for node in everybody.tolist()])
+def _places(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
+    """Which row here each node has; beyond the last one: it is elsewhere."""
+    places = np.full(partners.nodes, len(out.nodes))
+    places[list(out.nodes)] = np.arange(len(out.nodes))
+    return places
 
 
 def _numpy_type(like: Tensor) -> type[np.float32] | type[np.float64]:

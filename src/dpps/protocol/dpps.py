@@ -1,0 +1,425 @@
+"""DPPS, Algorithm 1 of the paper: perturb, estimate the sensitivity, add noise, send, average, correct."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpps.errors import RunError, UsageError
+from dpps.frozen import Frozen
+from dpps.noise import Mechanism, NoiseLevel, NoiseSource, NoNoise, Outgoing, SecureNoise, calibrate, sampled
+from dpps.privacy import Ledger, Release, Rows, Total
+from dpps.protocol.checks import check_request, check_start, refuse_non_finite, starts_in_common
+from dpps.protocol.state import Message, RoundRecord, State
+from dpps.sensitivity import ProtocolConfig, Recorder, Released, RoundView, Sensitivity
+from dpps.topology import Topology, Weights
+from dpps.transport import Arrived, Exchange, Fabric, Stacked
+
+
+class DPPS(Frozen):
+    r"""Differentially private perturbed push-sum over a topology.
+
+    A round, for each node i, with the perturbation $\varepsilon_i$ and the noise $n_i$, whose scale follows the sensitivity:
+
+    $s_i^{(t+1/2)} = s_i^{(t)} + \varepsilon_i^{(t)}$, then $s_i^{(t+1/2)} + n_i^{(t)}$ is sent,
+    $s_i^{(t+1)} = \sum_j W_{ij}^{(t)} (s_j^{(t+1/2)} + n_j^{(t)})$, $a_i^{(t+1)} = \sum_j W_{ij}^{(t)} a_j^{(t)}$, and
+    $y_i^{(t+1)} = s_i^{(t+1)} / a_i^{(t+1)}$.
+
+    Args:
+        topology: who sends to whom in which round.
+        mechanism: the noise; `NoNoise()` is plain push-sum.
+        sensitivity: what the noise is calibrated to; needed unless there is no noise.
+        sync_every: P: in every round t with (t+1) mod P = 0 all nodes average with everybody (0 = never).
+        noise: where noise comes from; by default `SecureNoise()`, which nobody can know. `Seeded(7)` repeats, and is faster: for simulation.
+        fabric: where the rows live; by default all of them here.
+        ledger: charged with every message before it leaves; by default one in memory.
+        sampling: the chance that one record's data takes part in a round (Poisson sampling): one number, or one per row here.
+        watch: further sensitivities to evaluate in every round without using them, by names of yours (simulation only).
+            `{"real": Oracle()}` records the real distance of the rows, which costs O(N^2 d).
+        mixes: M, gossip steps per released message. What is passed on after the first is made of messages, so it
+            costs nothing where rows are public; node-swap hides the rows themselves and has one step.
+
+    Examples:
+        >>> import torch, dpps
+        >>> protocol = dpps.DPPS(dpps.Exponential(8), dpps.NoNoise())
+        >>> state = protocol.start(torch.arange(8.0)[:, None])
+        >>> for _ in range(3):
+        ...     record = protocol.step(state)
+        >>> state.y.flatten().unique()
+        tensor([3.5000])
+    """
+
+    fixed = frozenset(
+        {"topology", "mechanism", "sensitivity", "sync_every", "fabric", "noise", "mixes"}
+        | {"ledger", "recorder", "_rows_by_rate"}
+    )
+
+    def __init__(
+        self,
+        topology: Topology,
+        mechanism: Mechanism | None = None,
+        sensitivity: Sensitivity | None = None,
+        *,
+        sync_every: int = 0,
+        noise: NoiseSource | None = None,
+        fabric: Fabric | None = None,
+        ledger: Ledger | None = None,
+        sampling: float | Sequence[float] = 1.0,
+        watch: Mapping[str, Sensitivity] | None = None,
+        mixes: int = 1,
+    ) -> None:
+        self.topology, self.mechanism, self.sensitivity = topology, mechanism or NoNoise(), sensitivity
+        self.sync_every, self.mixes = sync_every, mixes
+        self.noise = noise or SecureNoise()
+        self.fabric = fabric or Stacked(topology.nodes)
+        self.recorder = Recorder(watch or {})
+        if ledger is not None:
+            self.ledger = ledger
+        self._rows_by_rate = _rows_by_rate(sampling, self.fabric.rows)
+        self._dimension = 0
+        self._rows = torch.empty(0)
+        check_request(self)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Charged with every message before it leaves. One that is set before it is asked for stays; otherwise it is in memory."""
+        return Ledger(self.fabric.rows)
+
+    # Algorithm 1
+
+    def start(self, values: Tensor, *, common_start: bool | None = None) -> State:
+        """The state before round 0: s_i = y_i = values_i, a_i = 1.
+
+        Args:
+            values: (rows, d), one row per node held here; kept as a copy.
+            common_start: whether all nodes start from the same public row. A simulation finds out by itself; elsewhere it must be
+                given. It is never true where the sensitivity says that start values are private.
+        """
+        check_start(self, values)
+        common = starts_in_common(self, values, common_start)
+        config = ProtocolConfig(
+            self.fabric, self.topology, self.mechanism, self.sync_every, values.shape[1], common
+        )
+        self._dimension = values.shape[1]
+        s = values.detach().clone(memory_format=torch.contiguous_format)
+        return State(
+            s=s,
+            a=torch.ones(len(s), dtype=torch.float64),
+            config=config,
+            memory=self.sensitivity.start(config, s) if self.sensitivity else {},
+            watched=self.recorder.start(config, s),
+            link=self.fabric.start(s, common),
+        )
+
+    def step(self, state: State, perturbation: Tensor | None = None) -> RoundRecord:
+        """One round. It completes and changes `state`, or raises and leaves it as it was."""
+        return self.exchange(state, self.release(state, perturbation))
+
+    def release(self, state: State, perturbation: Tensor | None = None) -> Message:
+        """Lines 3 to 5: perturb, estimate the sensitivity, charge the ledger, add noise.
+
+        Nothing has been sent yet, and `state` is as it was.
+        """
+        eps, norms = self._admit(state, perturbation)
+        half = torch.add(state.s, eps, out=self._memory(state.s))  # line 3: s^(t+1/2) = s^(t) + eps^(t)
+        view = RoundView(state.config, state.round, state.clock, state.rate, norms, half)
+        estimated, level = self._noise_level(state, view)  # line 4: S; node-swap broadcasts one scalar
+        watched = self.recorder.estimate(state.watched, view)
+        self._charge(state.round, level)  # before anything leaves
+        noise_norms = self._add_noise(state, eps, half, level)  # line 5: half is the message from here on
+        return Message(half, view, estimated, level, noise_norms, watched)
+
+    def exchange(self, state: State, message: Message) -> RoundRecord:
+        """Lines 6 to 8: send, average, correct (`State.y`). `state` changes when the round is complete."""
+        if message.view.round != state.round:
+            raise UsageError(
+                f"a message of round {message.view.round} in round {state.round}: release it anew, it was charged for its own round"
+            )
+        steps = self._gossip(state, message)
+        rows = self.fabric.scaled(state.s, message.rows, state.a)
+        arrived = self.fabric.gossip(steps, rows, state.a, state.link)  # lines 6 and 7
+        return self._complete(state, message, steps[0], arrived)  # line 8: y = s / a
+
+    def post_process(self, state: State, message: Message, change: Tensor, gain: float = math.inf) -> Message:
+        """The message that moves every row by `change` instead of its released update (`message.rows - state.s`).
+
+        Momentum and the like: `change` is made of released updates alone, so it costs nothing where rows are public. It is refused
+        where they are not.
+
+        Args:
+            state: before the round.
+            message: of this round.
+            change: of every row.
+            gain: how much longer than the updates what is made of them can be, over all rounds; infinite: not known.
+        """
+        if self.hides_rows or self._hides_start(state):
+            raise UsageError(
+                "an optimizer of released updates needs rows that are public: use the unit record or "
+                "contribution and a common start"
+            )
+        return replace(message, rows=state.s + change, gain=gain)
+
+    # The parts of a round
+
+    def _complete(self, state: State, message: Message, exchange: Exchange, arrived: Arrived) -> RoundRecord:
+        """What has arrived is the new state; what was released is remembered and recorded."""
+        present, level, view = exchange.present, message.level, message.view
+        synchronised = exchange.weights is None and (present is None or bool(present.all()))
+        released = Released(
+            message.estimated or 0.0, level.scale, message.noise_norms, synchronised, level.step
+        )
+        memory = self.sensitivity.advance(state.memory, view, released) if self.sensitivity else {}
+        watched = self.recorder.advance(state.watched, view, released, message.watched)
+        used = level.sensitivity if self.sensitivity else None
+        record = RoundRecord(
+            round=state.round,
+            clock=state.clock,
+            estimated=message.estimated,
+            used=used,
+            scale=level.scale,
+            epsilon=math.inf if used is None else self.mechanism.epsilon(used, level.scale),
+            synchronised=synchronised,
+            perturbation=float(view.perturbation_norms.mean()),
+            watched=message.watched,
+        )
+        state.s, state.a, state.link = arrived.s, arrived.a, arrived.link
+        state.memory, state.watched = memory, watched
+        state.round, state.clock = state.round + 1, state.clock + 1
+        return record
+
+    def _admit(self, state: State, perturbation: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The perturbation and the norm of each row: checked, zero for absent nodes, clipped where the bound relies on it."""
+        eps = torch.zeros_like(state.s) if perturbation is None else perturbation.detach()
+        if eps.shape != state.s.shape:
+            raise UsageError(
+                f"perturbation has shape {tuple(eps.shape)}: expected {tuple(state.s.shape)}, one row per node"
+            )
+        # a bound on sums holds before they are rounded to fewer digits: float64 stays as it is until there is noise
+        keep = self.hides_updates and eps.dtype == torch.float64
+        eps = eps.to(state.s.device, eps.dtype if keep else state.s.dtype).contiguous()
+        if (present := self.present(state)) is not None:
+            away = torch.from_numpy(~present[list(self.fabric.rows)]).to(eps.device)
+            eps = eps.masked_fill(away[:, None], 0.0)
+        exact = torch.float64 if self.hides_updates else None  # a clip relies on it
+        norms = _row_norms(eps, self.mechanism.norm, exact).to("cpu", torch.float64)
+        if self.hides_failures:
+            bad = ~torch.isfinite(norms)
+            eps, norms = eps.masked_fill(bad.to(eps.device)[:, None], 0.0), norms.masked_fill(bad, 0.0)
+        refuse_non_finite(norms, self.fabric, state.round, "perturbation")
+        return self.sensitivity.admit(eps, norms, state.rate) if self.sensitivity else (eps, norms)
+
+    def _noise_level(self, state: State, view: RoundView) -> tuple[float | None, NoiseLevel]:
+        """The sensitivity estimated, and the noise calibrated to it."""
+        sensitivity, d, norm = self.sensitivity, state.config.dimension, self.mechanism.norm
+        if sensitivity is None:
+            return None, NoiseLevel(0.0, 0.0, 0.0)
+        estimated = sensitivity.estimate(state.memory, view)
+
+        def rounding(step: float) -> float:
+            own = sensitivity.rounding(d, step, norm)
+            # a private start row is rounded, too, in addition to its perturbation: that costs what it costs in node-swap
+            return own + Sensitivity.rounding(sensitivity, d, step, norm) if self._hides_start(state) else own
+
+        if not math.isfinite(self.mechanism.scale(estimated)):
+            raise self._diverged(state, estimated)
+        rate = state.rate if sensitivity.noise_decays else 1.0
+        level = calibrate(self.mechanism, self.noise, estimated, rounding, rate=rate)
+        if not level.scale <= torch.finfo(state.s.dtype).max:
+            raise self._diverged(state, level.sensitivity)
+        return estimated, level
+
+    def _diverged(self, state: State, used: float) -> RunError:
+        assert self.sensitivity is not None
+        growth = self.sensitivity.growth(self.mechanism, state.config.dimension)
+        why = (
+            f"; the estimate grows by decay(1 + 2 c_prime noise_rate d / budget) = {growth:.4g} a round"
+            if growth is not None
+            else ""
+        )
+        return RunError(
+            f"the sensitivity is {used} in round {state.round}{why}: synchronise more often (sync_every), "
+            "share fewer parameters, or add less noise (larger budget or smaller noise rate)"
+        )
+
+    def _charge(self, round_: int, level: NoiseLevel) -> None:
+        """Write the release down before it leaves. A sensitivity of 0 means: nothing new is revealed."""
+        used = level.sensitivity if self.sensitivity else math.inf
+        if used == 0:
+            return
+        cost = self.mechanism.cost(used, level.scale)
+        # private start values are in the first message whoever is drawn
+        with_start = round_ == 0 and self.sensitivity is not None and self.sensitivity.start_is_private
+        for rate, rows in self._rows_by_rate:
+            event = sampled(1.0 if with_start else rate, cost)
+            self.ledger.charge(Release(round_, event, self.mechanism.name, used, level.scale, rows))
+
+    def _add_noise(self, state: State, eps: Tensor, half: Tensor, level: NoiseLevel) -> Tensor:
+        """Make messages of the rows in `half`; returns the norms of the noise, where somebody asks for them."""
+        asked = self.recorder.needs_noise_norms or bool(
+            self.sensitivity and self.sensitivity.needs_noise_norms
+        )
+        with_start = self._hides_start(state)
+        rows = _private_rows(state.s, eps, level.step) if with_start else half
+        public = self.hides_updates and not with_start
+        out = Outgoing(state.s, eps, rows, self.fabric.rows, state.round, public, asked, level.step)
+        present = self.present(state)
+        if present is None:
+            norms = self.noise.release(self.mechanism, level.scale, out)
+            if rows is not half:
+                half.copy_(rows)
+            return norms
+        # an absent node sends nothing: its row stays as it is
+        here = torch.from_numpy(present[list(self.fabric.rows)])
+        nodes = [r for r, p in zip(self.fabric.rows, here.tolist(), strict=True) if p]
+        chosen = here.to(half.device)
+        part = replace(
+            out, s=state.s[chosen], perturbation=eps[chosen], half=rows[chosen], nodes=nodes, present=present
+        )
+        norms = torch.zeros(len(here), dtype=torch.float64)
+        norms[here] = self.noise.release(self.mechanism, level.scale, part)
+        half[chosen] = part.half.to(half)
+        return norms
+
+    def _memory(self, like: Tensor) -> Tensor:
+        """Memory for the messages, used again in every round: fresh pages would cost as much as the addition."""
+        held = self._rows
+        if (held.shape, held.dtype, held.device) != (like.shape, like.dtype, like.device):
+            self._rows = torch.empty_like(like)
+        return self._rows
+
+    # Rounds, as everybody knows them beforehand
+
+    def restart_clock(self, state: State, rate: float = 1.0) -> None:
+        """Restart the counters of topology and synchronisation and set the factor on the rates (the paper's rate decay)."""
+        state.clock, state.rate = 0, rate
+
+    def synchronises(self, clock: int) -> bool:
+        """Whether all who are present average in the round of this clock."""
+        return self.sync_every > 0 and (clock + 1) % self.sync_every == 0
+
+    def present(self, state: State) -> np.ndarray | None:
+        """Who takes part in the next round; None: everybody."""
+        return self.topology.present(state.clock * self.mixes)
+
+    def gossip_weights(self, clock: int) -> list[Weights]:
+        """Of every gossip step of a round that does not synchronise: each is a step of the topology."""
+        return [self.topology.weights(clock * self.mixes + k) for k in range(self.mixes)]
+
+    def weights(self, clock: int) -> Weights | None:
+        """Of a round by its clock, all its gossip steps together; None in a synchronisation round, in which all who are present average."""
+        if self.synchronises(clock):
+            return None
+        first, *more = self.gossip_weights(clock)
+        product = first.matrix
+        for weights in more:
+            product = weights.matrix @ product
+        return Weights(product) if more else first
+
+    def _gossip(self, state: State, message: Message) -> list[Exchange]:
+        """The gossip steps of the next round. Only the first one passes on something new: later ones move rows by no update or noise."""
+        clock, ahead = state.clock, None
+        weights = [None] if self.synchronises(clock) else self.gossip_weights(clock)
+        if not self.fabric.simulation and self.sync_every != 1:
+            following = clock + (2 if self.synchronises(clock + 1) else 1)
+            ahead = self.topology.weights(following * self.mixes)
+        known = [None] * len(weights) if self.fabric.simulation else [*weights[1:], ahead]
+        present, moved = self.present(state), self._reach(state, message.level.scale)
+        steps = [
+            Exchange(state.round, w, present, following, *(moved if k == 0 else (0.0, 0.0)))
+            for k, (w, following) in enumerate(zip(weights, known, strict=True))
+        ]
+        return [steps[0].lengthened(message.gain), *steps[1:]]
+
+    def growth(self, state: State, rate: float) -> tuple[float, float]:
+        """What a round with this factor on the rates adds to an honest node's row, where that is known beforehand: the most that its
+        perturbation moves it (L2), and the standard deviation of the noise on each coordinate. Infinite: not known."""
+        state = replace(state, rate=rate)
+        norms = torch.zeros(len(state.s), dtype=torch.float64)
+        view = RoundView(state.config, state.round, state.clock, rate, norms, state.s)
+        return self._reach(state, self._noise_level(state, view)[1].scale)
+
+    def _reach(self, state: State, scale: float) -> tuple[float, float]:
+        largest = self.sensitivity.largest_perturbation(state.rate) if self.sensitivity else math.inf
+        return largest, self.noise.standard_deviation(self.mechanism, scale, self.present(state))
+
+    # What it cost, and what it hides
+
+    def privacy(self, delta: float, group: int = 1) -> Total:
+        """What all messages so far cost the node that paid most, at this delta, from the ledger.
+
+        Where the sensitivity depends on the data (node-swap) so does the noise, and only the plain sum of the rounds is known, which
+        is no guarantee for all of them together; delta is the chance that the sensitivity fails. A total over seeded noise is marked
+        as `simulated`, and says so when it is printed: these very messages are not protected.
+
+        Args:
+            delta: the whole allowance.
+            group: how many records one person may own.
+        """
+        simulated, rounds = not self.noise.private, self.ledger.messages
+        if self.hides_rows:
+            if not self.mechanism.pure and rounds:  # rounds without a pure epsilon have no such sum
+                return Total(math.inf, delta, "none", None, {}, simulated)
+            delta = getattr(self.sensitivity, "delta", 0.0)
+            return replace(self.ledger.total(0.0, group), delta=delta, simulated=simulated)
+        distance = self.noise.distance(self.mechanism, self._dimension, rounds) if rounds else 0.0
+        return replace(self.ledger.total(delta, group, distance=distance), simulated=simulated)
+
+    @property
+    def hides_rows(self) -> bool:
+        """Whether noise hides whole rows (node-swap)."""
+        return self.sensitivity is not None and not self.sensitivity.base_is_public
+
+    @property
+    def hides_updates(self) -> bool:
+        """Whether noise hides perturbations only: rows follow from earlier messages."""
+        return self.sensitivity is not None and self.sensitivity.base_is_public
+
+    @property
+    def hides_failures(self) -> bool:
+        """Stopping because of one's data is a message without noise: where messages really leave, or nobody knows the noise and
+        so a guarantee is stated, a perturbation that is not finite counts as zero, and its noise is sent."""
+        return self.hides_updates and (self.noise.private or not self.fabric.simulation)
+
+    def _hides_start(self, state: State) -> bool:
+        """Whether this round's noise hides private start values as well: in round 0 no message has revealed them."""
+        return self.hides_updates and state.round == 0 and not state.config.common_start
+
+
+def _row_norms(rows: Tensor, norm: int, dtype: torch.dtype | None) -> Tensor:
+    """The L1 or L2 norm of every row, summed in this precision."""
+    if norm != 1:
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+        return norms
+    width = max(1, (1 << 17) // len(rows))  # pieces whose absolute values stay in the cache
+    parts = [piece.abs().sum(1, dtype=dtype) for piece in torch.split(rows, width, dim=1)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def _private_rows(s: Tensor, eps: Tensor, step: float) -> Tensor:
+    """Start rows plus perturbations in float64, each a whole number of grid steps.
+
+    In float32 the sum would be rounded before it gets onto the grid, which can move two rows further apart than was charged
+    for. Steps are powers of two, so dividing by one is exact; rounding a perturbation toward zero lengthens nothing.
+    """
+    s, eps = s.double(), eps.double()
+    return s + eps if step == 0 else (torch.round(s / step) + torch.trunc(eps / step)) * step
+
+
+def _rows_by_rate(sampling: float | Sequence[float], rows: Sequence[int]) -> list[tuple[float, Rows]]:
+    """The rows of each sampling rate; ``all`` where they have one rate in common."""
+    if isinstance(sampling, (int, float)):
+        return [(float(sampling), "all")]
+    if len(sampling) != len(rows):
+        raise UsageError(
+            f"{len(sampling)} sampling rates for {len(rows)} rows: give one per row, or one number"
+        )
+    if len(set(sampling)) == 1:
+        return [(float(sampling[0]), "all")]
+    groups: dict[float, list[int]] = {}
+    for rate, row in zip(sampling, rows, strict=True):
+        groups.setdefault(float(rate), []).append(row)
+    return [(rate, tuple(members)) for rate, members in groups.items()]
