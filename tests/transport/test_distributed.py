@@ -23,6 +23,7 @@ from dpps.transport import (
     Cluster,
     Distributed,
     Exchange,
+    Link,
     Message,
     Stacked,
     blocks,
