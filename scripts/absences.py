@@ -17,7 +17,7 @@ from torch import Tensor
 
 import dpps
 from dpps.noise import Mechanism, NoiseSource, Outgoing, Partners, Seeded, SeededPairs
-from dpps.runs import TrainConfig, deal, planned
+from dpps.runs import Options, deal, planned
 
 COLUMNS = ("noise", "away", "seed", "accuracy")
 CHANCES = (0.0, 0.02, 0.1, 0.3)
@@ -39,7 +39,7 @@ class _ExpectsAll(SeededPairs):
 def accuracy(noise: str, away: float, seed: int, multiplier: float) -> float:
     """Of one run."""
     options = {} if noise == "independent" else {"trust": "pairs", "colluders": 0}
-    config = TrainConfig(**LINEAR, seed=seed, noise_multiplier=multiplier, **options).resolved()  # type: ignore[arg-type]
+    config = Options(**LINEAR, seed=seed, noise_multiplier=multiplier, **options).resolve()  # type: ignore[arg-type]
     assert config.epochs is not None
     dataset = dpps.data.load(config.data, None, progress=False)
     nodes, _, _ = deal(dataset, config)
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    config = TrainConfig(**LINEAR, epsilon=1.0).resolved()  # type: ignore[arg-type]
+    config = Options(**LINEAR, epsilon=1.0).resolve()  # type: ignore[arg-type]
     unit = config.privacy()
     assert unit is not None
     multiplier = unit.noise(planned(config)[0])  # the same for all

@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from dpps.runs import TrainConfig, make_run, planned
+from dpps.runs import Options, Run, planned
 
 HOME = Path(__file__).parent.parent
 TABLE, FIGURE = HOME / "benchmarks/results/cancelling-curve.csv", HOME / "docs/figures/cancelling.svg"
@@ -42,17 +42,17 @@ NO_NOISE = {"unit": "none", "batch_size": 125, "epochs": 15, "momentum": 0.8, "l
 def accuracy(seed: int, **options: object) -> float:
     """Of one run."""
     with tempfile.TemporaryDirectory() as folder:
-        made = TrainConfig(model="linear", shared="all", seed=seed, out=Path(folder), **options)  # type: ignore[arg-type]
-        config = TrainConfig(**{**vars(made), "quiet": True, "overwrite": True}).resolved()
+        made = Options(model="linear", shared="all", seed=seed, out=Path(folder), **options)  # type: ignore[arg-type]
+        config = Options(**{**vars(made), "quiet": True, "overwrite": True}).resolve()
         assert config.epochs is not None
-        run = make_run(config).fit(config.epochs)
+        run = Run.from_options(config).fit()
     assert run.accuracy is not None
     return run.accuracy
 
 
 def multiplier(epsilon: float) -> float:
     """The noise that all lines have at this epsilon: solved for once."""
-    config = TrainConfig(model="linear", shared="all", epsilon=epsilon).resolved()
+    config = Options(model="linear", shared="all", epsilon=epsilon).resolve()
     unit = config.privacy()
     assert unit is not None
     return unit.noise(planned(config)[0])

@@ -76,7 +76,7 @@ def main() -> None:
         torch.manual_seed(2024)
         algorithm = kind(dpps.models.MLP(), "all", lr_shared=0.1, lr_step=5)
         topology = parse(given.topology, 10)
-        where = dpps.Here(Heard(10)) if kind is OwnRow else dpps.Here()
+        deployment = dpps.Simulation(Heard(10)) if kind is OwnRow else dpps.Simulation()
         period = int(options.get("sync_every", 0))
         run = dpps.Run(
             algorithm,
@@ -84,7 +84,7 @@ def main() -> None:
             topology=topology,
             privacy=unit,
             test=test,
-            where=where,
+            deployment=deployment,
             seed=2024,
             sync_every=period,
         )

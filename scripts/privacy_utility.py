@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from dpps.runs import TrainConfig, make_run
+from dpps.runs import Options, Run
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -62,16 +62,16 @@ class Runs:
     def _one(self, name: str, options: dict[str, object]) -> tuple[float, float]:
         out = self.cache / name.replace(" ", "-").replace(",", "")
         if not (out / "summary.json").exists():
-            config = TrainConfig(
+            config = Options(
                 data="mnist",
                 data_dir=self.data_dir,
                 out=out,
                 overwrite=True,
                 quiet=True,
                 **options,  # type: ignore[arg-type]
-            ).resolved()
+            ).resolve()
             assert config.epochs is not None
-            make_run(config).fit(config.epochs)
+            Run.from_options(config).fit()
         summary = json.loads((out / "summary.json").read_text())
         return summary["test_accuracy"], summary["privacy"]["epsilon"]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from dpps import data as datasets
 from dpps import features, models
-from dpps.cli import read_config
+from dpps.cli import parse_options
 from dpps.learning import ALGORITHMS
-from dpps.runs import Run, deal
+from dpps.runs import Options, Run, deal
 
 COMMON = ["--model", "linear", "--shared", "all", "--unit", "record"]
 COLUMNS = ("data", "epsilon", "seed", "options", "accuracy", "rounds", "batch", "clip", "rate", "seconds")
@@ -38,7 +38,7 @@ def one(data: str, epsilon: str, seed: int, options: list[str]) -> dict[str, obj
     start = [*COMMON, "--data", data, "--epsilon", epsilon, "--seed", str(seed)]
     if "--features" not in options:
         start += ["--features", "scattering"]
-    config = read_config([*start, *options]).resolved()
+    config = parse_options(Options, [*start, *options], "dpps train").resolve()
     dataset = _read(data, config.features)
     model, shared = models.build(
         config.model, "all", dataset.train.shape, dataset.classes, norm=config.norm, dropout=0.0

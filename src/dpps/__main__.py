@@ -1,10 +1,7 @@
 """The program: `dpps`, and `python -m dpps`, which is what torchrun starts."""
 
-import atexit
-import contextlib
 import os
 import sys
-import threading
 from typing import NoReturn
 
 from dpps.cli import main
@@ -15,17 +12,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
 
 def program() -> NoReturn:
-    """Run the command line. Its end does not take apart, object by object, what the system takes back at once."""
-    code = main(alone=True)
-    watched = sys.getprofile() or sys.gettrace() or sys.flags.interactive
-    if watched or threading.active_count() > 1:
-        sys.exit(code)  # somebody waits for the end, or is still at work: the long way
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # whoever listened has left
-            if stream is not None:
-                stream.flush()
-    os._exit(code)
+    """Run the command line."""
+    sys.exit(main())
 
 
 if __name__ == "__main__":

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from dpps.cli import DONE, WRONG, main
-from dpps.runs import Run, TrainConfig, make_run
+from dpps.runs import Run, Options, Run
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("runs") / "x"
-    return make_run(TrainConfig(out=out, nodes=3, batch_size=500, epochs=1, quiet=True)).fit(1)
+    return Run.from_options(Options(out=out, nodes=3, batch_size=500, epochs=1, quiet=True)).fit(1)
 
 
 @pytest.fixture(scope="module")
 def labelled(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    x, labels = run._tests
+    x, labels = run.results.tests
     path = tmp_path_factory.mktemp("data") / "test.npz"
     np.savez(path, x=(x * 255).round().numpy().astype(np.uint8), y=labels.numpy())
     return path

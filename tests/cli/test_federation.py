@@ -5,7 +5,7 @@ import pytest
 
 from dpps.cli import DONE, FAILED, WRONG, main
 from dpps.peers import Federation
-from dpps.runs import TrainConfig
+from dpps.runs import Options
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("c", []),
     ):
         assert main(["member", "init", "--name", name, *where, "--out", name]) == DONE
-    Path("plan.toml").write_text(TrainConfig(nodes=3, declared_sizes="200", topology="ring").to_toml())
+    Path("plan.toml").write_text(Options(nodes=3, declared_sizes="200", topology="ring").to_toml())
     return tmp_path
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dpps.cli import Progress, stopped_by_signals, working
 from dpps.privacy import NodeSwap, Record
-from dpps.runs import TrainConfig
+from dpps.runs import Options
 
 
 def run(unit: Any, epsilon: float | None, *, simulated: bool = False) -> Any:
@@ -25,7 +25,7 @@ def run(unit: Any, epsilon: float | None, *, simulated: bool = False) -> Any:
 
 def shown(finished: Any, *, terminal: bool = True, quiet: bool = False) -> str:
     console = Console(file=StringIO(), force_terminal=terminal, width=150)
-    progress = Progress(TrainConfig(quiet=quiet), console)
+    progress = Progress(Options(quiet=quiet), console)
     with progress:
         progress.begin(finished)
         for k in range(10):

@@ -7,7 +7,7 @@ import pytest
 
 from dpps import cli
 from dpps.report import read_folder
-from dpps.runs import TrainConfig, make_run
+from dpps.runs import Options, Run
 from tests.support.hospitals import write_hospitals
 
 
@@ -15,8 +15,8 @@ from tests.support.hospitals import write_hospitals
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     base = tmp_path_factory.mktemp("runs")
     for name in ("one", "two"):
-        config = TrainConfig(out=base / name, nodes=5, batch_size=250, epochs=1, unit="none", quiet=True)
-        make_run(config).fit(1)
+        config = Options(out=base / name, nodes=5, batch_size=250, epochs=1, unit="none", quiet=True)
+        Run.from_options(config).fit(1)
     return [base / "one", base / "two"]
 
 

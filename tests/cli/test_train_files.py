@@ -11,7 +11,7 @@ import pytest
 
 from dpps.cli import main
 from dpps.privacy import Charge, total
-from dpps.runs import TrainConfig, from_toml
+from dpps.runs import Options, from_toml
 
 QUICK = ["--nodes", "4", "--epochs", "1", "--batch-size", "500", "--quiet"]
 
@@ -132,7 +132,7 @@ def test_a_configuration_file_gives_defaults_and_the_command_line_wins(tmp_path,
     file = tmp_path / "run.toml"
     assert main(["train", "--nodes", "7", "--print-config"]) == 0
     file.write_text(capsys.readouterr().out)
-    assert from_toml(file) == TrainConfig(nodes=7)
+    assert Options.from_toml(file) == Options(nodes=7)
     summary = train(tmp_path / "run", "--config", str(file), "--nodes", "3")
     assert summary["config"]["nodes"] == 3
 

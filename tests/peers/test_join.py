@@ -16,7 +16,7 @@ from dpps.errors import RunError, UsageError
 from dpps.peers import KNOWN, LEAVE, Channel, Participation, expel, largest, read_plan, read_status
 from dpps.peers.join import join
 from dpps.peers.status import STAYING
-from dpps.runs import RoundLog, Run, TrainConfig, load
+from dpps.runs import RoundLog, Run, Options, load
 from tests.support.holding.sitecustomize import hold
 from tests.support.peers import NAMES, Organisations
 from tests.support.processes import PATIENCE, context, free_port, until
@@ -42,7 +42,7 @@ def three(tmp_path: Path, request: pytest.FixtureRequest) -> Organisations:
         "noise_multiplier": 1.0,
     }
     plan.write_text(
-        TrainConfig(
+        Options(
             nodes=3, declared_sizes="40", batch_size=10, epochs=3, topology="ring", classes=2, **options
         ).to_toml()
     )

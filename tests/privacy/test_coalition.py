@@ -11,7 +11,7 @@ from dpps.cli.plan import main as plan_main
 from dpps.errors import UsageError
 from dpps.noise import SecureNoise, SecurePairs, SeededPairs
 from dpps.privacy import Contract, Contribution, Plan, Record, Unit, coalition, planned_charges
-from dpps.runs import TrainConfig
+from dpps.runs import Options
 
 PLAN = Plan(((1.0, 50),), lr_shared=0.5, batch_size=10, sampling=(0.1,) * 6, declared_sizes=(100,) * 6)
 
@@ -97,11 +97,11 @@ def test_laplace_noise_does_not_cancel() -> None:
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        TrainConfig(**options).resolved()  # type: ignore[arg-type]
+        Options(**options).resolve()  # type: ignore[arg-type]
 
 
 def test_what_is_left_open_is_named_in_the_statement() -> None:
-    config = TrainConfig(noise_multiplier=1.0, trust="pairs").resolved()
+    config = Options(noise_multiplier=1.0, trust="pairs").resolve()
     assert (config.colluders, config.mean_variance) == (3, 1.25)
     unit = config.privacy()
     assert unit is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpps.report import RunRecord, read_folder, render, spending
-from dpps.runs import TrainConfig, make_run
+from dpps.runs import Options, Run
 
 SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
 
@@ -31,8 +31,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "none": {"epochs": 1, "unit": "none", "topology": "ring", "dropouts": 0.2},
     }
     for name, chosen in options.items():
-        config = TrainConfig(out=base / name, **SMALL, **chosen)
-        make_run(config).fit(config.epochs)
+        config = Options(out=base / name, **SMALL, **chosen)
+        Run.from_options(config).fit(config.epochs)
     return {name: base / name for name in options}
 
 

@@ -59,7 +59,7 @@ def test_accuracy_with_parts_that_were_not_noised_is_not_passed_on(model, shared
     page = render([record])
     assert ('<div class="card unprinted"><dt>Accuracy' in page) != told
     assert ('<figure class="chart printed" id="accuracy">' in page) == told
-    assert run.summary["own_statistics"] == isinstance(model, nn.Sequential)
+    assert run.summary.own_statistics == isinstance(model, nn.Sequential)
 
 
 def test_baselines_are_not_passed_on(records: dict[str, RunRecord]) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.run import get_args_parser
 from dpps.cli import parse_options
 from dpps.errors import UsageError
 from dpps.report import applied, command, data_name
-from dpps.runs import TrainConfig
+from dpps.runs import Options
 
 
 @given(
@@ -37,35 +37,35 @@ from dpps.runs import TrainConfig
 )
 def test_command_repeats_the_configuration(unit: str, epsilon: float | None, others: dict[str, Any]) -> None:
     try:
-        config = TrainConfig(unit=unit, epsilon=epsilon, **others).resolved()
+        config = Options(unit=unit, epsilon=epsilon, **others).resolve()
     except UsageError:  # options that have no meaning together
         assume(False)
     words = shlex.split(command(config))
     assert words[:2] == ["dpps", "train"]
-    again = parse_options(TrainConfig, words[2:], "dpps train").resolved()
+    again = parse_options(Options, words[2:], "dpps train").resolve()
     assert again.fingerprint() == config.fingerprint()
     assert again.data_dir == config.data_dir
 
 
 def test_command_says_only_what_matters() -> None:
-    assert command(TrainConfig(out=Path("x"), overwrite=True).resolved()) == "dpps train"
-    assert command(TrainConfig(epsilon=3.0, epochs=2).resolved()) == "dpps train --epochs 2"
+    assert command(Options(out=Path("x"), overwrite=True).resolve()) == "dpps train"
+    assert command(Options(epsilon=3.0, epochs=2).resolve()) == "dpps train --epochs 2"
 
 
 def test_options_of_other_units_are_not_listed() -> None:
-    record = applied(TrainConfig().resolved(), False)
+    record = applied(Options().resolve(), False)
     assert not {"budget", "noise-rate", "sensitivity", "c-prime", "decay", "mechanism", "norm"} & set(record)
     assert {"epsilon", "delta", "clip", "records-per-user", "seed"} <= set(record)
     assert record["noise"] == "seeded (simulation)"
-    swap = applied(TrainConfig(unit="node-swap", sensitivity="paper").resolved(), True)
+    swap = applied(Options(unit="node-swap", sensitivity="paper").resolve(), True)
     assert {"budget", "noise-rate", "sensitivity", "c-prime", "decay"} <= set(swap)
     assert not {"records-per-user", "epsilon"} & set(swap)
     assert swap["noise"].startswith("secure")
-    none = applied(TrainConfig(unit="none").resolved(), False)
+    none = applied(Options(unit="none").resolve(), False)
     assert not {"delta", "clip", "epsilon", "noise", "sync-every", "dropouts", "track-real", "out"} & set(
         none
     )
-    sgp = applied(TrainConfig(algorithm="sgp", unit="none").resolved(), False)
+    sgp = applied(Options(algorithm="sgp", unit="none").resolve(), False)
     assert "shared" not in sgp
 
 
@@ -79,26 +79,26 @@ def test_options_of_other_units_are_not_listed() -> None:
     ],
 )
 def test_own_data_have_their_own_name(folder: str, name: str) -> None:
-    config = TrainConfig(node_data=Path(folder), classes=2).resolved()
+    config = Options(node_data=Path(folder), classes=2).resolve()
     assert data_name(config) == applied(config, True)["data"] == name
     assert not {"split", "hold-out", "node-data"} & set(applied(config, True))
-    assert data_name(TrainConfig()) == "mnist-mini"
+    assert data_name(Options()) == "mnist-mini"
 
 
 def test_options_that_follow_from_where_a_run_is_carried_out_are_part_of_its_command(tmp_path):
     """--metrics, which is no part of the command, has changed how much is held out: the command says how much."""
-    config = TrainConfig(node_data=tmp_path / "node-{rank}", classes=2, metrics="f1", nodes=3)
+    config = Options(node_data=tmp_path / "node-{rank}", classes=2, metrics="f1", nodes=3)
     assert "--hold-out 0.2" in command(config)
     assert "--metrics" not in command(config)
 
 
 def test_the_command_of_a_distributed_run_is_one_that_torchrun_takes() -> None:
-    config = TrainConfig(nodes=6, topology="ring", epsilon=2.0).resolved()
+    config = Options(nodes=6, topology="ring", epsilon=2.0).resolve()
     words = shlex.split(command(config, processes=3))
     assert words[0] == "torchrun"
     started = get_args_parser().parse_args(words[1:])
     assert (started.nproc_per_node, started.module, started.training_script) == ("3", True, "dpps")
     assert started.training_script_args[0] == "train"
-    again = parse_options(TrainConfig, started.training_script_args[1:], "dpps train").resolved()
+    again = parse_options(Options, started.training_script_args[1:], "dpps train").resolve()
     assert again.fingerprint() == config.fingerprint()
     assert again.out is not None

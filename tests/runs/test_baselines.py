@@ -166,8 +166,8 @@ def test_lines_name_every_node_and_its_number_of_examples():
 
 def test_refused_where_messages_leave():
     run = make(None).fit(EPOCHS)
-    run.where = object()  # any deployment other than `Here`
-    with pytest.raises(UsageError, match=r"where=Here\(\)"):
+    run.deployment = object()  # any deployment other than `Simulation`
+    with pytest.raises(UsageError, match=r"deployment=Simulation\(\)"):
         Baseline(run, alone=False)
 
 

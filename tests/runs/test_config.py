@@ -7,7 +7,7 @@ from torch import nn
 
 import dpps
 from dpps.learning import as_unit
-from dpps.runs import Run, TrainConfig
+from dpps.runs import Run, Options
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from dpps.runs import Run, TrainConfig
     ],
 )
 def test_units(options, unit):
-    told = TrainConfig(**options).resolved().privacy()
+    told = Options(**options).resolve().privacy()
     names = [f.name for f in dataclasses.fields(unit) if f.name not in ("sensitivity", "trust")]
     assert [getattr(told, name) for name in names] == [getattr(unit, name) for name in names]
     for name in ("sensitivity", "trust"):
@@ -39,7 +39,7 @@ def test_units(options, unit):
 @pytest.mark.parametrize("unit", ["contribution", "node-swap", "none"])
 def test_algorithms_and_runs(unit):
     """The learning rates of the unit record are the exception: there the command line takes 1, for clipped gradients."""
-    told = TrainConfig(unit=unit).resolved()
+    told = Options(unit=unit).resolve()
     library = {f.name: f.default for f in dataclasses.fields(dpps.PartPSP)}
     # without them the algorithm chooses, and its plan says what
     open_ = (

@@ -5,23 +5,23 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.runs import TrainConfig, from_json, from_toml
+from dpps.runs import Options, from_json, from_toml
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    config = TrainConfig(nodes=7, data_dir=Path("x"), epsilon=2.0, quiet=True)
+    config = Options(nodes=7, data_dir=Path("x"), epsilon=2.0, quiet=True)
     file = tmp_path / "run.toml"
     file.write_text(config.to_toml())
-    assert from_toml(file) == config
-    assert from_json(config.to_json(), "other") == config
+    assert Options.from_toml(file) == config
+    assert Options.from_json(config.to_json(), "other") == config
 
 
 def test_a_configuration_of_own_data_does_not_name_another(tmp_path):
-    config = TrainConfig(node_data=Path("d/node-{rank}"), classes=2)
+    config = Options(node_data=Path("d/node-{rank}"), classes=2)
     assert 'data = "own data"\n' in config.to_toml()
     file = tmp_path / "run.toml"
     file.write_text(config.to_toml())
-    from_toml(file).check()
+    Options.from_toml(file).check()
 
 
 @pytest.mark.parametrize(
@@ -39,21 +39,21 @@ def test_what_is_no_option_or_no_value_is_refused_by_name(tmp_path: Path, text: 
     file = tmp_path / "run.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=said):
-        from_toml(file)
+        Options.from_toml(file)
 
 
 def test_a_file_that_is_not_there_and_options_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--config.*no\.toml"):
-        from_toml(tmp_path / "no.toml")
+        Options.from_toml(tmp_path / "no.toml")
     for found in ({}, {"algorithm": "partpsp"}, {"data": "mnist", "colour": "red"}):
         with pytest.raises(UsageError, match="otherwise"):
-            from_json(found, "otherwise")
+            Options.from_json(found, "otherwise")
 
 
 def test_an_option_of_an_earlier_version_is_dropped_from_a_folder_and_refused_in_a_file(tmp_path):
     """A run that was started with --threads can be opened; a file to write settings in says what to do instead."""
-    kept = TrainConfig(seed=3).to_json() | {"threads": 2}
-    assert from_json(kept, "not options") == TrainConfig(seed=3)
+    kept = Options(seed=3).to_json() | {"threads": 2}
+    assert Options.from_json(kept, "not options") == Options(seed=3)
     (tmp_path / "old.toml").write_text("threads = 2\n")
     with pytest.raises(UsageError, match="OMP_NUM_THREADS"):
-        from_toml(tmp_path / "old.toml")
+        Options.from_toml(tmp_path / "old.toml")

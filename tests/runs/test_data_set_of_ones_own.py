@@ -9,7 +9,7 @@ import pytest
 from dpps.cli import DONE, WRONG, main
 from dpps.data import DATA_SETS, Layout, Recipe
 from dpps.errors import UsageError
-from dpps.runs import TrainConfig, make_run, planned, shape
+from dpps.runs import Options, Run, planned, shape
 
 FACTS = {"examples": 200, "shape": (1, 8, 8)}
 
@@ -41,19 +41,19 @@ def test_a_registered_data_set_trains_with_the_defaults(folder, tmp_path, unit, 
     options = {"nodes": 4, "unit": unit, "model": model, "delta": 1e-3, "batch_size": None}
     if unit != "record":
         options["batch_size"] = 10
-    config = TrainConfig(data="stripes", data_dir=folder, out=tmp_path / "run", **options)
-    run = make_run(config)
+    config = Options(data="stripes", data_dir=folder, out=tmp_path / "run", **options)
+    run = Run.from_options(config)
     run.fit(2)
     assert run.state.local.shape[0] == 4
-    assert run.summary["config"]["data"] == "stripes"
-    assert run.algorithm.model(run._tests[0][:1]).shape == (1, 2)
+    assert run.summary.config["data"] == "stripes"
+    assert run.algorithm.model(run.results.tests[0][:1]).shape == (1, 2)
     assert run.plan.declared_sizes == (50,) * 4
 
 
 def test_what_is_left_open_is_the_same_whether_the_data_set_was_described_or_read(folder, tmp_path):
     """Fifty examples a node: batches of 25, and as many epochs as make 120 rounds."""
-    config = TrainConfig(data="stripes", data_dir=folder, nodes=4, delta=1e-3, out=tmp_path / "run")
-    run = make_run(config).start()
+    config = Options(data="stripes", data_dir=folder, nodes=4, delta=1e-3, out=tmp_path / "run")
+    run = Run.from_options(config).start()
     assert (run.plan.batch_size, run.epochs, run.plan.count) == (25, 60, 120)
 
 
@@ -63,16 +63,16 @@ def test_a_plan_needs_what_is_known_before_reading(folder, capsys):
     assert main(arguments) == (DONE if described else WRONG)
     if described:
         plan, parameters = planned(
-            TrainConfig(data="stripes", nodes=4, model="linear", shared="all").resolved()
+            Options(data="stripes", nodes=4, model="linear", shared="all").resolve()
         )
         assert plan.declared_sizes == (50,) * 4
         assert parameters == 2 * (64 + 1)
         with pytest.raises(UsageError, match="201"):
-            TrainConfig(data="stripes", nodes=201).check()
+            Options(data="stripes", nodes=201).check()
     else:
         assert "stripes" in (said := capsys.readouterr().err)
         assert len(said.splitlines()) == 1
-        assert shape(TrainConfig(data="stripes")) is None
+        assert shape(Options(data="stripes")) is None
 
 
 @pytest.mark.parametrize("half", [{"examples": 3}, {"shape": (1, 2, 2)}])

@@ -3,21 +3,21 @@
 import pytest
 
 from dpps.errors import UsageError
-from dpps.runs import TrainConfig, planned, shape, suggestion
+from dpps.runs import Options, planned, shape, suggestion
 
 LINEAR = {"data": "mnist", "features": "scattering", "model": "linear", "shared": "all"}
 
 
 def test_softmax_regression_on_features_has_the_rule():
-    found = TrainConfig(**LINEAR, noise_multiplier=5.3).resolved()
+    found = Options(**LINEAR, noise_multiplier=5.3).resolve()
     assert (found.batch_size, found.epochs, found.clip, found.momentum) == (750, 15, 0.1, 0.8)
-    rule = suggestion(TrainConfig(**LINEAR, noise_multiplier=5.3))
+    rule = suggestion(Options(**LINEAR, noise_multiplier=5.3))
     assert found.lr_shared == found.lr_local == rule.rate
 
 
 def test_partners_allow_longer_steps():
     alone, paired = (
-        TrainConfig(**LINEAR, noise_multiplier=5.3, trust=trust, **more).resolved()
+        Options(**LINEAR, noise_multiplier=5.3, trust=trust, **more).resolve()
         for trust, more in (("nobody", {}), ("pairs", {"colluders": 0, "mean_variance": 1.6}))
     )
     # 0.4 of the deviation is left
@@ -25,43 +25,43 @@ def test_partners_allow_longer_steps():
 
 
 def test_what_is_given_stays():
-    found = TrainConfig(
+    found = Options(
         **LINEAR, noise_multiplier=5.3, batch_size=100, momentum=0.0, lr_shared=2.0
-    ).resolved()
+    ).resolve()
     assert (found.batch_size, found.momentum, found.lr_shared, found.lr_local) == (100, 0.0, 2.0, 2.0)
     assert found.epochs == 15
 
 
 @pytest.mark.parametrize("options", [{}, {"model": "linear", "unit": "none"}, {"model": "cnn"}])
 def test_others_have_the_plain_defaults(options):
-    found = TrainConfig(**options).resolved()
+    found = Options(**options).resolve()
     assert (found.batch_size, found.epochs, found.momentum) == (100, 12, 0.0)
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "my_models:make"])
 def test_the_rate_of_other_models_follows_the_noise(model):
-    more, less = (TrainConfig(model=model, shared="all", noise_multiplier=s).resolved() for s in (5.0, 20.0))
+    more, less = (Options(model=model, shared="all", noise_multiplier=s).resolve() for s in (5.0, 20.0))
     assert more.clip == less.clip == 1.0
     assert more.lr_shared == more.lr_local == pytest.approx(4 * less.lr_shared, rel=0.01)
-    part = TrainConfig(model=model, shared="1", noise_multiplier=5.0).resolved()
+    part = Options(model=model, shared="1", noise_multiplier=5.0).resolve()
     assert part.lr_shared == pytest.approx(more.lr_shared / 2, rel=0.01)
 
 
 def test_other_models_of_small_nodes_have_batches_within_them():
-    found = TrainConfig(noise_multiplier=5.0, declared_sizes="60").resolved()
+    found = Options(noise_multiplier=5.0, declared_sizes="60").resolve()
     assert (found.batch_size, found.epochs) == (30, 60)
 
 
 @pytest.mark.parametrize("options", [{}, {"unit": "contribution"}, {"unit": "none"}])
 def test_the_local_rate_is_that_of_the_shared_part(options):
     given = {"batch_size": 50, "epochs": 2, "momentum": 0.0, "lr_shared": 0.5}
-    assert TrainConfig(**options, **given).resolved().lr_local == 0.5
-    assert TrainConfig(**options, **given, lr_local=0.2).resolved().lr_local == 0.2
+    assert Options(**options, **given).resolve().lr_local == 0.5
+    assert Options(**options, **given, lr_local=0.2).resolve().lr_local == 0.2
 
 
 def test_resolved_twice_is_resolved_once():
-    once = TrainConfig(**LINEAR, noise_multiplier=5.3).resolved()
-    assert once.resolved() == once
+    once = Options(**LINEAR, noise_multiplier=5.3).resolve()
+    assert once.resolve() == once
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_resolved_twice_is_resolved_once():
     ],
 )
 def test_what_a_model_reads_of_named_data(data, features, found):
-    assert shape(TrainConfig(data=data, features=features)) == found
+    assert shape(Options(data=data, features=features)) == found
 
 
 def test_the_plan_is_that_of_the_run():
-    plan, parameters = planned(TrainConfig(data="mnist").resolved())
+    plan, parameters = planned(Options(data="mnist").resolve())
     assert (plan.count, plan.declared_sizes, plan.sampling) == (720, (6000,) * 10, (100 / 6000,) * 10)
     assert parameters == 7850
-    plan, parameters = planned(TrainConfig(**LINEAR, noise_multiplier=5.3).resolved())
+    plan, parameters = planned(Options(**LINEAR, noise_multiplier=5.3).resolve())
     assert (plan.count, parameters) == (120, 39_700)
 
 
@@ -99,4 +99,4 @@ def test_the_plan_is_that_of_the_run():
 )
 def test_bad_requests_are_refused(options, says):
     with pytest.raises(UsageError, match=says):
-        TrainConfig(**options).resolved()
+        Options(**options).resolve()

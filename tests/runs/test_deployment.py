@@ -12,19 +12,19 @@ from dpps.errors import RunError, UsageError
 from dpps.learning import PartPSP
 from dpps.noise import SecureNoise, Seeded
 from dpps.privacy import Record
-from dpps.runs import TRACKED, Here, Run, RunFolder
+from dpps.runs import TRACKED, Simulation, Run, RunFolder
 from dpps.sensitivity import Oracle, Sensitivity
 from dpps.topology import Ring
 from dpps.transport import Stacked
 
 
 def test_a_simulation_is_seeded_and_in_one_tensor_unless_told_otherwise() -> None:
-    where = Here()
+    where = Simulation()
     assert isinstance(where.noise(False, 7), Seeded)
     assert isinstance(where.noise(True, 7), SecureNoise)
     assert isinstance(where.connect(SimpleNamespace(topology=Ring(3))), Stacked)
     assert where.rows(3) == range(3)
-    assert Here(Stacked(2)).rows(5) == range(2)
+    assert Simulation(Stacked(2)).rows(5) == range(2)
     assert where.settle(None, True, False) == (True, False)
     assert (where.processes, where.durable, where.header()) == (1, False, {})
 
@@ -43,12 +43,12 @@ def _resumed(folder: Path, *, affords: bool, rounds: int = 0) -> SimpleNamespace
 
 
 def test_a_resumed_run_must_be_unfinished_and_paid_for(tmp_path: Path) -> None:
-    Here().take_up(SimpleNamespace(resumed=False))
-    Here().take_up(_resumed(tmp_path, affords=True))
+    Simulation().resume(SimpleNamespace(resumed=False))
+    Simulation().resume(_resumed(tmp_path, affords=True))
     with pytest.raises(RunError, match=r"round 3 .* 5 rounds .*--spare-rounds"):
-        Here().take_up(_resumed(tmp_path, affords=False))
+        Simulation().resume(_resumed(tmp_path, affords=False))
     with pytest.raises(UsageError, match="8 of 8"):
-        Here().take_up(_resumed(tmp_path, affords=True, rounds=8))
+        Simulation().resume(_resumed(tmp_path, affords=True, rounds=8))
 
 
 @pytest.mark.parametrize(("track", "watch"), [(True, {}), (False, {"real": Oracle()}), (False, {})])

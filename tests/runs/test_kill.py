@@ -30,7 +30,7 @@ PROGRAM = textwrap.dedent("""
     data = [TensorDataset(torch.randn(40, 6), torch.randint(0, 3, (40,))) for _ in range(3)]
     algorithm = dpps.PartPSP(dpps.models.MLP((6, 4, 3)), ["layer1"], batch_size=10)
     options = dict(topology=dpps.Ring(3), privacy=dpps.Record(noise_multiplier=2.0), secure_noise=True, seed=0,
-                   where=dpps.Here(Noting(3)))
+                   deployment=dpps.Simulation(Noting(3)))
     if os.path.exists(folder + "/run/run.json"):
         learner = dpps.Run.open(folder + "/run", algorithm, data, **options)
     else:

@@ -49,7 +49,7 @@ PROGRAM = textwrap.dedent("""
     algorithm = dpps.PartPSP(nn.Linear(40, 10, bias=False), "all", batch_size=5)
     options = dict(
         topology=dpps.Ring(size), privacy=dpps.Record(noise_multiplier=5.0, trust=dpps.Pairs(0, mean_variance=1.1)),
-        where=dpps.TorchDistributed(cluster.join()), checkpoint_every=3,
+        deployment=dpps.TorchDistributed(cluster.join()), checkpoint_every=3,
     )
     make = dpps.Run.open if resumed else dpps.Run
     run = make(folder=f"{folder}/run", algorithm=algorithm, data=data, **options)

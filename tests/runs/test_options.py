@@ -4,7 +4,7 @@ import pytest
 
 from dpps.cli import parse_options
 from dpps.errors import UsageError
-from dpps.runs import TrainConfig, refuse_idle, refuse_idle_training
+from dpps.runs import Options, refuse_idle, refuse_ignored
 
 IDLE = [
     "--unit record --mechanism laplace",
@@ -40,7 +40,7 @@ FINE = [
 
 
 def check(line: str) -> None:
-    refuse_idle_training(line.split(), parse_options(TrainConfig, line.split(), "dpps train"))
+    refuse_ignored(line.split(), parse_options(Options, line.split(), "dpps train"))
 
 
 @pytest.mark.parametrize("line", IDLE)

@@ -36,7 +36,7 @@ def start(folder=None, **more):
 def test_metrics_are_taken_after_every_epoch():
     run = start(held_out=[examples(20, 20 + k) for k in range(3)]).fit(epochs=3)
     assert len(run.metrics_by_epoch) == 3
-    assert run.metrics_by_epoch[-1] == run.metrics_by_node == run.summary["metrics_by_node"]
+    assert run.metrics_by_epoch[-1] == run.metrics_by_node == run.summary.metrics_by_node
     assert set(run.metrics_by_node) == {"test", "own"}
     first, last = (run.metrics_by_epoch[k]["test"]["auroc"] for k in (0, -1))
     assert sum(last) > sum(first)

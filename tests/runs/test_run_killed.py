@@ -46,12 +46,12 @@ PROGRAM = textwrap.dedent("""
     folder = Path(sys.argv[1])
     torch.manual_seed(0)
     data = [TensorDataset(torch.randn(50, 1, 8, 8), torch.randint(0, 3, (50,))) for _ in range(4)]
-    where = dpps.TorchDistributed.from_environment(timeout=60) if "RANK" in os.environ else nullcontext(dpps.Here())
+    where = dpps.TorchDistributed.from_environment(timeout=60) if "RANK" in os.environ else nullcontext(dpps.Simulation())
     with where as where:
         mine = [data[node] for node in where.rows(4)]
         algorithm = dpps.PartPSP(Net(), ["conv", "norm"], batch_size=10)
         options = dict(topology=dpps.Ring(4), privacy=dpps.Record(noise_multiplier=2.0), secure_noise=True, seed=0,
-                       where=where, checkpoint_every=4, callbacks=[hold])
+                       deployment=where, checkpoint_every=4, callbacks=[hold])
         if "--open" in sys.argv:
             run = dpps.Run.open(folder / "run", algorithm, mine, **options)
         else:

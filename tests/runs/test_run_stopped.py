@@ -11,7 +11,7 @@ import pytest
 import dpps
 from dpps.errors import RunError, UsageError
 from dpps.privacy import LedgerFile
-from dpps.runs import Run, RunFolder, TensorBoard, TrainConfig, data_ledger, make_run, whole_rounds
+from dpps.runs import Run, RunFolder, TensorBoard, Options, data_ledger, Run, whole_rounds
 from tests.support.learning import tiny, toy_data
 
 UNIT = dpps.Record(noise_multiplier=2.0)
@@ -170,7 +170,7 @@ def test_what_is_no_number_of_epochs_is_refused(epochs):
 @pytest.mark.parametrize("unit", ["none", "record"])
 def test_a_run_of_the_command_line_goes_on_for_the_epochs_it_was_started_for(unit, tmp_path):
     options = {"nodes": 4, "epochs": 3, "batch_size": 500, "quiet": True, "unit": unit}
-    run = make_run(TrainConfig(out=tmp_path / "run", **options))
+    run = Run.from_options(Options(out=tmp_path / "run", **options))
     for log in run.rounds(3):
         if log.round == 6:
             break
@@ -180,8 +180,8 @@ def test_a_run_of_the_command_line_goes_on_for_the_epochs_it_was_started_for(uni
 
 
 def test_a_run_made_by_options_has_their_epochs(tmp_path):
-    config = TrainConfig(out=tmp_path / "run", nodes=4, epochs=2, batch_size=1000, unit="none", quiet=True)
-    assert make_run(config).fit().epochs == 2
+    config = Options(out=tmp_path / "run", nodes=4, epochs=2, batch_size=1000, unit="none", quiet=True)
+    assert Run.from_options(config).fit().epochs == 2
 
 
 @pytest.mark.parametrize("unit", [None, UNIT])

@@ -31,7 +31,7 @@ def _run(data=DATA, **options) -> dpps.Run:
 )
 def test_a_request_that_cannot_work_leaves_no_folder(tmp_path: Path, run, said: str) -> None:
     made = run()
-    made.folder = made.where.folder(tmp_path / "run")
+    made.folder = made.deployment.folder(tmp_path / "run")
     with pytest.raises(UsageError, match=said):
         made.start(1)
     assert not (tmp_path / "run").exists()
@@ -53,11 +53,11 @@ def test_a_ledger_is_written_where_there_is_a_folder_and_a_promise(tmp_path: Pat
 def test_where_messages_really_leave_nobody_brings_noise_of_another_kind() -> None:
     """With noise from a seed, say, nothing would be private, and the statement would call it a simulation."""
 
-    class Away(dpps.Here):
+    class Away(dpps.Simulation):
         durable = True
 
-    with pytest.raises(UsageError, match=r"noise.*Seeded.*where=Here\(\)"):
-        _run(privacy=dpps.Record(epsilon=3), noise=dpps.Seeded(1), where=Away())
+    with pytest.raises(UsageError, match=r"noise.*Seeded.*deployment=Simulation\(\)"):
+        _run(privacy=dpps.Record(epsilon=3), noise=dpps.Seeded(1), deployment=Away())
     assert isinstance(_run(noise=dpps.Seeded(1))._noise, dpps.Seeded)
 
 

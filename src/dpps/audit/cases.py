@@ -19,7 +19,7 @@ from dpps.noise.mechanisms import Gaussian, Laplace
 from dpps.noise.source import NoiseSource
 from dpps.privacy.units import Calibration, Contribution, NodeSwap, Plan, Record, Unit
 from dpps.protocol import DPPS
-from dpps.runs.deployment import Here
+from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
 from dpps.sensitivity import Certified, Paper, WorstCase
 from dpps.topology import Exponential
@@ -131,7 +131,7 @@ class RecordCase(Case):
             privacy=replace(self.unit, epsilon=None, noise_multiplier=solved),
             seed=seed,
             noise=noise,
-            where=Here(wire),
+            deployment=Simulation(wire),
         )
 
     def _model(self) -> tuple[nn.Module, Sequence[str]]:

@@ -34,7 +34,7 @@ from dpps.noise.table import gaussian_table
 from dpps.privacy.trust import Pairs, Partners
 from dpps.privacy.units import Calibration, Contribution, Plan, Record
 from dpps.protocol import DPPS
-from dpps.runs.deployment import Here
+from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
 from dpps.topology import Exponential
 
@@ -285,7 +285,7 @@ class PairsCase(Case):
             privacy=replace(self.unit, epsilon=None, noise_multiplier=solved),
             seed=seed,
             noise=noise,
-            where=Here(wire),
+            deployment=Simulation(wire),
         )
 
     def _ratio(self, observer: Observer, rounds: list[Matrix], scales: list[float]) -> Scores:

@@ -23,7 +23,7 @@ from dpps.noise import events
 from dpps.noise.source import Seeded
 from dpps.privacy.accountant import noise_for
 from dpps.privacy.units import Contribution, NodeSwap, Record, Unit
-from dpps.runs.deployment import Here
+from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
 from dpps.sensitivity import Paper
 from dpps.topology import Exponential
@@ -97,7 +97,7 @@ def _read(unit: Unit | None, inputs: Tensor, labels: Tensor, seed: int) -> Tenso
         privacy=unit,
         seed=seed,
         noise=Seeded(seed),
-        where=Here(wire),
+        deployment=Simulation(wire),
     ).start(epochs=1)
     start = run.state.shared.s.clone()
     run.step()

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from dpps.cli import DONE, STOPPED
-from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
+from dpps.cli.main import DONE, STOPPED, parse_options
 from dpps.errors import UsageError, needs_extra, unknown
 from dpps.paper.cells import identity
 from dpps.paper.pages import Page

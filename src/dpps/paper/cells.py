@@ -19,8 +19,8 @@ from dpps.errors import RunError
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.evaluation import accuracies
 from dpps.privacy.statement import finite_or_none
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import deal
+from dpps.runs.from_options import deal
+from dpps.runs.options import Options
 from dpps.runs.run import Run
 from dpps.sensitivity import Certified
 from dpps.version import versions
@@ -78,13 +78,13 @@ class Cell:
         batches = self.epochs * max(size / self.batch_size, self.nodes)
         return batches * _WEIGHT[self.model] + 2
 
-    def config(self) -> TrainConfig:
+    def config(self) -> Options:
         """The same as options of `dpps train`."""
-        known = {f.name for f in dataclasses.fields(TrainConfig)}
+        known = {f.name for f in dataclasses.fields(Options)}
         settings = {k: v for k, v in dataclasses.asdict(self).items() if k in known}
         known_anyway = self.sensitivity == "oracle" or bool(ALGORITHMS[self.algorithm].own_sensitivity)
         track = self.track and self.unit == "node-swap" and not known_anyway
-        return TrainConfig(**settings, track_real=track, quiet=True).resolved()
+        return Options(**settings, track_real=track, quiet=True).resolve()
 
 
 _NOT_COMPUTING = ("audit", "cli", "paper", "peers", "report")

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from dpps.errors import needs_extra
-from dpps.report.html import render
+from dpps.report.page import render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,7 @@ from dpps.errors import UsageError, unknown
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.peers.federation import Federation
 from dpps.privacy.units import UNITS
-from dpps.runs.config import TrainConfig
-from dpps.runs.config_files import from_json, from_toml
+from dpps.runs.options import Options
 
 _HERE = Path("data")
 """Stands for the member's own folder while the plan is checked."""
@@ -26,7 +25,7 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     Raises:
         UsageError: it asks for something that members who come and go cannot do.
     """
-    config = from_toml(path)
+    config = Options.from_toml(path)
     _check_algorithm(config)
     _refuse(config, members)
     schema = ""
@@ -35,13 +34,13 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
         schema = read_schema(found).to_toml()
         config = replace(config, schema=found)
     own = config.schema is not None or config.classes is not None
-    config = replace(config, node_data=_HERE if own else None, secure_noise=True).resolved()
+    config = replace(config, node_data=_HERE if own else None, secure_noise=True).resolve()
     config.network()
     config.privacy()
     return {name: value for name, value in config.common().items() if value is not None}, schema
 
 
-def config_for(federation: Federation, schema: Path | None = None, **circumstances: Any) -> TrainConfig:
+def config_for(federation: Federation, schema: Path | None = None, **circumstances: Any) -> Options:
     """The options with which one member carries out the contract.
 
     Args:
@@ -52,7 +51,7 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
     Raises:
         UsageError: the plan is none that `read_plan` makes, whoever signed it.
     """
-    config = from_json(federation.plan, "the plan in the federation file is of another version of dpps")
+    config = Options.from_json(federation.plan, "the plan in the federation file is of another version of dpps")
     _check_algorithm(config)
     _refuse(config, len(federation.members))
     wrong = sorted(
@@ -69,12 +68,12 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
     return replace(config, schema=schema, **circumstances)
 
 
-def _check_algorithm(config: TrainConfig) -> None:
+def _check_algorithm(config: Options) -> None:
     if config.algorithm not in ALGORITHMS:
         raise unknown("algorithm", config.algorithm, ALGORITHMS.names())
 
 
-def _refuse(config: TrainConfig, members: int) -> None:
+def _refuse(config: Options, members: int) -> None:
     """What a run needs that has no barrier and no centre."""
     if config.nodes != members:
         raise UsageError(

@@ -7,7 +7,7 @@ import pytest
 from dpps.errors import UsageError
 from dpps.privacy import UNITS, PrivacyOptions, one_of, positive
 from dpps.privacy.units.base import check_delta
-from dpps.runs import TrainConfig
+from dpps.runs import Options
 
 
 @pytest.mark.parametrize("name", UNITS.names())
@@ -16,7 +16,7 @@ def test_every_unit_has_usual_settings_and_says_whom_it_protects(name: str) -> N
     assert unit.name == name
     assert unit.who()
     assert unit.limits()
-    options = PrivacyOptions.of(TrainConfig(unit=name))
+    options = PrivacyOptions.of(Options(unit=name))
     assert set(UNITS[name].defaults(options)) >= {"lr_shared", "lr_local"}
 
 

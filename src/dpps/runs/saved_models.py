@@ -1,4 +1,4 @@
-"""Saved models: every file says how to build and use its model and what its privacy is worth; and loading them."""
+"""Loading saved models: every file says how to build and use its model, and what its privacy is worth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,29 +22,9 @@ from dpps.features import FEATURES
 from dpps.learning.engines.calling import logits_of
 from dpps.models import build as build_model
 from dpps.runs.folder import RunFolder
-from dpps.version import versions
+from dpps.runs.results import METADATA
 
-if TYPE_CHECKING:
-    from dpps.runs.run import Run
-
-KEY = "dpps"
-"""Where a file's metadata keeps what we say: one entry of JSON, so that equal runs give equal files."""
 _AT_ONCE = 1000
-
-
-def about(run: Run, node: int) -> dict[str, str]:
-    """The metadata of a node's model file."""
-    partition, model = run.algorithm.partition, run.algorithm.model
-    facts = {
-        "node": node,
-        "model": run.description.build or {"class": f"{type(model).__module__}:{type(model).__qualname__}"},
-        "input": run.description.input,
-        "shared": [slot.name for slot in partition.shared],
-        "local": [slot.name for slot in partition.local],
-        "privacy": run.privacy.to_json(),
-        "versions": versions(),
-    }
-    return {KEY: json.dumps(facts)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +40,7 @@ class Saved:
         """The file, refused if no run wrote it."""
         try:
             with safe_open(path, framework="pt") as file:
-                text = (file.metadata() or {}).get(KEY)
+                text = (file.metadata() or {}).get(METADATA)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
         except (OSError, SafetensorError) as error:
             raise RunError(f"{path} cannot be read ({error}): train again, or copy it anew") from error

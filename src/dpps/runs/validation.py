@@ -1,30 +1,38 @@
-"""What `Run` is given, looked at when it is made: what cannot be meant is refused in one line, before anything else happens."""
+"""Checks of what a run is given: what cannot be meant is refused in one line, before anything is written."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, SupportsIndex, get_args
 
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from dpps.errors import UsageError, unknown
 from dpps.learning.algorithm import Algorithm
+from dpps.learning.engines.calling import FAILURES, pick
 from dpps.learning.engines.gradients import EngineName
+from dpps.learning.inputs import check_examples, tell_unscaled
+from dpps.learning.losses import made_up
+from dpps.learning.metrics import Metric, rehearse
 from dpps.noise.source import NoiseSource
 from dpps.runs.deployment import Deployment
 from dpps.sensitivity import Sensitivity
 
 
 def check_kinds(
-    algorithm: object, where: object, noise: object, watch: object, folder: object, engine: str
+    algorithm: object, deployment: object, noise: object, watch: object, folder: object, engine: str
 ) -> None:
-    """Refuse arguments of another kind than a run is made of."""
+    """Refuse arguments of the wrong kind."""
     if not isinstance(algorithm, Algorithm):
         given = " ".join(repr(algorithm).split())  # a model is written on many lines
         raise UsageError(
             f"the algorithm is {given:.80}: give one with its model, such as dpps.PartPSP(model, shared=['layer1'])"
         )
-    if not isinstance(where, Deployment):
-        raise UsageError(f"where is {where!r:.80}: give dpps.Here() or dpps.TorchDistributed(...)")
+    if not isinstance(deployment, Deployment):
+        raise UsageError(
+            f"deployment is {deployment!r:.80}: give dpps.Simulation() or dpps.TorchDistributed(...)"
+        )
     if not isinstance(noise, NoiseSource | None):
         raise UsageError(f"noise is {noise!r:.80}: give a source such as dpps.Seeded(1), or leave it out")
     known = isinstance(watch, Mapping) and all(isinstance(value, Sensitivity) for value in watch.values())
@@ -36,17 +44,14 @@ def check_kinds(
         raise unknown("engine", engine, get_args(EngineName))
 
 
-def check_counts(sync_every: object, mixes: object, spare_rounds: object, checkpoint_every: object) -> None:
-    """Refuse what is no number of rounds or steps."""
-    given = {"sync_every": sync_every, "spare_rounds": spare_rounds, "checkpoint_every": checkpoint_every}
-    for name, value in {**given, "mixes": mixes}.items():
-        least = 1 if name == "mixes" else 0
-        if isinstance(value, bool) or not isinstance(value, SupportsIndex) or int(value) < least:
-            raise UsageError(f"{name} is {value!r}: it must be a whole number, {least} or more")
+def check_count(name: str, value: object, least: int = 0) -> None:
+    """Refuse what is no number of rounds, steps or epochs."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or int(value) < least:
+        raise UsageError(f"{name} is {value!r}: it must be a whole number, {least} or more")
 
 
 def as_callbacks(callbacks: Any) -> list[Any]:
-    """What is called after a round: functions, or one alone."""
+    """Functions to call after a round, given as several or as one."""
     found = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     for callback in found:
         if not callable(callback):
@@ -54,24 +59,8 @@ def as_callbacks(callbacks: Any) -> list[Any]:
     return found
 
 
-def check_topology(topology: object, processes: int) -> None:
-    """Refuse a name where not all nodes are here: how many they are is not known from the data sets."""
-    if isinstance(topology, str) and processes > 1:
-        raise UsageError(
-            f"topology is {topology!r} in a run of {processes} processes: give the object with the number of all nodes"
-        )
-
-
-def check_held_out(held_out: Sequence[object], nodes: int) -> None:
-    """Refuse another number of held-out data sets than there are nodes here."""
-    if held_out and len(held_out) != nodes:
-        raise UsageError(
-            f"held_out has {len(held_out)} data sets for {nodes} nodes: give one per node, or none"
-        )
-
-
 def check_device(device: str) -> None:
-    """A device that is not there is refused with those that are."""
+    """Refuse a device that is not there, and name those that are."""
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
@@ -89,3 +78,27 @@ def check_seed(seed: int) -> int:
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 1 << 64:
         raise UsageError(f"seed is {seed!r}: it must be a whole number from 0 to 2^64 - 1")
     return int(seed)
+
+
+def check_data(
+    algorithm: Algorithm, datasets: Sequence[Dataset[Any]], sizes: Sequence[int], rows: Sequence[int]
+) -> None:
+    """Every node held here has examples that suit the model and the loss."""
+    if len(datasets) != len(rows):
+        raise UsageError(f"{len(datasets)} data sets for {len(rows)} nodes: give one per node")
+    if 0 in sizes:
+        raise UsageError(f"node {rows[sizes.index(0)]} has no examples: give every node at least one")
+    check_examples(datasets, [f"node {row}" for row in rows], algorithm.model, algorithm.loss)
+    tell_unscaled(datasets, rows)
+
+
+def try_metrics(
+    algorithm: Algorithm, metrics: Mapping[str, Metric], sets: Sequence[tuple[Any, Tensor]]
+) -> None:
+    """Try metrics before the first round, on invented outputs and targets like those of the data."""
+    for x, targets in sets if metrics else ():
+        try:
+            outputs, invented = made_up(algorithm.model, pick(x, 0), targets[0])
+        except FAILURES:  # outputs that are no tensor: only the metric knows
+            continue
+        rehearse(metrics, outputs, invented)

@@ -1,9 +1,8 @@
-"""From options to a run: data, model, algorithm, unit and network as `dpps train` was told."""
+"""From options to a run: data, model, algorithm, unit and network as the options of `dpps train` say."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,116 +20,112 @@ from dpps.errors import UsageError
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.batch_sizes import parse_batch
 from dpps.learning.inputs import check_examples
-from dpps.runs.config import TrainConfig
-from dpps.runs.config_files import from_json
-from dpps.runs.deployment import Deployment, Here
-from dpps.runs.description import Description, fingerprint, model_facts
-from dpps.runs.folder import RunFolder
-from dpps.runs.run import Callback, Run
-from dpps.runs.tensorboard import TensorBoard
+from dpps.runs.callbacks import Callback, TensorBoard
+from dpps.runs.deployment import Deployment, Simulation
+from dpps.runs.options import Options
+from dpps.runs.run import Run
+from dpps.runs.summary import Description, fingerprint, model_facts
+
+AnySchema = Schema | data.ImageSchema
 
 
-def make_run(config: TrainConfig, callbacks: Sequence[Callback] = (), where: Deployment | None = None) -> Run:
-    """The run that the options describe; nothing is written before it starts.
-
-    Args:
-        config: what to do.
-        callbacks: called after every round.
-        where: where the nodes are; by default all in this process.
-    """
-    where = where or Here()
-    config = config.resolved()
-    out = config.out or Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    given = where.folder(out) if config.out else None
-    resume, overwrite = where.settle(given, config.resume, config.overwrite)
-    config = replace(config, resume=resume, overwrite=overwrite)
-    unit, topology = config.privacy(), config.network()  # refused before any data is read
-    folder, rows = where.folder(out), where.rows(config.nodes)
-    schema = None if config.schema is None else read_schema(config.schema)
-    _check_folder(folder, config, schema)
-    examples = _examples(config, rows, schema)
-    torch.manual_seed(config.seed)
-    algorithm = ALGORITHMS[config.algorithm]
+def make_run(
+    options: Options,
+    folder: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    deployment: Deployment | None = None,
+) -> Run:
+    """What `Run.from_options` gives."""
+    deployment = deployment or Simulation()
+    out = options.out if folder is None else Path(folder)
+    options = replace(options, out=out).resolve()
+    kept = None if out is None else deployment.folder(out)
+    resumed, overwrite = deployment.decide_resume(kept, options.resume, options.overwrite)
+    options = replace(options, resume=resumed, overwrite=overwrite)
+    unit, topology = options.privacy(), options.network()  # refused before any data is read
+    rows = deployment.rows(options.nodes)
+    schema = None if options.schema is None else read_schema(options.schema)
+    identity = options.fingerprint()
+    if schema is not None:  # where a schema file lies does not matter; what it says does
+        identity = fingerprint({identity: schema.checksum()})
+    if kept is not None:  # early, before data is read; the run looks again when it starts
+        if resumed:
+            kept.check_same(identity, options.to_json())
+        else:
+            kept.check_new(overwrite)
+    examples = _examples(options, rows, schema)
+    torch.manual_seed(options.seed)
+    algorithm = ALGORITHMS[options.algorithm]
     build: dict[str, Any] = {
-        "name": config.model,
-        "shared": algorithm.shares(config.shared),
+        "name": options.model,
+        "shared": algorithm.shares(options.shared),
         "shape": examples.shape,
         "classes": examples.classes,
-        "norm": config.norm,
-        "dropout": 0.0 if config.per_example else 0.1,
+        "norm": options.norm,
+        "dropout": 0.0 if options.per_example else 0.1,
     }
     model, prefixes = models.build(**build)
-    skipped = models.load_weights(model, config.weights) if config.weights else []
+    skipped = models.load_weights(model, options.weights) if options.weights else []
     if examples.test is not None:
         check_examples([TensorDataset(*examples.test)], ["the test set"], model, F.cross_entropy)
-    if config.tensorboard:
-        callbacks = (TensorBoard(folder.tensorboard), *callbacks)  # first: another may end the run
+    if options.tensorboard:
+        if kept is None:
+            raise UsageError("--tensorboard needs --out DIR: the folder for its events")
+        callbacks = (TensorBoard(kept.tensorboard), *callbacks)  # first: another may end the run
     run = Run(
-        algorithm(model, prefixes, **config.rates()),
+        algorithm(model, prefixes, **options.rates()),
         examples.train,
         topology=topology,
         privacy=unit,
         test=examples.test,
         held_out=examples.held_out,
-        metrics=config.measures(),
+        metrics=options.measures(),
         folder=out,
-        where=where,
-        sync_every=config.sync_every,
-        mixes=config.mixes,
-        seed=config.seed,
-        secure_noise=config.secure_noise,
-        declared_sizes=config.sizes(),
-        spare_rounds=config.spare_rounds,
-        checkpoint_every=config.checkpoint_every,
+        deployment=deployment,
+        sync_every=options.sync_every,
+        mixes=options.mixes,
+        seed=options.seed,
+        secure_noise=options.secure_noise,
+        declared_sizes=options.sizes(),
+        spare_rounds=options.spare_rounds,
+        checkpoint_every=options.checkpoint_every,
         callbacks=callbacks,
-        track_real=config.track_real,
-        overwrite=config.overwrite,
+        track_real=options.track_real,
+        overwrite=overwrite,
         description=Description(
-            config.to_json(),
-            config.common() | examples.facts(),
-            _fingerprint(config, schema),
+            options.to_json(),
+            options.common() | examples.facts(),
+            identity,
             model_facts(model),
             build,
             examples.how_to_read(),
-            _sources(config, rows),
+            _sources(options, rows),
+            examples.split,
+            skipped,
+            None if schema is None else schema.to_toml(),
         ),
-        remarks={"split": examples.split, "weights_left_fresh": skipped}
-        | ({} if schema is None else {"schema": schema.to_toml()}),
     )
-    run.resumed = config.resume
+    run.resumed = resumed
     return run
 
 
-def reopen(out: Path, where: Deployment | None = None, **options: Any) -> Run:
+def reopen(out: Path, deployment: Deployment | None = None, **more: Any) -> Run:
     """The run that `dpps train` left in a folder, made again from the options it keeps there."""
-    folder = (where or Here()).folder(out)
+    folder = (deployment or Simulation()).folder(out)
     if not folder.settings.exists():
         several = "its processes have folders of their own, start them all again with --resume"
         remedy = several if any(out.glob("rank-*")) else "name the folder of a run"
         raise UsageError(f"there is no run in {folder.path}: {remedy}")
     kept = folder.read_settings().get("config", {})
-    config = from_json(kept, f"{out} was made in Python: open it with its algorithm and data")
-    return make_run(replace(config, out=out, resume=True, overwrite=False), where=where, **options)
+    options = Options.from_json(kept, f"{out} was made in Python: open it with its algorithm and data")
+    return make_run(replace(options, resume=True, overwrite=False), out, deployment=deployment, **more)
 
 
-def _sources(config: TrainConfig, rows: range) -> tuple[str, ...]:
+def _sources(options: Options, rows: range) -> tuple[str, ...]:
     """Where each node's own data is; a public data set has nothing to spend."""
-    if config.node_data is None:
+    if options.node_data is None:
         return ()
-    return tuple(str(node_folder(config.node_data, node, len(rows) == 1)) for node in rows)
-
-
-def _fingerprint(config: TrainConfig, schema: Schema | data.ImageSchema | None) -> str:
-    """Where a schema file lies is a circumstance; what it says is not."""
-    return config.fingerprint() if schema is None else fingerprint({config.fingerprint(): schema.checksum()})
-
-
-def _check_folder(folder: RunFolder, config: TrainConfig, schema: Schema | data.ImageSchema | None) -> None:
-    """Early, before data is read; the run looks again when it starts."""
-    if config.resume:
-        folder.check_same(_fingerprint(config, schema), config.to_json())
-    else:
-        folder.check_new(config.overwrite)
+    return tuple(str(node_folder(options.node_data, node, len(rows) == 1)) for node in rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +143,7 @@ class Examples:
     """How an example becomes an input of the model: its shape, features, and the mean and deviation of images."""
     columns: tuple[str, ...] | None = None
     """What the columns of the nodes' own files are called, where they say."""
-    schema: Schema | data.ImageSchema | None = None
+    schema: AnySchema | None = None
     """What the nodes' own tables mean."""
 
     def how_to_read(self) -> dict[str, Any]:
@@ -166,15 +161,15 @@ class Examples:
         return {"columns of --node-data": hashlib.sha256(repr(self.columns).encode()).hexdigest()[:16]}
 
 
-def _examples(config: TrainConfig, rows: range, schema: Schema | data.ImageSchema | None) -> Examples:
-    if config.node_data is not None:
-        return _own_examples(config, rows, schema)
-    dataset = data.load(config.data, config.data_dir, progress=not config.quiet)
-    how = _input(dataset.train, config.features)
-    if config.features != "none":
-        kept = data.folder_beside(config.data, config.data_dir)
-        dataset = features.of_data_set(dataset, config.features, kept, progress=not config.quiet)
-    node_sets, held_out, split = deal(dataset, config, rows)
+def _examples(options: Options, rows: range, schema: AnySchema | None) -> Examples:
+    if options.node_data is not None:
+        return _own_examples(options, rows, schema)
+    dataset = data.load(options.data, options.data_dir, progress=not options.quiet)
+    how = _input(dataset.train, options.features)
+    if options.features != "none":
+        kept = data.folder_beside(options.data, options.data_dir)
+        dataset = features.of_data_set(dataset, options.features, kept, progress=not options.quiet)
+    node_sets, held_out, split = deal(dataset, options, rows)
     test = dataset.test.inputs(), dataset.test.labels
     return Examples(node_sets, held_out, test, split, dataset.train.shape, dataset.classes, how)
 
@@ -188,12 +183,12 @@ def _input(examples: data.Images | data.FeatureSet, chosen: str) -> dict[str, An
     return {"shape": examples.shape, "features": "none", **scaling}
 
 
-def _own_examples(config: TrainConfig, rows: range, schema: Schema | data.ImageSchema | None) -> Examples:
+def _own_examples(options: Options, rows: range, schema: AnySchema | None) -> Examples:
     """Each node's own files; nobody else's are looked at."""
-    assert config.node_data is not None
-    classes = config.classes if schema is None else len(schema.classes)
+    assert options.node_data is not None
+    classes = options.classes if schema is None else len(schema.classes)
     assert classes is not None
-    folders = [node_folder(config.node_data, node, len(rows) == 1) for node in rows]
+    folders = [node_folder(options.node_data, node, len(rows) == 1) for node in rows]
     files = [read_node(folder, classes, schema) for folder in folders]
     shapes = {tuple(part[0].shape[1:]) for f in files for part in (f.train, f.test) if part is not None}
     if len(shapes) > 1:
@@ -203,16 +198,16 @@ def _own_examples(config: TrainConfig, rows: range, schema: Schema | data.ImageS
         raise UsageError(
             "--node-data: some nodes have a test file and others not: give all of them one, or none"
         )
-    if not held_out and config.hold_out:
-        files, held_out = _keep_back(files, folders, config.hold_out, config.seed)
+    if not held_out and options.hold_out:
+        files, held_out = _keep_back(files, folders, options.hold_out, options.seed)
     check_headers({folder: file.columns for folder, file in zip(folders, files, strict=True)})
     columns = files[0].columns
     split = [np.bincount(f.train[1].numpy(), minlength=classes).tolist() for f in files]
     train, shape = [TensorDataset(*f.train) for f in files], shapes.pop()
-    how = {"shape": shape, "features": config.features, "mean": None, "deviation": None}
-    if config.features == "none":
+    how = {"shape": shape, "features": options.features, "mean": None, "deviation": None}
+    if options.features == "none":
         return Examples(train, held_out, None, split, shape, classes, how, columns, schema)
-    extractor, show = features.FEATURES[config.features](shape), not config.quiet
+    extractor, show = features.FEATURES[options.features](shape), not options.quiet
     own = [features.extract(extractor, t, f, progress=show) for t, f in zip(train, folders, strict=True)]
     seen = [features.extract(extractor, TensorDataset(*t), progress=show) for t in held_out]
     tests = [(s.inputs(), s.labels) for s in seen]
@@ -237,25 +232,25 @@ def _keep_back(
 
 
 def deal(
-    dataset: data.DataSet, config: TrainConfig, rows: range | None = None
+    dataset: data.DataSet, options: Options, rows: range | None = None
 ) -> tuple[Sequence[data.Images | data.FeatureSet], list[tuple[Tensor, Tensor]], list[list[int]]]:
     """The nodes' training sets (parts of one), their held-out examples, and how many of each label they have.
 
     Args:
         dataset: what is dealt.
-        config: how.
+        options: how.
         rows: the nodes wanted; all without it.
     """
     labels = dataset.train.labels.numpy()
-    batch = None if config.batch_size is None else parse_batch(config.batch_size)
-    if isinstance(batch, int) and len(labels) < config.nodes * batch:
+    batch = None if options.batch_size is None else parse_batch(options.batch_size)
+    if isinstance(batch, int) and len(labels) < options.nodes * batch:
         raise UsageError(
-            f"{config.data} has {len(labels)} training examples, fewer than {config.nodes} nodes x batch "
-            f"{batch} = {config.nodes * batch}: "
+            f"{options.data} has {len(labels)} training examples, fewer than {options.nodes} nodes x batch "
+            f"{batch} = {options.nodes * batch}: "
             "use fewer nodes or a smaller batch"
         )
-    parts = data.split(labels, config.nodes, config.split, config.seed)
-    kept, held = data.hold_out(parts, config.hold_out, config.seed) if config.hold_out else (parts, [])
+    parts = data.split(labels, options.nodes, options.split, options.seed)
+    kept, held = data.hold_out(parts, options.hold_out, options.seed) if options.hold_out else (parts, [])
     if rows is not None:
         kept, held = kept[rows.start : rows.stop], held[rows.start : rows.stop]
     whole = dataset.train.ordered(np.concatenate(kept))

@@ -4,8 +4,9 @@ and nowhere else."""
 import csv
 import dataclasses
 import json
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,14 @@ from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.statement import Privacy, account
 from dpps.privacy.units import UNITS, NodeSwap, PrivacyOptions, Unit
-from dpps.report.options import applied, command, data_name
-from dpps.runs.baselines import Comparisons, read_comparisons
-from dpps.runs.config import TrainConfig
+from dpps.runs.baselines import read_comparisons
+from dpps.runs.callbacks import RoundLog
 from dpps.runs.folder import RunFolder
-from dpps.runs.log import RoundLog
+from dpps.runs.options import Options, effective
 from dpps.runs.run import Run
-from dpps.runs.summary import chosen
+from dpps.runs.summary import Comparisons
 from dpps.sensitivity import SENSITIVITIES
 from dpps.topology import Topology
-from dpps.version import versions
 
 Charges = Sequence[tuple[int, Charge]]
 """(round, charge) of every message of one node."""
@@ -187,30 +186,37 @@ def read_folder(folder: Path, name: str) -> RunRecord:
     return RunRecord(
         name=name,
         **made,
+        **_results(facts),
         finished=summary is not None,
         versions=found["versions"],
         rounds=rounds,
-        accuracy=Accuracy.from_json(facts),
         privacy=_finished(summary) if summary else _so_far(unit, records, ledger, rounds, private_noise),
         charges=ledger.history_of(row),
-        seconds=facts.get("seconds", {}),
-        bytes_sent=facts.get("bytes_sent_per_node"),
-        shared_parameters=facts.get("shared_parameters"),
-        local_parameters=facts.get("local_parameters"),
-        own_statistics=facts.get("own_statistics", False),
         private_noise=private_noise,
         part=process if distributed else None,
-        baselines={k: Accuracy.from_json(v) for k, v in (facts.get("baselines") or {}).items()},
-        comparisons=read_comparisons(facts),
-        metrics_by_epoch=facts.get("metrics_by_epoch") or (),
-        metrics=facts.get("metrics_by_node") or {},
-        by_class=facts.get("by_class") or {},
-        labels=facts.get("split") or (),
     )
 
 
+def _results(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary says, as far as it does."""
+    return {
+        "accuracy": Accuracy.from_json(facts),
+        "seconds": facts.get("seconds", {}),
+        "bytes_sent": facts.get("bytes_sent_per_node"),
+        "shared_parameters": facts.get("shared_parameters"),
+        "local_parameters": facts.get("local_parameters"),
+        "own_statistics": facts.get("own_statistics", False),
+        "baselines": {k: Accuracy.from_json(v) for k, v in (facts.get("baselines") or {}).items()},
+        "comparisons": read_comparisons(facts),
+        "metrics_by_epoch": facts.get("metrics_by_epoch") or (),
+        "metrics": facts.get("metrics_by_node") or {},
+        "by_class": facts.get("by_class") or {},
+        "labels": facts.get("split") or (),
+    }
+
+
 def _made_by_options(
-    config: TrainConfig, facts: Mapping[str, Any], private_noise: bool, records: RunFolder, federation: bool
+    config: Options, facts: Mapping[str, Any], private_noise: bool, records: RunFolder, federation: bool
 ) -> dict[str, Any]:
     """What the options of `dpps train` say about a run."""
     topology = config.network()
@@ -220,7 +226,7 @@ def _made_by_options(
         "data": data_name(config),
         "model": config.model,
         "algorithm": config.algorithm,
-        "options": applied(config, private_noise, facts.get("chosen")),
+        "options": options_shown(config, private_noise, facts.get("chosen")),
         "unit": config.privacy(),
         "nodes": topology.nodes,
         "network": str(topology),
@@ -283,7 +289,7 @@ def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_run(run: Run, name: str) -> RunRecord:
     """A run in memory."""
-    partition, settings = run.algorithm.partition, {**run.description.config, **chosen(run)}
+    summary = run.summary
     _, row = _dearest(run.unit, [run.ledger])
     return RunRecord(
         name=name,
@@ -291,33 +297,19 @@ def read_run(run: Run, name: str) -> RunRecord:
         model=type(run.algorithm.model).__name__,
         algorithm=type(run.algorithm).__name__.lower(),
         finished=True,
-        options=_shown(settings),
-        versions=versions(),
+        options=_shown({**summary.config, **summary.chosen}),
+        versions=summary.versions,
         rounds=run.log,
-        accuracy=Accuracy(
-            run.accuracy,
-            run.accuracy_by_epoch,
-            run.accuracy_by_node,
-            run.own_accuracy,
-            run.own_accuracy_by_node,
-        ),
-        privacy=run.privacy,
+        privacy=summary.privacy,
         unit=run.unit,
         charges=run.ledger.history_of(row),
-        seconds=run.seconds,
-        bytes_sent=sum(log.bytes for log in run.log),
-        shared_parameters=partition.shared_size,
-        local_parameters=partition.local_size,
-        own_statistics=run.own_statistics,
         nodes=run.topology.nodes,
         network=str(run.topology),
         topology=run.topology,
         sync_every=run.sync_every,
         command=None,
         private_noise=run.protocol.noise.private,
-        metrics_by_epoch=run.metrics_by_epoch,
-        metrics=run.metrics_by_node,
-        by_class=run.by_class,
+        **_results({**summary.to_json(), "split": None}),
     )
 
 
@@ -352,18 +344,90 @@ def _dearest(unit: Unit | None, ledgers: Sequence[Ledger]) -> tuple[Ledger, int]
     return different[max(different, key=lambda charges: unit.total(charges).epsilon)]
 
 
-def _configuration(options: Mapping[str, Any], folder: Path) -> TrainConfig:
-    fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(TrainConfig)}
+def _configuration(options: Mapping[str, Any], folder: Path) -> Options:
+    fields = {f.name.replace("_", "-") for f in dataclasses.fields(Options)}
     strange = [name for name in options if name not in fields]
     if strange:
         raise UsageError(
             f"{folder} was written by another version of dpps (option {strange[0]} is unknown): report it with that one"
         )
-    values: dict[str, Any] = {}
-    for name, value in options.items():
-        is_path = value is not None and "Path" in str(fields[name].type)
-        values[fields[name].name] = Path(value) if is_path else value
-    return TrainConfig(**values)
+    return Options.from_json(options, f"{folder} was written by another version of dpps")
+
+
+# Options
+
+
+_NEEDED_AGAIN = ("data-dir", "node-data", "schema", "weights")
+"""Files that a run needs again; everything else about how it was executed is left out of the command."""
+
+
+def options_shown(
+    config: Options, private_noise: bool, chosen: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The options that changed the result, with the data by their name and the noise in words.
+
+    Args:
+        config: as the run was given them.
+        private_noise: whether nobody can know the noise.
+        chosen: what the run chose itself of what was left open.
+    """
+    found = effective(config, chosen)
+    shown = {name: v for name, v in found.items() if name not in ("data", "secure-noise", "seeded-noise")}
+    if config.noisy:
+        shown["noise"] = "secure, from the operating system" if private_noise else "seeded (simulation)"
+    return {"data": data_name(config), **shown}
+
+
+def data_name(config: Options) -> str:
+    """What the data are called: the data set, or the folder of the nodes' own files without a node's number."""
+    if config.node_data is None:
+        return config.data
+    for part in reversed(config.node_data.parts):
+        name = part.replace("{rank}", "").strip("-_. /")
+        if name and name not in ("node", "rank", "data"):
+            return name
+    return "own data"
+
+
+def command(config: Options, processes: int = 0, schema: Path | None = None) -> str:
+    """The shortest command line that resolves to this configuration; a distributed run needs a folder, too.
+
+    Args:
+        config: as the run was given them.
+        processes: how many it had; 0: a simulation.
+        schema: where the schema can be read now, if not where the run was given it.
+    """
+    named, config = config.schema, replace(config, schema=schema or config.schema)
+    wanted, plain = config.resolve(), Options()
+    names = [name.replace("-", "_") for name in (*config.common(), *_NEEDED_AGAIN)]
+    given = {n: getattr(wanted, n) for n in names if getattr(wanted, n) != getattr(plain, n)}
+    meaning = _meaning(given)
+    for option in list(given):
+        fewer = {k: v for k, v in given.items() if k != option}
+        if meaning is not None and _meaning(fewer) == meaning:
+            given = fewer
+    if named is not None:
+        given["schema"] = named
+    words = [word for option, value in given.items() for word in _option(option, value)]
+    start = ["dpps", "train"]
+    if processes:
+        start = ["torchrun", "--nproc-per-node", str(processes), "-m", *start, "--out", "again"]
+    return shlex.join([*start, *words])
+
+
+def _meaning(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What these options resolve to; None if they have no meaning together."""
+    try:
+        return Options(**options).resolve().to_json()
+    except UsageError:
+        return None
+
+
+def _option(name: str, value: object) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", str(value)]
 
 
 # Files

@@ -1,32 +1,37 @@
-"""`dpps audit`."""
+"""Attacks on the mechanism, and what data has spent: `dpps audit`, `dpps attack`, `dpps ledger`."""
 
 import json
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rich import box
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
+from tyro.conf import Positional, arg
 
 from dpps.audit.absences import absence_cases
-from dpps.audit.attacks import ENOUGH, LEAST, Finding, Progress, audit, work
+from dpps.audit.attacks import ENOUGH, LEAST, Finding, Progress, work
+from dpps.audit.attacks import audit as audit_case
 from dpps.audit.bounds import ALPHA, certifiable
 from dpps.audit.cases import CLAIM, Case, cases
 from dpps.audit.coalition import coalition_cases
 from dpps.audit.mean import MeanFinding, audit_mean
 from dpps.audit.pictures import check_picture
-from dpps.cli import DONE, FAILED
-from dpps.cli.arguments import parse_options
-from dpps.cli.console import plain_console
+from dpps.audit.reconstruction import DELTA, Attack, Outcome, picture, reconstruct
+from dpps.cli.console import plain_console, wide_console
+from dpps.cli.main import DONE, FAILED, parse_options
 from dpps.errors import UsageError
 from dpps.logs import only_from
 from dpps.privacy.accountant import label
+from dpps.runs.data_ledger import Spent, Together, alone, notes_of, spent, together
+from dpps.topology import TOPOLOGIES, parse
 
 _PATIENCE = 2.0  # seconds without a bar
 _THOROUGH = 100_000
@@ -96,7 +101,7 @@ class AuditConfig:
             raise UsageError(f"--sensitivity belongs to the unit node-swap, not to {self.unit}: leave it out")
 
 
-def main(arguments: list[str]) -> int:
+def audit(arguments: list[str]) -> int:
     """Attack, print what came out, and say by the exit code whether it is as documented."""
     config = parse_options(AuditConfig, arguments, "dpps audit")
     config.check()
@@ -118,15 +123,17 @@ def main(arguments: list[str]) -> int:
     with _bar(total) as advance, only_from(logging.ERROR, logging.getLogger("dpps")):
         for case, secure in jobs:
             trials = _samples(config)
-            told = advance(case)
-            findings.append(audit(case, trials=trials, seed=config.seed, secure_noise=secure, progress=told))
+            progress = advance(case)
+            findings.append(
+                audit_case(case, trials=trials, seed=config.seed, secure_noise=secure, progress=progress)
+            )
     means = _means(config)
     if config.json:
-        found = {"findings": [_plain(f) for f in findings], "means": [asdict(m) for m in means]}
+        found = {"findings": [_finding(f) for f in findings], "means": [asdict(m) for m in means]}
         print(json.dumps({**found, "epsilon": _about(config)}))
     else:
-        _show(console, findings)
-        _show_means(console, means)
+        _print_findings(console, findings)
+        _print_means(console, means)
         if config.epsilon is not None:
             console.print(_about(config))
     right = [f.as_expected for f in findings] + [m.as_expected for m in means]
@@ -193,7 +200,7 @@ def _bar(total: float) -> Iterator[Callable[[Case], Progress]]:
         bar.stop()
 
 
-def _show(console: Console, findings: list[Finding]) -> None:
+def _print_findings(console: Console, findings: list[Finding]) -> None:
     table = Table(
         title="Epsilon of two rounds, bounded from below", title_justify="left", box=box.SIMPLE_HEAD
     )
@@ -233,7 +240,7 @@ def _show(console: Console, findings: list[Finding]) -> None:
         )
 
 
-def _show_means(console: Console, means: list[MeanFinding]) -> None:
+def _print_means(console: Console, means: list[MeanFinding]) -> None:
     for m in means:
         twin = (
             ""
@@ -259,7 +266,7 @@ def _about(config: AuditConfig) -> str | None:
     return f"{label(config.epsilon)}: not tested by itself; {tested}, where an error shows best"
 
 
-def _plain(f: Finding) -> dict[str, Any]:
+def _finding(f: Finding) -> dict[str, Any]:
     return {
         "unit": f.case.name,
         "mechanism": f.case.kind,
@@ -301,3 +308,230 @@ def _illustrate(config: AuditConfig, console: Console) -> int:
     if config.plot:
         console.print(f"picture   {config.plot}")
     return DONE
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    """What a curious neighbour reconstructs of nodes that never sent it anything.
+
+    The nodes average private values by gossip. One of them follows the protocol, keeps all it hears and solves for the
+    others' values: gossip is linear and its weights are public. Then the same with noise on what is sent.
+
+    Examples:
+      dpps attack                                    ten nodes in a ring, one private number each
+      dpps attack --images --plot attack.png         private images
+      dpps attack --topology exp --nodes 16          a graph that mixes too fast to be undone
+    """
+
+    topology: Annotated[str, arg(metavar="{" + ",".join(TOPOLOGIES.names()) + "}")] = "ring"
+    """Who sends to whom."""
+    nodes: int = 10
+    """How many nodes."""
+    attacker: int = 0
+    """The curious node."""
+    rounds: int = 10
+    """How long it listens."""
+    epsilon: tuple[float, ...] = (10.0, 3.0, 1.0)
+    """Of all that a node sends, at delta 1e-5: one or several."""
+    images: bool = False
+    """The private values are digits of mnist-mini instead of one number from 0 to 100 a node."""
+    plot: Path | None = None
+    """With --images: picture of the truth and of what was reconstructed (.png or .svg)."""
+    seed: int = 0
+    """Of values and independent noise; cancelling noise is keyed by the operating system."""
+    json: bool = False
+    """For programs."""
+
+
+def attack(arguments: list[str]) -> int:
+    """Attack, print what came out, draw it."""
+    config = parse_options(AttackConfig, arguments, "dpps attack")
+    _check_attack(config)
+    topology = parse(config.topology, config.nodes)
+    found = reconstruct(
+        topology,
+        attacker=config.attacker,
+        rounds=config.rounds,
+        epsilons=config.epsilon,
+        images=config.images,
+        seed=config.seed,
+    )
+    if config.plot:
+        picture(config.plot, found, f"What node {config.attacker} of {topology!r} reconstructs")
+    if config.json:
+        print(json.dumps(_attack(found)))
+        return DONE
+    console = plain_console()
+    _print_who(console, found, repr(topology), config.rounds)
+    _print_attack(console, found)
+    if config.plot:
+        console.print(f"picture   {config.plot}")
+    return DONE
+
+
+def _check_attack(config: AttackConfig) -> None:
+    """What the parser cannot see, before anything is computed."""
+    if not config.epsilon:
+        raise UsageError("--epsilon is empty: give one or several numbers, such as 10 3 1")
+    if config.seed < 0:
+        raise UsageError(f"--seed is {config.seed}: it must be 0 or more")
+    if config.plot and not config.images:
+        raise UsageError("--plot draws images: add --images")
+    if config.plot:
+        check_picture(config.plot)
+
+
+def _print_who(console: Console, attack: Attack, graph: str, rounds: int) -> None:
+    known = attack.knowledge
+    beyond = [i for i in known.recovered if i not in known.neighbours]
+    console.print(f"[bold]Node {known.attacker} of {graph} listens for {rounds} rounds[/]\n")
+    console.print(f"hears              {_nodes(known.neighbours)}")
+    console.print(
+        f"recovers exactly   {_nodes(known.recovered)}" + (" (without noise)" if known.recovered else "")
+    )
+    console.print(f"  never heard      {_nodes(beyond)}")
+    console.print(f"in sums at most    {_nodes(known.hidden)}")
+    console.print(
+        f"equations          of rank {known.rank} for {len(attack.truth)} values, its own included\n"
+    )
+
+
+def _print_attack(console: Console, attack: Attack) -> None:
+    table = Table(
+        title="Error of what it reconstructs",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("noise")
+    for name in ("epsilon", "error", "least\nsquares", "error of\nthe mean"):
+        table.add_column(name, justify="right")
+    if attack.candidates:
+        table.add_column("corre-\nlation", justify="right")
+        table.add_column(f"picked of\n{attack.candidates:,}", justify="right")
+    for o in attack.outcomes:
+        row = [
+            o.noise,
+            "" if o.noise == "none" else f"{o.epsilon:g}",
+            *map(_short, (o.error, o.theory, o.mean_error)),
+        ]
+        if attack.candidates:
+            row += ["-" if o.correlation is None else f"{o.correlation:.3f}", f"{o.identified} of {o.images}"]
+        table.add_row(*row)
+    console.print(table)
+    unit = "Pixels are from 0 to 1" if attack.candidates else "Values are from 0 to 100"
+    console.print(
+        f"{unit}; delta {DELTA:g}. Errors are root mean squares over the recovered nodes; beside them the deviation of least squares "
+        "by theory, and the error of the network's mean, which is what all wanted to know. Noise is drawn once, before the first "
+        "message: listening longer does not help."
+    )
+
+
+def _short(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2g}" if abs(value) < 1 else f"{value:.1f}"
+
+
+def _nodes(nodes: Sequence[int]) -> str:
+    if not nodes:
+        return "nobody"
+    shown = ", ".join(map(str, nodes[:20]))
+    return shown + (f" and {len(nodes) - 20} more" if len(nodes) > 20 else "")
+
+
+def _attack(attack: Attack) -> dict[str, Any]:
+    known = attack.knowledge
+    return {
+        "attacker": known.attacker,
+        "hears": known.neighbours,
+        "recovered": known.recovered,
+        "hidden": known.hidden,
+        "rank": known.rank,
+        "delta": DELTA,
+        "candidates": attack.candidates,
+        "outcomes": [_outcome(o) for o in attack.outcomes],
+    }
+
+
+def _outcome(o: Outcome) -> dict[str, Any]:
+    facts = ("noise", "mean_error", "correlation", "identified", "images")
+    numbers = {name: getattr(o, name) for name in ("epsilon", "error", "theory")}
+    return {name: getattr(o, name) for name in facts} | {
+        name: value if math.isfinite(value) else None for name, value in numbers.items()
+    }
+
+
+@dataclass(frozen=True)
+class LedgerConfig:
+    """How much a data set has ever spent, over all runs of this user whose messages left.
+
+    Example: dpps ledger /srv/data --delta 1e-5
+    """
+
+    data: Positional[Annotated[Path, arg(metavar="DATA")]]
+    """The folder (or file) given as --node-data, wherever it is now; or the folder of a run, for the data of its nodes."""
+    node: int | None = None
+    """Of a run's folder with several nodes: whose data."""
+    delta: float = 1e-5
+    """Of the total."""
+    json: bool = False
+    """For programs."""
+
+
+def ledger(arguments: list[str]) -> int:
+    """Add up and print."""
+    from dpps.peers.ledger import read_whole
+
+    config = parse_options(LedgerConfig, arguments, "dpps ledger")
+    if not 0 < config.delta < 1:
+        raise UsageError(f"--delta is {config.delta}: it must lie between 0 and 1")
+    runs = spent(notes_of(config.data, config.node), read_whole)
+    units = sorted({run.note.unit for run in runs})
+    totals = {unit: together(runs, unit, config.delta) for unit in units}
+    if config.json:
+        listed = [
+            {**asdict(r.note), "messages": _messages(r), "epsilon": alone(r, config.delta)} for r in runs
+        ]
+        found = {
+            "epsilon": {unit: t.epsilon for unit, t in totals.items()},
+            "records_per_user": {unit: t.records_per_user for unit, t in totals.items()},
+            "remarks": {unit: t.remark for unit, t in totals.items() if t.remark},
+        }
+        print(json.dumps({"data": str(config.data), "delta": config.delta, "runs": listed, **found}))
+        return DONE
+    console = wide_console()
+    if not runs:
+        console.print(f"{config.data}: no run of this data has sent anything, as far as is known here.")
+        return DONE
+    table = Table(box=box.SIMPLE)
+    for title in ("started", "run", "unit", "messages", f"epsilon at delta {config.delta:g}"):
+        table.add_column(title, overflow="fold")
+    for run in runs:
+        messages, place = _messages(run), run.note.ledger.removesuffix("/ledger.jsonl")
+        cells = ("?", _lost(run)) if messages is None else (str(messages), _epsilon(alone(run, config.delta)))
+        table.add_row(run.note.started, place, run.note.unit, *cells)
+    console.print(table)
+    for unit, sum_ in totals.items():
+        console.print(f"together, for the unit {unit}{_total(sum_, config.delta)}")
+    return DONE
+
+
+def _messages(run: Spent) -> int | None:
+    return None if run.charges is None else sum(charge.count for charge in run.charges)
+
+
+def _lost(run: Spent) -> str:
+    note = run.note
+    if note.promised is None:
+        return "ledger gone or not whole: not known"
+    return f"ledger gone or not whole: the promise counts, {note.promised:.4g} at delta {note.delta:g}"
+
+
+def _total(sum_: Together, delta: float) -> str:
+    owned = f" (up to {sum_.records_per_user} records of a person)" if sum_.records_per_user > 1 else ""
+    if sum_.epsilon is None:
+        return f"{owned}: not known: {sum_.remark}"
+    remark = f" ({sum_.remark})" if sum_.remark else f" at delta {delta:g}"
+    return f"{owned}: epsilon {_epsilon(sum_.epsilon)}{remark}"
+
+
+def _epsilon(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.4g}"
