@@ -22,9 +22,7 @@ def main(folder: Path) -> None:
         config = replace(base, topology=topology, epsilon=epsilon, out=folder / f"{topology}-{epsilon:g}")
         summary = Run.from_options(config).fit().summary
         sent = summary.bytes_sent_per_node / 1e6
-        print(
-            f"{topology:>10} {summary.privacy.epsilon:>8.2f} {summary.test_accuracy:>11.1f} {sent:>17.2f}"
-        )
+        print(f"{topology:>10} {summary.privacy.epsilon:>8.2f} {summary.test_accuracy:>11.1f} {sent:>17.2f}")
     print(f"compare them: dpps report {folder}/*")
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from dpps.audit import Bound, Case, Finding, absence_cases, coalition_cases
 from dpps.audit.cases import cases
-from dpps.cli import audit as command
 from dpps.cli import main
+from dpps.cli import privacy as command
 from dpps.sensitivity import Bounded
 
 
@@ -51,7 +51,7 @@ def test_thorough_runs_every_claim_more_often(
         twin = None if case.leaks else Bound(2.0, 1, 1, trials)
         return Finding(case, "secure", Bound(2.0, 1, 1, trials) if case.leaks else bound, twin)
 
-    monkeypatch.setattr(command, "audit", counted)
+    monkeypatch.setattr(command, "audit_case", counted)
     for options, trials in (([], 10_000), (["--thorough"], 100_000)):
         asked.clear()
         assert main(["audit", *options]) == 0
@@ -99,7 +99,7 @@ def test_nothing_is_computed_for_a_request_that_is_wrong(
 ) -> None:
     """Also not for one that would be ignored in part."""
     monkeypatch.setattr("dpps.audit.inversion.invert", None)
-    monkeypatch.setattr(command, "audit", None)
+    monkeypatch.setattr(command, "audit_case", None)
     assert main(["audit", *options]) == 2
     assert named in capsys.readouterr().err
 

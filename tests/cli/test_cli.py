@@ -1,7 +1,5 @@
 """The command line as a user meets it: every wrong request answered in one useful line, every command explained."""
 
-from pathlib import Path
-
 import pytest
 
 from dpps.cli import COMMANDS, main
@@ -89,25 +87,6 @@ def test_no_arguments_show_what_to_do_next(capsys):
     assert all(name in shown for name in COMMANDS)
     assert main(["--version"]) == 0
     assert "torch 2" in capsys.readouterr().out
-
-
-def test_every_module_of_the_command_line_is_a_command():
-    import dpps.cli
-
-    modules = {p.stem for p in Path(dpps.cli.__file__).parent.glob("*.py")} - {
-        "__init__",
-        "arguments",
-        "console",
-        "outcome",
-        "progress",
-    }
-    assert modules == set(COMMANDS)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command, capsys):
-    assert main([command, "--help"]) == 0
-    assert len(capsys.readouterr().out) > 200
 
 
 def test_a_command_that_is_gone_names_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:

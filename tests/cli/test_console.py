@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from dpps.cli import WRONG, log_lines, main, plain_console
+from dpps.cli import WRONG, main
+from dpps.cli.console import log_lines, plain_console
 
 
 def test_names_between_colons_are_no_pictures(tmp_path, monkeypatch, capsys):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpps.cli import DONE, WRONG, main
-from dpps.runs import Run, Options, Run
+from dpps.runs import Options, Run
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from dpps.cli import Shown
-from dpps.cli.join import _JsonLines, _say_done
+from dpps.cli.federation import _JsonLines, _print_done
 from dpps.peers.status import LEFT
 from dpps.privacy import label
 from tests.support.peers import status
@@ -21,7 +21,9 @@ def participation(**facts: Any) -> Any:
     for name, value in facts.items():
         setattr(told, name, value)
     run = SimpleNamespace(
-        plan=SimpleNamespace(count=20), unit=object(), told={"test_accuracy": 91.234, "own_accuracy": None}
+        plan=SimpleNamespace(count=20),
+        unit=object(),
+        summary=SimpleNamespace(test_accuracy=91.234, own_accuracy=None),
     )
     return SimpleNamespace(
         status=told,
@@ -63,7 +65,7 @@ def test_quiet_is_quiet() -> None:
 )
 def test_the_end_says_what_came_of_it_and_what_it_cost(state: str, words: str) -> None:
     console = plain()
-    _say_done(console, participation(state=state))
+    _print_done(console, participation(state=state))
     said = console.file.getvalue()
     assert words in said
     for shown in ("epsilon 1.24", "of 3, delta 1e-05", "record"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpps.cli import DONE, FAILED, WRONG, leave, main
+from dpps.cli import DONE, FAILED, WRONG, federation, main
 from dpps.peers import FINISHED, LEAVE, STOPPED, write_status
 from dpps.peers.status import LEFT
 from tests.support.peers import status
@@ -24,7 +24,9 @@ def test_it_waits_until_the_process_is_done(
 ) -> None:
     """Instead of sleeping, the process of the member ends, as it does after being asked."""
     write_status(tmp_path, status())
-    monkeypatch.setattr(leave.time, "sleep", lambda _: write_status(tmp_path, replace(status(), state=state)))
+    monkeypatch.setattr(
+        federation.time, "sleep", lambda _: write_status(tmp_path, replace(status(), state=state))
+    )
     assert main(["leave", str(tmp_path)]) == code
     assert f"hospital-a: {state}" in capsys.readouterr().out
 

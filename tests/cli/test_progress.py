@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dpps.cli import Progress, stopped_by_signals, working
+from dpps.cli import Progress, stopped_by_signals
+from dpps.cli.console import working
 from dpps.privacy import NodeSwap, Record
-from dpps.runs import Options
 
 
 def run(unit: Any, epsilon: float | None, *, simulated: bool = False) -> Any:
@@ -25,7 +25,7 @@ def run(unit: Any, epsilon: float | None, *, simulated: bool = False) -> Any:
 
 def shown(finished: Any, *, terminal: bool = True, quiet: bool = False) -> str:
     console = Console(file=StringIO(), force_terminal=terminal, width=150)
-    progress = Progress(Options(quiet=quiet), console)
+    progress = Progress(console, shown=not quiet)
     with progress:
         progress.begin(finished)
         for k in range(10):

@@ -18,4 +18,4 @@ def test_it_takes_no_options_but_help(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["secret", "--help"]) == 0
     assert "export" in capsys.readouterr().out
     assert main(["secret", "--long"]) == 2
-    assert "'--long'" in capsys.readouterr().err
+    assert "--long" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 
 from dpps.cli import main
 from dpps.privacy import Charge, total
-from dpps.runs import Options, from_toml
+from dpps.runs import Options
 
 QUICK = ["--nodes", "4", "--epochs", "1", "--batch-size", "500", "--quiet"]
 

@@ -31,7 +31,7 @@ def test_the_best_setting_is_said_as_options_with_what_the_search_cost(tmp_path,
         tell(best)
         return Tuning((best,), 1.0 if charge else None, 1e-5)
 
-    monkeypatch.setattr("dpps.cli.tune.tune", found)
+    monkeypatch.setattr("dpps.runs.tuning.tune", found)
     for options, charged in (([], False), (["--charge"], True)):
         assert main(["tune", *options, "--out", str(tmp_path / "x")]) == 0
         said = capsys.readouterr().out

@@ -15,9 +15,9 @@ def test_a_cell_is_the_run_dpps_train_would_do(tmp_path):
     result = run(cell)
     config = dataclasses.replace(cell.config(), out=tmp_path / "run")
     summary = Run.from_options(config).fit().summary
-    assert result["accuracy"] == summary["test_accuracy"]
-    assert mean_real(result) == pytest.approx(summary["real_sensitivity_mean"], rel=1e-5)
-    assert result["epsilon_sum"] == summary["privacy"]["epsilon_sum"]
+    assert result["accuracy"] == summary.test_accuracy
+    assert mean_real(result) == pytest.approx(summary.real_sensitivity_mean, rel=1e-5)
+    assert result["epsilon_sum"] == summary.privacy.epsilon_sum
 
 
 def test_keys_tell_settings_apart_and_only_them():

@@ -16,7 +16,7 @@ from dpps.errors import RunError, UsageError
 from dpps.peers import KNOWN, LEAVE, Channel, Participation, expel, largest, read_plan, read_status
 from dpps.peers.join import join
 from dpps.peers.status import STAYING
-from dpps.runs import RoundLog, Run, Options, load
+from dpps.runs import Options, RoundLog, Run, load
 from tests.support.holding.sitecustomize import hold
 from tests.support.peers import NAMES, Organisations
 from tests.support.processes import PATIENCE, context, free_port, until

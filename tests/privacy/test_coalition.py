@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dpps
-from dpps.cli.plan import main as plan_main
+from dpps.cli.plan import plan as plan_main
 from dpps.errors import UsageError
 from dpps.noise import SecureNoise, SecurePairs, SeededPairs
 from dpps.privacy import Contract, Contribution, Plan, Record, Unit, coalition, planned_charges

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpps.report import RunRecord, read_folder, render, spending
+from dpps.report import RunRecord, charts, read_folder, render
 from dpps.runs import Options, Run
 
 SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
@@ -17,7 +17,7 @@ SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
 def few_questions() -> Iterator[None]:
     """The accountant is slow: ask it at few points."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spending, "POINTS", 4)
+        patch.setattr(charts, "SPENT_POINTS", 4)
         yield
 
 
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, chosen in options.items():
         config = Options(out=base / name, **SMALL, **chosen)
-        Run.from_options(config).fit(config.epochs)
+        Run.from_options(config).fit()
     return {name: base / name for name in options}
 
 

@@ -3,8 +3,8 @@
 import pytest
 from jinja2 import UndefinedError
 
-from dpps.report import small
-from dpps.report.html import _environment, render
+from dpps.report import fill, small
+from dpps.report.page import _environment
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ from dpps.report.html import _environment, render
     ],
 )
 def test_values_for_people(template: str, value: object, text: str) -> None:
-    assert _environment().from_string(template).render(x=value) == text
+    assert _environment().from_string(template).fill(x=value) == text
 
 
 def test_pages_are_escaped_and_a_missing_fact_is_an_error() -> None:
     with pytest.raises(UndefinedError):
-        render("run.html")
+        fill("run.html")
     assert _environment().autoescape("page.html")
     assert not _environment().autoescape("card.md")
     assert small(2.5e-4) == "0.00025"

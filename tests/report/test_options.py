@@ -11,7 +11,7 @@ from torch.distributed.run import get_args_parser
 
 from dpps.cli import parse_options
 from dpps.errors import UsageError
-from dpps.report import applied, command, data_name
+from dpps.report import command, data_name, options_shown
 from dpps.runs import Options
 
 
@@ -53,19 +53,19 @@ def test_command_says_only_what_matters() -> None:
 
 
 def test_options_of_other_units_are_not_listed() -> None:
-    record = applied(Options().resolve(), False)
+    record = options_shown(Options().resolve(), False)
     assert not {"budget", "noise-rate", "sensitivity", "c-prime", "decay", "mechanism", "norm"} & set(record)
     assert {"epsilon", "delta", "clip", "records-per-user", "seed"} <= set(record)
     assert record["noise"] == "seeded (simulation)"
-    swap = applied(Options(unit="node-swap", sensitivity="paper").resolve(), True)
+    swap = options_shown(Options(unit="node-swap", sensitivity="paper").resolve(), True)
     assert {"budget", "noise-rate", "sensitivity", "c-prime", "decay"} <= set(swap)
     assert not {"records-per-user", "epsilon"} & set(swap)
     assert swap["noise"].startswith("secure")
-    none = applied(Options(unit="none").resolve(), False)
+    none = options_shown(Options(unit="none").resolve(), False)
     assert not {"delta", "clip", "epsilon", "noise", "sync-every", "dropouts", "track-real", "out"} & set(
         none
     )
-    sgp = applied(Options(algorithm="sgp", unit="none").resolve(), False)
+    sgp = options_shown(Options(algorithm="sgp", unit="none").resolve(), False)
     assert "shared" not in sgp
 
 
@@ -80,8 +80,8 @@ def test_options_of_other_units_are_not_listed() -> None:
 )
 def test_own_data_have_their_own_name(folder: str, name: str) -> None:
     config = Options(node_data=Path(folder), classes=2).resolve()
-    assert data_name(config) == applied(config, True)["data"] == name
-    assert not {"split", "hold-out", "node-data"} & set(applied(config, True))
+    assert data_name(config) == options_shown(config, True)["data"] == name
+    assert not {"split", "hold-out", "node-data"} & set(options_shown(config, True))
     assert data_name(Options()) == "mnist-mini"
 
 

@@ -31,7 +31,7 @@ def make(**options) -> dpps.Run:
             "algorithm.*Sequential",
         ),
         ({"algorithm": dpps.PartPSP}, "algorithm.*PartPSP"),
-        ({"where": "here"}, "where.*'here'.*dpps.Simulation"),
+        ({"deployment": "here"}, "deployment.*'here'.*dpps.Simulation"),
         ({"noise": 3}, "noise.*3"),
         ({"watch": 3}, "watch.*3"),
         ({"watch": {"paper": 3}}, "watch.*{'paper': 3}"),

@@ -7,7 +7,7 @@ from torch import nn
 
 import dpps
 from dpps.learning import as_unit
-from dpps.runs import Run, Options
+from dpps.runs import Options, Run
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import UsageError
-from dpps.runs import Options, from_json, from_toml
+from dpps.runs import Options
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from dpps.data import DataSet, Images
 from dpps.errors import UsageError
-from dpps.runs import Simulation, Run, RunFolder, Options, deal, Run
+from dpps.runs import Options, Run, RunFolder, Simulation, deal
 
 SMALL = {"nodes": 4, "epochs": 1, "batch_size": 500, "quiet": True}
 
@@ -41,9 +41,7 @@ def test_too_few_examples_are_refused_with_the_numbers() -> None:
 
 
 def test_the_run_is_what_the_options_say(tmp_path) -> None:
-    config = Options(
-        **SMALL, topology="ring", algorithm="sgpdp", noise_multiplier=2.0, out=tmp_path / "run"
-    )
+    config = Options(**SMALL, topology="ring", algorithm="sgpdp", noise_multiplier=2.0, out=tmp_path / "run")
     run = Run.from_options(config)
     assert repr(run.topology) == "Ring(4)"
     assert run.algorithm.partition.local == []

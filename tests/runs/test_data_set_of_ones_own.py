@@ -62,9 +62,7 @@ def test_a_plan_needs_what_is_known_before_reading(folder, capsys):
     arguments = ["plan", "--data", "stripes", "--nodes", "4", "--delta", "1e-3"]
     assert main(arguments) == (DONE if described else WRONG)
     if described:
-        plan, parameters = planned(
-            Options(data="stripes", nodes=4, model="linear", shared="all").resolve()
-        )
+        plan, parameters = planned(Options(data="stripes", nodes=4, model="linear", shared="all").resolve())
         assert plan.declared_sizes == (50,) * 4
         assert parameters == 2 * (64 + 1)
         with pytest.raises(UsageError, match="201"):

@@ -25,9 +25,7 @@ def test_partners_allow_longer_steps():
 
 
 def test_what_is_given_stays():
-    found = Options(
-        **LINEAR, noise_multiplier=5.3, batch_size=100, momentum=0.0, lr_shared=2.0
-    ).resolve()
+    found = Options(**LINEAR, noise_multiplier=5.3, batch_size=100, momentum=0.0, lr_shared=2.0).resolve()
     assert (found.batch_size, found.momentum, found.lr_shared, found.lr_local) == (100, 0.0, 2.0, 2.0)
     assert found.epochs == 15
 

@@ -12,7 +12,7 @@ from dpps.errors import RunError, UsageError
 from dpps.learning import PartPSP
 from dpps.noise import SecureNoise, Seeded
 from dpps.privacy import Record
-from dpps.runs import TRACKED, Simulation, Run, RunFolder
+from dpps.runs import TRACKED, Run, RunFolder, Simulation
 from dpps.sensitivity import Oracle, Sensitivity
 from dpps.topology import Ring
 from dpps.transport import Stacked
@@ -25,7 +25,7 @@ def test_a_simulation_is_seeded_and_in_one_tensor_unless_told_otherwise() -> Non
     assert isinstance(where.connect(SimpleNamespace(topology=Ring(3))), Stacked)
     assert where.rows(3) == range(3)
     assert Simulation(Stacked(2)).rows(5) == range(2)
-    assert where.settle(None, True, False) == (True, False)
+    assert where.decide_resume(None, True, False) == (True, False)
     assert (where.processes, where.durable, where.header()) == (1, False, {})
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from dpps.cli import parse_options
 from dpps.errors import UsageError
-from dpps.runs import Options, refuse_idle, refuse_ignored
+from dpps.runs import Options, refuse_ignored
 
 IDLE = [
     "--unit record --mechanism laplace",
@@ -53,8 +53,3 @@ def test_ignored_options_are_refused_by_name(line):
 @pytest.mark.parametrize("line", FINE)
 def test_options_that_mean_something_are_not(line):
     check(line)
-
-
-def test_the_plan_refuses_them_too():
-    with pytest.raises(UsageError, match=r"--mechanism.*contribution.*record"):
-        refuse_idle(["--mechanism", "laplace"], "record", "laplace")

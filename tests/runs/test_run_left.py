@@ -37,8 +37,9 @@ def test_whoever_leaves_the_loop_chose_the_end() -> None:
 def _one_leaves(cluster: Cluster, out: Path, at: int) -> tuple[int, bool, list[float], float]:
     torch.manual_seed(0)
     algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    where = dpps.TorchDistributed(cluster.join())
-    data, options = [toy_data(3)[cluster.rank]], {"topology": dpps.Ring(3), "privacy": UNIT, "where": where}
+    deployment = dpps.TorchDistributed(cluster.join())
+    options = {"topology": dpps.Ring(3), "privacy": UNIT, "deployment": deployment}
+    data = [toy_data(3)[cluster.rank]]
     run = dpps.Run(algorithm, data, folder=out, **options)
     try:
         for log in run.rounds(epochs=4):

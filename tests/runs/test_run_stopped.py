@@ -11,7 +11,7 @@ import pytest
 import dpps
 from dpps.errors import RunError, UsageError
 from dpps.privacy import LedgerFile
-from dpps.runs import Run, RunFolder, TensorBoard, Options, data_ledger, Run, whole_rounds
+from dpps.runs import Options, Run, RunFolder, TensorBoard, data_ledger, whole_rounds
 from tests.support.learning import tiny, toy_data
 
 UNIT = dpps.Record(noise_multiplier=2.0)

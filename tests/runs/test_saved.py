@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.runs import Run, Saved, Options, choose, Run, outputs
+from dpps.runs import Options, Run, Saved, choose, outputs
 
 QUICK = {"nodes": 4, "batch_size": 500, "epochs": 1, "quiet": True}
 
@@ -158,6 +158,8 @@ def test_wrong_requests(run: Run, tmp_path: Path):
         saved.examples(tmp_path / "label.npz", labelled=True)
 
 
-@pytest.mark.parametrize("module", ["dpps.runs.saved_models", "dpps.runs.run", "dpps.runs.baselines", "dpps.api"])
+@pytest.mark.parametrize(
+    "module", ["dpps.runs.saved_models", "dpps.runs.run", "dpps.runs.baselines", "dpps.api"]
+)
 def test_any_module_may_be_imported_first(module: str):
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True)

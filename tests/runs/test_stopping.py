@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from dpps.runs import last_for_all
+from dpps.runs import Run
 
 
 @dataclass
@@ -33,20 +33,25 @@ def _run(round_: int, count: int, control: Control) -> SimpleNamespace:
     )
 
 
+def stops(run: SimpleNamespace, *, asked: bool) -> bool:
+    run._stop_asked, run._coming = asked, lambda: Run._coming(run)
+    return Run._stops_here(run)
+
+
 def test_nobody_asks_nobody_stops() -> None:
-    assert not last_for_all(_run(3, 8, Control()), asked=False)
+    assert not stops(_run(3, 8, Control()), asked=False)
 
 
 def test_who_asks_stops_when_all_have_heard_and_clocks_restart_with_the_rates() -> None:
     control = Control()
-    assert not last_for_all(_run(3, 8, control), asked=True)
+    assert not stops(_run(3, 8, control), asked=True)
     assert control.stop_after == 4
     assert control.coming == [3, 0, 1, 2, 3]  # epoch 2 has another rate
-    assert not last_for_all(_run(4, 8, control), asked=True)
-    assert last_for_all(_run(5, 8, control), asked=True)
+    assert not stops(_run(4, 8, control), asked=True)
+    assert stops(_run(5, 8, control), asked=True)
 
 
 def test_a_run_that_ends_before_all_could_hear_goes_to_its_end() -> None:
     control = Control()
-    assert not last_for_all(_run(7, 8, control), asked=True)
+    assert not stops(_run(7, 8, control), asked=True)
     assert control.stop_after is None

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dpps
-from dpps.runs import summarise
+from dpps.runs import Summary
 
 DATA = [(torch.randn(8, 3), torch.randint(0, 2, (8,))) for _ in range(3)]
 
@@ -17,7 +17,7 @@ def test_means_and_counts_are_those_of_the_log() -> None:
     run = dpps.Run(
         algorithm, DATA, topology=dpps.Ring(3), privacy=unit, track_real=True, seed=0, test=DATA[0]
     )
-    found = summarise(run.fit(2))
+    found = Summary.of(run.fit(2)).to_json()
     assert found["rounds"] == len(run.log) == 4
     assert (found["shared_parameters"], found["local_parameters"]) == (6, 2)
     assert found["real_sensitivity_max"] == max(log.real for log in run.log)

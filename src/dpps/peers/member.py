@@ -403,7 +403,9 @@ class Member(Deployment):
                 f"{self._spent()}: ask one of them to give its dpps join once more, and meanwhile give this command again"
             )
         if self.fabric.late:
-            log.warning("%scame back when the others had finished, and has their final model", self.log_prefix)
+            log.warning(
+                "%scame back when the others had finished, and has their final model", self.log_prefix
+            )
         run.nodes.settle(run.state, mean)
         run.forget_evaluation()
         self.fabric.finish()

@@ -51,7 +51,9 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
     Raises:
         UsageError: the plan is none that `read_plan` makes, whoever signed it.
     """
-    config = Options.from_json(federation.plan, "the plan in the federation file is of another version of dpps")
+    config = Options.from_json(
+        federation.plan, "the plan in the federation file is of another version of dpps"
+    )
     _check_algorithm(config)
     _refuse(config, len(federation.members))
     wrong = sorted(

@@ -46,7 +46,7 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     if not folders:
         raise UsageError("no run to report: name one or more folders written by dpps train --out")
     names = _names([Path(folder) for folder in folders])
-    return _put(page([read_folder(folder, name) for folder, name in names.items()]), out)
+    return _put(render([read_folder(folder, name) for folder, name in names.items()]), out)
 
 
 def write_card(folder: Path, out: Path) -> Path:
@@ -56,7 +56,7 @@ def write_card(folder: Path, out: Path) -> Path:
 
 def from_run(run: Run, path: str | Path) -> Path:
     """The page of a run that was started from Python; returns the path of the page."""
-    return _put(page([read_run(run, Path(path).stem)]), Path(path))
+    return _put(render([read_run(run, Path(path).stem)]), Path(path))
 
 
 def _names(folders: list[Path]) -> dict[Path, str]:
@@ -83,7 +83,7 @@ def _put(text: str, out: Path) -> Path:
 # What is on a page
 
 
-def page(runs: Sequence[RunRecord]) -> str:
+def render(runs: Sequence[RunRecord]) -> str:
     """The HTML of one run, or of a comparison."""
     drawn, steady = charts(runs)
     facts = {
@@ -104,9 +104,9 @@ def page(runs: Sequence[RunRecord]) -> str:
         "options_of": options_of,
     }
     if len(runs) == 1:
-        return render("run.html", run=runs[0], **facts)
+        return fill("run.html", run=runs[0], **facts)
     nodes = [value for run in runs for value in run.accuracy.judged[1]]
-    return render(
+    return fill(
         "comparison.html",
         mark=Mark,
         strip=Axis.around(nodes, floor=0, ceiling=100) if nodes else None,
@@ -121,7 +121,7 @@ def model_card(run: RunRecord) -> str:
     What was not noised (training loss, label counts, accuracies on a node's own data, baselines) is left out:
     the card is made to be passed on.
     """
-    return render(
+    return fill(
         "card.md",
         run=run,
         badges=badges(run),
@@ -192,7 +192,7 @@ def options_of(runs: Sequence[RunRecord]) -> list[dict[str, object]]:
 # Templates
 
 
-def render(template: str, **facts: Any) -> str:
+def fill(template: str, **facts: Any) -> str:
     """The text of a template; everything put into HTML is escaped."""
     return _environment().get_template(template).render(facts)
 

@@ -18,6 +18,6 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.runs.suggest import planned, shape, suggestion
     from dpps.runs.summary import Description, Summary, describe, fingerprint, model_facts
     from dpps.runs.torch_distributed import SEEDED, TorchDistributed
-    from dpps.runs.tuning import Trial, Tuning, candidates, tune
+    from dpps.runs.tuning import Trial, Tuning, tune
 
 __getattr__, __dir__, __all__ = lazy_imports(__name__)

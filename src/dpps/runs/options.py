@@ -409,7 +409,8 @@ class Options:
         if not set(values) <= set(hints) or "data" not in values:
             raise UsageError(otherwise)
         paths = {name for name, hint in hints.items() if Path in get_args(hint)}
-        return Options(**{n: Path(v) if n in paths and v is not None else v for n, v in values.items()})
+        typed: dict[str, Any] = {n: Path(v) if n in paths and v else v for n, v in values.items()}
+        return Options(**typed)
 
     def common(self) -> dict[str, Any]:
         """What all processes of a distributed run must have alike; files that only one machine has are not among it."""

@@ -277,7 +277,8 @@ class TorchDistributed(Deployment):
         """The total of the process that paid most: one that repeated rounds after a crash paid for them twice."""
         if privacy.unit == "none":
             return privacy
-        own, largest, remark = privacy.to_json(), {}, ""
+        own, remark = privacy.to_json(), ""
+        largest: dict[str, Any] = {}
         for name in ("epsilon", "epsilon_sum", "epsilon_spent", "epsilon_replacement"):
             totals = self._of_ranks(-1.0 if own[name] is None else own[name])
             largest[name] = None if min(totals) < 0 else max(totals)
