@@ -1,5 +1,6 @@
 """The program: `dpps`, and `python -m dpps`, which is what torchrun starts."""
 
+import gc
 import os
 import sys
 from typing import NoReturn
@@ -13,7 +14,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
 def program() -> NoReturn:
     """Run the command line."""
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # the last collection would visit torch's million objects, a fifth of the time of a short command
+    sys.exit(code)
 
 
 if __name__ == "__main__":
