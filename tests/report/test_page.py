@@ -300,7 +300,7 @@ def test_card_of_a_folder(runs: dict[str, Path], tmp_path: Path) -> None:
     ],
 )
 def test_values_for_people(template: str, value: object, text: str) -> None:
-    assert _environment().from_string(template).fill(x=value) == text
+    assert _environment().from_string(template).render(x=value) == text
 
 
 def test_pages_are_escaped_and_a_missing_fact_is_an_error() -> None:

@@ -80,7 +80,7 @@ def _train_together(options: Options) -> int:
 def _train(options: Options, deployment: Deployment) -> int:
     console = plain_console()
     folder = options.out
-    if folder is None and isinstance(deployment, Simulation):
+    if folder is None and isinstance(deployment, Simulation) and not options.resume:
         folder = Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     with Progress(console, shown=not options.quiet) as progress:
         run = Run.from_options(options, folder, callbacks=(progress.after_round,), deployment=deployment)

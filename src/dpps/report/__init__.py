@@ -11,9 +11,9 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.report.charts import KEPT_POINTS, SIZE, Axis, Chart, Mark, by_round, number, thinned
     from dpps.report.page import (
         badges,
+        fill,
         from_run,
         model_card,
-        page,
         render,
         small,
         statement,
