@@ -294,7 +294,7 @@ class JoinConfig:
 
 
 def join(arguments: list[str]) -> int:
-    """Join as told."""
+    """Take part."""
     config = parse_options(JoinConfig, arguments, "dpps join")
     if config.page:
         check_page(config.page)
@@ -463,7 +463,7 @@ class _JsonLines(logging.Formatter):
 
 @contextmanager
 def _json_lines() -> Iterator[None]:
-    """Within, what happens is told to operators: one JSON object a line on the standard error."""
+    """Within, what happens is logged for operators: one JSON object a line on the standard error."""
     with log_lines(_JsonLines()), ExitStack() as levels:
         for name in ("dpps.peers", "dpps.cli"):
             levels.enter_context(only_from(logging.INFO, logging.getLogger(name)))

@@ -229,7 +229,7 @@ class Steady:
 
 
 def charts(runs: Sequence[RunRecord]) -> tuple[list[Chart], list[Steady]]:
-    """Everything that these runs have values for: what changes is drawn, what does not is told."""
+    """Everything that these runs have values for: what changes is drawn, what does not is listed."""
     drawn = [chart for chart in (_of_one(runs[0]) if len(runs) == 1 else _of_many(runs)) if chart.series]
     steady = [
         Steady(

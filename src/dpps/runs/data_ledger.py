@@ -280,7 +280,7 @@ class Together:
     epsilon: float | None
     """None: not known."""
     records_per_user: int
-    """How many records of one person it covers: the most that any of the runs was told."""
+    """How many records of one person it covers: the most that any of the runs assumed."""
     remark: str = ""
     """Why it is not known and what to do; or what else must be said."""
 
@@ -366,7 +366,7 @@ def _charges(runs: Sequence[Spent]) -> list[Charge]:
 
 
 def _for_group(note: Note, unit: str, group: int) -> tuple[float, float]:
-    """Epsilon and delta that a run promised, for as many records as another run was told that one person owns.
+    """Epsilon and delta that a run promised, for as many records of one person as another run assumed.
 
     Of k groups, (epsilon, delta) becomes k epsilon and delta (1 + e^epsilon + ... + e^((k - 1) epsilon)).
     """

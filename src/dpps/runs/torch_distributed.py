@@ -224,7 +224,7 @@ class TorchDistributed(Deployment):
         heard.clear()
 
     def _common_checkpoint(self, run: Run, folder: Path) -> int:
-        """The newest round of which everybody has a checkpoint, 0 for none; who lacks what is told."""
+        """The newest round of which everybody has a checkpoint, 0 for none; who lacks it is logged."""
         newest, older = ([*reversed(whole_rounds(folder)), 0, 0][k] for k in (0, 1))
         found = [
             {int(round_) for round_ in pair}
