@@ -63,7 +63,7 @@ def learner(
         sync_every=5,
         seed=0,
         noise=noise,
-        where=dpps.Here(fabric),
+        deployment=dpps.Simulation(fabric),
     )
     return run.start(epochs=1_000_000)
 

@@ -39,7 +39,7 @@ from dpps.cli import parse_options
 from dpps.learning import CLIP, MOMENTUM, Nodes, Step, TrainState, suggest
 from dpps.noise import Mechanism, NoiseSource, Outgoing, Partners, Seeded, SeededPairs
 from dpps.paper import Cell, Pool, Store, cores, dataset_of, run
-from dpps.runs import TrainConfig, planned
+from dpps.runs import Options, planned
 from dpps.topology import Topology, Weights
 from dpps.transport import Exchange, Link
 
@@ -116,7 +116,7 @@ def curve(given: argparse.Namespace) -> Iterator[Setting]:
 
 def _multiplier(options: dict[str, Any]) -> float:
     """The noise that all kinds have at this epsilon: solved for once."""
-    config = TrainConfig(**options).resolved()
+    config = Options(**options).resolve()
     unit = config.privacy()
     assert unit is not None
     return unit.noise(planned(config)[0])
@@ -327,14 +327,14 @@ def train(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
     if cell.variant == "synchronised":
         return run(cell, data_dir, algorithm=Synchronised)
     if cell.variant == "own row":
-        return run(cell, data_dir, algorithm=OwnRow, where=dpps.Here(Heard(cell["nodes"])))
+        return run(cell, data_dir, algorithm=OwnRow, deployment=dpps.Simulation(Heard(cell["nodes"])))
     if cell.variant in ("alone", "opacus"):
         central = _alone if cell.variant == "alone" else _opacus
         return central(cell.config(), dataset_of(cell, data_dir))
     return run(cell, data_dir)
 
 
-def _alone(config: TrainConfig, dataset: data.DataSet) -> dict[str, Any]:
+def _alone(config: Options, dataset: data.DataSet) -> dict[str, Any]:
     """All examples at one node."""
     model, shared = dpps.models.build("linear", "all", dataset.train.shape, dataset.classes)
     algorithm = dpps.PartPSP(model, shared, **config.rates())
@@ -348,7 +348,7 @@ def _alone(config: TrainConfig, dataset: data.DataSet) -> dict[str, Any]:
     return {"accuracy": accuracy, "rounds": len(made.log), "seconds": seconds}
 
 
-def _opacus(config: TrainConfig, dataset: data.DataSet) -> dict[str, Any]:
+def _opacus(config: Options, dataset: data.DataSet) -> dict[str, Any]:
     """Opacus on all examples in one place."""
     from opacus import PrivacyEngine
     from opacus.utils.batch_memory_manager import BatchMemoryManager
@@ -442,7 +442,7 @@ COLUMNS = ("group", "setting", "epsilon", "seed", "accuracy", "rounds", "seconds
 
 def _changes(words: list[str]) -> dict[str, Any]:
     """Options of `dpps train` that are not left at their defaults."""
-    config = parse_options(TrainConfig, words, "dpps train")
+    config = parse_options(Options, words, "dpps train")
     return {f.name: v for f in fields(config) if (v := getattr(config, f.name)) != f.default}
 
 

@@ -16,7 +16,7 @@ def main(extras: list[str]) -> None:
     project = tomllib.loads(PROJECT.read_text())["project"]
     lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     for requirement in (line for part in lists for line in part):
-        bound = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement)
+        bound = re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,<[\w.]+)?", requirement)
         if bound is None:
             raise SystemExit(f"{requirement!r} in pyproject.toml has no lower bound such as numpy>=1.26")
         print(f"{bound[1]}=={bound[2]}")

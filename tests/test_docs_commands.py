@@ -15,7 +15,7 @@ import pytest
 import tyro
 
 from dpps.cli import main
-from dpps.runs import TrainConfig, refuse_idle_training
+from dpps.runs import Options, refuse_ignored
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -127,9 +127,9 @@ def test_the_parser_understands_every_command(
     except Parsed as parsed:
         options = parsed.args[0]
         if (
-            type(options) is TrainConfig and "--print-config" not in words
+            type(options) is Options and "--print-config" not in words
         ):  # which writes what is not whole yet, too
-            refuse_idle_training(words[1:], options)
+            refuse_ignored(words[1:], options)
             options.check()
     else:
         assert code == 0, (WHOLE[line], capsys.readouterr().err)  # --help

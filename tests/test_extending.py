@@ -17,7 +17,7 @@ from dpps.models import MODELS
 from dpps.noise import MECHANISMS
 from dpps.privacy import UNITS
 from dpps.report import read_run
-from dpps.runs import TrainConfig
+from dpps.runs import Options
 from dpps.topology import TOPOLOGIES
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
@@ -47,21 +47,21 @@ def example(heading):
 
 def test_a_topology_is_found_by_its_name():
     found = example("A topology")
-    assert isinstance(TrainConfig(topology="star", nodes=6).network(), found["Star"])
+    assert isinstance(Options(topology="star", nodes=6).network(), found["Star"])
     assert found["star"].doubly_stochastic
     assert torch.allclose(found["state"].y, torch.full((6, 1), 2.5), atol=1e-4)
 
 
 def test_a_model_is_found_by_its_name():
     found = example("A model")
-    TrainConfig(model="two-layers").check()
+    Options(model="two-layers").check()
     assert found["shared"] == ("0",)
     assert sum(p.numel() for p in found["model"].parameters()) == 5 * 16 + 17 * 3
 
 
 def test_a_data_set_is_found_by_its_name():
     found = example("A data set")
-    TrainConfig(data="stripes").check()
+    Options(data="stripes").check()
     x, label = found["stripes"].test[1]
     assert (tuple(x.shape), float(x.mean()), int(label)) == ((1, 8, 8), 1.0, 1)
 
@@ -117,7 +117,7 @@ def test_a_unit_promises_what_an_accountant_of_others_finds():
 
 def test_a_unit_is_found_by_its_name():
     found = example("A unit")
-    assert TrainConfig(unit="household").resolved().privacy() == found["Household"](3.0, 1e-5, 1.0)
+    assert Options(unit="household").resolve().privacy() == found["Household"](3.0, 1e-5, 1.0)
     assert answer(PlanConfig(unit="household", epsilon=1.0))[0].epsilon <= 1.0
 
 

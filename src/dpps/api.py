@@ -11,9 +11,9 @@ from dpps.privacy.accountant import Charge, label, total
 from dpps.privacy.partners import Nobody, Pairs
 from dpps.privacy.units import Contribution, NodeSwap, Record
 from dpps.protocol import DPPS, State
-from dpps.runs.deployment import Here
+from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
-from dpps.runs.saved import load
+from dpps.runs.saved_models import load
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.sensitivity import Bounded, Certified, Oracle, Paper, Sensitivity, WorstCase
 from dpps.topology import (
@@ -48,7 +48,6 @@ __all__ = [
     "Exponential",
     "Gaussian",
     "GradientTracking",
-    "Here",
     "Laplace",
     "Mechanism",
     "ModelLoss",
@@ -69,6 +68,7 @@ __all__ = [
     "Seeded",
     "Sensitivity",
     "Sequence",
+    "Simulation",
     "Stacked",
     "State",
     "Static",

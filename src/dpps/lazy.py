@@ -15,8 +15,8 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
 
         if TYPE_CHECKING:
             from dpps.noise.mechanisms import Laplace
-
-        __getattr__, __dir__, __all__ = lazy_imports(__name__)
+        else:
+            __getattr__, __dir__, __all__ = lazy_imports(__name__)
 
     Public are these, what the package's own file defines, and what it imports from its own modules.
 

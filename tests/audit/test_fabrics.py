@@ -21,7 +21,8 @@ from dpps.privacy import Contribution
 from dpps.protocol import DPPS
 from dpps.sensitivity import Unclipped
 from dpps.topology import Exponential
-from dpps.transport import Distributed, Wire
+from dpps.transport import Distributed
+from dpps.transport.distributed import Wire
 from tests.support.bare import Bare, membership_of
 from tests.support.simulated import Network
 

@@ -1,11 +1,67 @@
+"""dpps member, federation, join, status and leave."""
+
+import json
+import logging
 import stat
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from dpps.cli import DONE, FAILED, WRONG, main
-from dpps.peers import Federation
-from dpps.runs import TrainConfig
+from dpps.cli import DONE, FAILED, WRONG, Shown, federation, main
+from dpps.cli.federation import _JsonLines, _print_done
+from dpps.peers import FINISHED, LEAVE, STOPPED, Federation, Identity, Request, read_out, write_status
+from dpps.peers.status import LEFT
+from dpps.privacy import label
+from dpps.runs import Options
+from tests.support.peers import status
+
+# `dpps member`: a key that stays, a request that goes out, and a fingerprint to read out
+
+
+def test_init_says_what_show_says_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "me"
+    options = ["--name", "hospital-b", "--listen", "127.0.0.1:7443", "--address", "b.example:443"]
+    assert main(["member", "init", *options, "--out", str(out)]) == DONE
+    first = capsys.readouterr().out
+    assert main(["member", "show", str(out)]) == DONE
+    assert capsys.readouterr().out == first
+    assert read_out(Identity.open(out).fingerprint) in first
+    assert " 127.0.0.1:7443" in first
+    assert " b.example:443" in first
+    assert Request.read(out / "member.csr").name == "hospital-b"
+    assert stat.S_IMODE((out / "member.key").stat().st_mode) == 0o600
+
+
+def test_a_member_that_listens_nowhere_dials_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["member", "init", "--name", "a", "--out", str(tmp_path / "a")]) == DONE
+    said = capsys.readouterr().out
+    assert "127.0.0.1" not in said
+
+
+def test_a_second_key_in_the_same_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["member", "init", "--name", "a", "--out", str(tmp_path / "a")]
+    assert main(command) == DONE
+    key = (tmp_path / "a" / "member.key").read_bytes()
+    assert main(command) == WRONG
+    assert "a" in capsys.readouterr().err
+    assert (tmp_path / "a" / "member.key").read_bytes() == key
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "me"
+    assert main(["member", "init", "--name", "a", "--out", str(out)]) == FAILED
+    assert f"{out / 'member.key'} " in capsys.readouterr().err
+
+
+# Its commands
 
 
 @pytest.fixture
@@ -17,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("c", []),
     ):
         assert main(["member", "init", "--name", name, *where, "--out", name]) == DONE
-    Path("plan.toml").write_text(TrainConfig(nodes=3, declared_sizes="200", topology="ring").to_toml())
+    Path("plan.toml").write_text(Options(nodes=3, declared_sizes="200", topology="ring").to_toml())
     return tmp_path
 
 
@@ -75,7 +131,9 @@ def test_mistakes_are_one_line(
     assert "Traceback" not in said
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_federation_folder_that_cannot_be_made_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*CREATE, "--member", "c/member.csr", "--out", "plan.toml/f"]) == FAILED
     assert "plan.toml/f" in capsys.readouterr().err
 
@@ -103,3 +161,180 @@ def test_a_second_contract_with_the_key_of_the_first(folder: Path) -> None:
     assert main([*create, "--key", "nothing.key", "--out", "h"]) == WRONG
     assert not Path("h").exists()
     assert main([*create, "--key", "a/member.key", "--out", "g"]) == WRONG, "it holds a federation"
+
+
+# What `dpps join` shows: a line now and then without a terminal, JSON for operators, and the end in words
+
+
+def participation(**facts: Any) -> Any:
+    told = status()
+    for name, value in facts.items():
+        setattr(told, name, value)
+    run = SimpleNamespace(
+        plan=SimpleNamespace(count=20),
+        unit=object(),
+        summary=SimpleNamespace(test_accuracy=91.234, own_accuracy=None),
+    )
+    return SimpleNamespace(
+        status=told,
+        run=run,
+        out="run",
+        tell_epsilon=lambda: None,
+        channel=SimpleNamespace(traffic={"hospital-b": 1, "hospital-c": 2}),
+    )
+
+
+def plain() -> Console:
+    return Console(file=StringIO(), highlight=False, soft_wrap=True, width=200)
+
+
+def test_without_a_terminal_there_is_a_line_for_every_tenth_of_the_rounds() -> None:
+    console = plain()
+    taking_part = participation()
+    with Shown(console, quiet=False) as shown:
+        shown.begin(taking_part)
+        for k in range(20):
+            shown.after_round(taking_part.run, SimpleNamespace(round=k))  # type: ignore[arg-type]
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 10
+    for shown in ("2 of 100", "4 of 8", "epsilon 1.24", "of 3", "123.5 MB"):
+        assert shown in lines[0]
+
+
+def test_quiet_is_quiet() -> None:
+    console = plain()
+    with Shown(console, quiet=True) as shown:
+        shown.begin(participation())
+        shown.after_round(participation().run, SimpleNamespace(round=1))  # type: ignore[arg-type]
+    assert console.file.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("finished", "91.23 %"), (LEFT, "17 of 100")],
+)
+def test_the_end_says_what_came_of_it_and_what_it_cost(state: str, words: str) -> None:
+    console = plain()
+    _print_done(console, participation(state=state))
+    said = console.file.getvalue()
+    assert words in said
+    for shown in ("epsilon 1.24", "of 3, delta 1e-05", "record"):
+        assert shown in said
+    assert "123.5 MB to 2 neighbours" in said
+
+
+def test_operators_get_one_json_object_a_line_with_what_the_event_is_about() -> None:
+    record = logging.makeLogRecord(
+        {
+            "name": "dpps.cli.join",
+            "levelname": "INFO",
+            "msg": "round %d",
+            "args": (3,),
+            "event": "round",
+            "round": 3,
+        }
+    )
+    line = _JsonLines().format(record)
+    found = json.loads(line)
+    assert "\n" not in line
+    assert {k: found[k] for k in ("level", "logger", "message", "event", "round")} == {
+        "level": "info",
+        "logger": "dpps.cli.join",
+        "message": "round 3",
+        "event": "round",
+        "round": 3,
+    }
+
+
+def test_a_line_says_what_is_spent_by_then() -> None:
+    """However long the accountant takes, and so however seldom it is asked otherwise."""
+    console, taking_part = plain(), participation(epsilon=0.1, epsilon_round=0)
+
+    def now() -> None:
+        taking_part.status.epsilon, taking_part.status.epsilon_round = asked * 0.125, taking_part.status.round
+
+    taking_part.tell_epsilon = now
+    with Shown(console, quiet=False) as shown:
+        shown.begin(taking_part)
+        for asked in range(20):
+            taking_part.status.round = asked + 1
+            shown.after_round(taking_part.run, SimpleNamespace(round=asked))  # type: ignore[arg-type]
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 10
+    for k, line in zip(range(1, 20, 2), lines, strict=True):
+        assert f"{label(0.125 * k)} spent" in line
+
+
+# `dpps status`: for people and for programs
+
+
+def test_for_people(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    write_status(tmp_path, status())
+    assert main(["status", str(tmp_path)]) == DONE
+    said = capsys.readouterr().out
+    assert "hospital-a (this one)" in said
+    assert "round 17 of 100" in said
+    for shown in ("epsilon 1.24", "of 3, delta 1e-05", "record"):
+        assert shown in said
+    assert "refused <b>somebody</b>" in said
+    assert "never" in said  # one of them was not heard of
+
+
+def test_a_run_that_does_not_go_on_is_not_called_running(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpps.peers.status.LATE", -1.0)
+    write_status(tmp_path, replace(status(), unit="none", message="waits"))
+    assert main(["status", str(tmp_path)]) == DONE
+    said = capsys.readouterr().out
+    assert "not running" in said
+    assert "waits" in said
+    assert "privacy" not in said  # nothing was promised
+
+
+def test_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(tmp_path, status())
+    assert main(["status", str(tmp_path), "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["alive"] is True
+    assert found["epsilon"] == status().epsilon
+    assert len(found["members"]) == 8
+
+
+# `dpps leave`: asks the process that runs, and refuses where there is none
+
+
+def test_only_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(tmp_path, status())
+    assert main(["leave", str(tmp_path), "--wait", "0"]) == DONE
+    assert (tmp_path / LEAVE).exists()
+    assert "hospital-a" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("state", "code"), [(LEFT, DONE), (FINISHED, FAILED)])
+def test_it_waits_until_the_process_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str, code: int
+) -> None:
+    """Instead of sleeping, the process of the member ends, as it does after being asked."""
+    write_status(tmp_path, status())
+    monkeypatch.setattr(
+        federation.time, "sleep", lambda _: write_status(tmp_path, replace(status(), state=state))
+    )
+    assert main(["leave", str(tmp_path)]) == code
+    assert f"hospital-a: {state}" in capsys.readouterr().out
+
+
+def test_nobody_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for state, remedy in (
+        (FINISHED, "finished"),
+        (STOPPED, "dpps join"),
+    ):
+        write_status(tmp_path, replace(status(), state=state))
+        assert main(["leave", str(tmp_path)]) == WRONG
+        said = capsys.readouterr().err
+        assert "hospital-a" in said
+        assert remedy in said
+    assert not (tmp_path / LEAVE).exists()

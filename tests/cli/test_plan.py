@@ -1,4 +1,4 @@
-"""`dpps plan`."""
+"""dpps plan and topology."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 
 from dpps.cli import main
 from dpps.data import Column, Schema
+
+# `dpps plan`
 
 
 def test_plan_answers_both_ways(capsys):
@@ -103,3 +105,25 @@ def test_a_plan_names_the_one_option_that_is_missing_or_too_many(
     said = capsys.readouterr().err
     assert missing in said
     assert "--node-data" not in said or "--node-data" in options
+
+
+# `dpps topology`
+
+
+def test_topology_reports_and_draws(tmp_path, capsys):
+    assert main(["topology", "exp", "--nodes", "10", "--json", "--plot", str(tmp_path / "exp.svg")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == {
+        *(
+            "nodes",
+            "period",
+            "degree",
+            "doubly_stochastic",
+            "connected_within",
+            "diameter",
+            "contraction",
+            "exact_average_after",
+        )
+    }
+    assert (report["period"], report["connected_within"], report["exact_average_after"]) == (4, 4, None)
+    assert "<svg" in (tmp_path / "exp.svg").read_text()

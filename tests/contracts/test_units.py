@@ -22,7 +22,7 @@ from dpps.privacy import (
     account,
     planned_charges,
 )
-from dpps.runs import TrainConfig
+from dpps.runs import Options
 from dpps.sensitivity import Known
 from tests.support.learning import tiny, toy_data
 
@@ -52,8 +52,8 @@ def test_it_is_made_of_the_defaults_of_the_command_line(name: str) -> None:
     made = UNITS[name].usual()
     assert made.name == name
     assert made == unit(name)
-    assert set(UNITS[name].defaults(PrivacyOptions.of(TrainConfig(unit=name)))) >= {"lr_shared", "lr_local"}
-    TrainConfig(unit=name).check()
+    assert set(UNITS[name].defaults(PrivacyOptions.of(Options(unit=name)))) >= {"lr_shared", "lr_local"}
+    Options(unit=name).check()
 
 
 @every_unit_and_trust
@@ -102,7 +102,7 @@ def test_a_unit_without_partners_says_why(name: str) -> None:
     kind = UNITS[name]
     if kind.no_partners:
         with pytest.raises(UsageError, match=rf"--trust pairs .*--unit {name}"):
-            TrainConfig(unit=name, trust="pairs").resolved()
+            Options(unit=name, trust="pairs").resolve()
 
 
 @every_unit_and_trust

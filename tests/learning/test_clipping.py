@@ -69,7 +69,7 @@ def test_a_run_whose_noise_prevails_even_over_all_rounds_is_told_to_be_hopeless(
     torch.manual_seed(0)
     run, words = told(1e4)
     assert len(words) == 1
-    assert run.update_to_noise == run.log[0].update_to_noise == run.summary["update_to_noise"] < 0.01
+    assert run.update_to_noise == run.log[0].update_to_noise == run.summary.update_to_noise < 0.01
     run, words = told(0.01)
     assert not words
     # every example is in the batch: the update is the mean gradient, clipped, and the noise has 18 coordinates

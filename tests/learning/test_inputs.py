@@ -100,9 +100,9 @@ def test_declared_sizes_go_with_a_topology_by_name():
 
 @pytest.mark.parametrize("name", ["record", "contribution", "node-swap", "none"])
 def test_units_by_name_with_the_defaults_of_the_command_line(name):
-    from dpps.runs import TrainConfig
+    from dpps.runs import Options
 
-    assert as_unit(name) == TrainConfig(unit=name).resolved().privacy() or name == "node-swap"
+    assert as_unit(name) == Options(unit=name).resolve().privacy() or name == "node-swap"
     run = fit([examples(seed=k) for k in range(NODES)], privacy=name)
     assert run.privacy.unit == name
 

@@ -51,7 +51,7 @@ def test_a_round_beyond_those_paid_for_is_refused_before_it_is_sent():
         topology=dpps.Ring(3),
         privacy=dpps.Record(epsilon=1.0),
         spare_rounds=2,
-        where=dpps.Here(wire),
+        where=dpps.Simulation(wire),
         seed=0,
     ).start(epochs=1)
     for _ in range(4 + 2):
@@ -74,7 +74,7 @@ def test_where_messages_really_leave_a_failure_is_not_told():
         data,
         topology=dpps.Ring(3),
         privacy=dpps.Contribution(clip=1.0, round_epsilon=1.0),
-        where=dpps.Here(Elsewhere(3)),
+        deployment=dpps.Simulation(Elsewhere(3)),
         seed=0,
     ).start(epochs=1)
     learner.step()
@@ -231,7 +231,7 @@ def test_nor_does_it_stop_because_of_an_example_it_is_measured_on(secret):
     run.fit(epochs=2)
     assert run.ledger.messages == run.plan.count
     assert run.own_accuracy is None
-    assert run.summary["metrics_by_node"] == {}
+    assert run.summary.metrics_by_node == {}
 
 
 def test_so_it_is_in_pedfl():

@@ -9,7 +9,7 @@ import torch
 
 from dpps.errors import RunError
 from dpps.paper import Cell, Pool, Store, mean_real, rounds_above, run
-from dpps.runs import make_run
+from dpps.runs import Run
 from tests.support.paper import TINY
 
 
@@ -17,10 +17,10 @@ def test_a_cell_is_the_run_dpps_train_would_do(tmp_path):
     cell = TINY.but(examples=None, batch_size=200, tests=None, sensitivity="paper", track_real=True)
     result = run(cell)
     config = dataclasses.replace(cell.config(), out=tmp_path / "run")
-    summary = make_run(config).fit(config.epochs).summary
-    assert result["accuracy"] == summary["test_accuracy"]
-    assert mean_real(result) == pytest.approx(summary["real_sensitivity_mean"], rel=1e-5)
-    assert result["epsilon_sum"] == summary["privacy"]["epsilon_sum"]
+    summary = Run.from_options(config).fit().summary
+    assert result["accuracy"] == summary.test_accuracy
+    assert mean_real(result) == pytest.approx(summary.real_sensitivity_mean, rel=1e-5)
+    assert result["epsilon_sum"] == summary.privacy.epsilon_sum
 
 
 def test_keys_tell_settings_apart_and_only_them():

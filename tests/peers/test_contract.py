@@ -28,7 +28,7 @@ from dpps.peers import (
 from dpps.peers import contract as contract_module
 from dpps.peers.contract import LARGEST_FILE, config_for
 from dpps.peers.join import CONVENER, accept, check_run, note_run
-from dpps.runs import OWN_DATA, TrainConfig
+from dpps.runs import OWN_DATA, Options
 from tests.support.peers import NAMES, PLAN, Organisations
 
 
@@ -317,7 +317,7 @@ range = [0, 120]
 def written(folder: Path, **options: object) -> Path:
     chosen = {"nodes": 3, "declared_sizes": "200", "topology": "ring", **options}
     path = folder / "plan.toml"
-    path.write_text(TrainConfig(**chosen).to_toml())
+    path.write_text(Options(**chosen).to_toml())
     return path
 
 
@@ -335,7 +335,7 @@ def test_one_member_gets_the_same_options_back(tmp_path: Path) -> None:
     three = Organisations(tmp_path, (7441, 7442), plan)
     config = config_for(three.federation, out=tmp_path / "run")
     assert config.out == tmp_path / "run"
-    assert config.common() == config.resolved().common()
+    assert config.common() == config.resolve().common()
     assert {k: v for k, v in config.common().items() if v is not None} == plan
 
 
@@ -347,7 +347,7 @@ def test_tables_of_the_members_own(tmp_path: Path) -> None:
     again.write_text(schema)
     assert read_schema(again).checksum() == read_schema(tmp_path / "schema.toml").checksum()
     three = Organisations(tmp_path, (7441, 7442), plan)
-    config_for(three.federation, again, node_data=tmp_path).resolved()
+    config_for(three.federation, again, node_data=tmp_path).resolve()
 
 
 @pytest.mark.parametrize(

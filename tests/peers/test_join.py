@@ -17,7 +17,7 @@ from dpps.peers import LEAVE, Channel, Participation, expel, read_plan, read_sta
 from dpps.peers.join import KNOWN, join
 from dpps.peers.messages import largest
 from dpps.peers.status import STAYING
-from dpps.runs import RoundLog, Run, TrainConfig, load
+from dpps.runs import Options, RoundLog, Run, load
 from tests.support.holding.sitecustomize import hold
 from tests.support.peers import NAMES, Organisations
 from tests.support.processes import PATIENCE, context, free_port, until
@@ -43,7 +43,7 @@ def three(tmp_path: Path, request: pytest.FixtureRequest) -> Organisations:
         "noise_multiplier": 1.0,
     }
     plan.write_text(
-        TrainConfig(
+        Options(
             nodes=3, declared_sizes="40", batch_size=10, epochs=3, topology="ring", classes=2, **options
         ).to_toml()
     )

@@ -192,6 +192,6 @@ def test_one_that_says_it_has_finished_ends_nobody_elses_run(
     assert stood[0][0] < federation.runs[LATE].plan.count
     models = {name: federation.runs[name].shared for name in ("m0", "m1", "m2")}
     assert all(torch.allclose(model, models["m0"], rtol=1e-4, atol=1e-5) for model in models.values())
-    where = federation.runs[LATE].where
+    where = federation.runs[LATE].deployment
     assert isinstance(where, Member)
     assert not where.fabric.late

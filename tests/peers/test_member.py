@@ -31,9 +31,9 @@ def test_a_run_of_four_members(tmp_path: Path) -> None:
         run = federation.runs[name]
         ledger = LedgerFile.read(tmp_path / name / "ledger.jsonl")
         assert [round_ for round_, _ in ledger.history] == list(range(12))
-        assert run.summary["privacy"]["epsilon"] < 20
+        assert run.summary.privacy.epsilon < 20
         assert "Seen by" in run.privacy.statement
-        assert run.summary["rounds"] == 12
+        assert run.summary.rounds == 12
         assert [path.name for path in (tmp_path / name / "models").iterdir()] == [f"node-{k}.safetensors"]
 
 
@@ -70,7 +70,7 @@ def test_a_killed_member_goes_on_from_its_folder(tmp_path: Path) -> None:
     charged = [r for r, _ in LedgerFile.read(tmp_path / "m1" / "ledger.jsonl").history]
     assert charged == sorted(set(charged))
     assert len(charged) < 20
-    assert federation.runs["m1"].summary["rounds"] <= len(charged)
+    assert federation.runs["m1"].summary.rounds <= len(charged)
 
 
 def test_a_member_that_is_gone_for_good_stops_nobody(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_leaving_hands_over(tmp_path: Path) -> None:
     federation = Federation(tmp_path, epochs=5)
 
     def leave() -> None:
-        where = federation.runs["m3"].where
+        where = federation.runs["m3"].deployment
         assert isinstance(where, Member)
         where.leave()
 
@@ -93,7 +93,7 @@ def test_leaving_hands_over(tmp_path: Path) -> None:
     federation.network.run()
     models = federation.models(["m0", "m1", "m2"])
     assert all(torch.allclose(model, models[0], atol=1e-4) for model in models)
-    members = [federation.runs[name].where for name in ("m0", "m1", "m2")]
+    members = [federation.runs[name].deployment for name in ("m0", "m1", "m2")]
     masses = [where.fabric.take(LEARNING)[1] for where in members if isinstance(where, Member)]
     assert sum(masses) == pytest.approx(4, abs=1e-9)
     with pytest.raises(UsageError, match="left"):
@@ -173,7 +173,7 @@ def test_who_waits_in_vain_is_told(tmp_path: Path) -> None:
     lines: list[str] = []
 
     def main(post: SimulatedPost) -> None:
-        where = make_run(post, 0, tmp_path / "m0", membership={"min_members": 2}).where
+        where = make_run(post, 0, tmp_path / "m0", membership={"min_members": 2}).deployment
         assert isinstance(where, Member)
         for left in (0, 1, 3):
             for node in range(1, left + 1):
@@ -192,14 +192,14 @@ def test_a_failed_run_shows_no_signs_of_life(tmp_path: Path, monkeypatch: pytest
 
     def main(post: SimulatedPost) -> None:
         run = make_run(post, 0, tmp_path / "m0")
-        assert isinstance(run.where, Member)
+        assert isinstance(run.deployment, Member)
         monkeypatch.setattr(Peers, "look", lambda fabric: None)
-        run.where._heart = Heart(run.where.fabric)
+        run.deployment._heart = Heart(run.deployment.fabric)
         run.start(1)
-        assert run.where._heart.is_alive()
+        assert run.deployment._heart.is_alive()
         run.close()
-        assert not run.where._heart.is_alive()
-        hearts.append(run.where)
+        assert not run.deployment._heart.is_alive()
+        hearts.append(run.deployment)
 
     Network({"m0": main}).run()
     assert hearts
@@ -251,7 +251,7 @@ def test_a_member_that_was_killed_while_it_left_hands_over_at_its_next_start(tmp
             network.kill("m3")
 
     def leave() -> None:
-        where = federation.runs["m3"].where
+        where = federation.runs["m3"].deployment
         assert isinstance(where, Member)
         network.isolate("m3", notice=10.0)  # it believes that it is connected, and nothing arrives
         where.leave()
@@ -265,7 +265,7 @@ def test_a_member_that_was_killed_while_it_left_hands_over_at_its_next_start(tmp
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Peers, "_give", give)
         network.run()
-    members = [federation.runs[name].where for name in NAMES]
+    members = [federation.runs[name].deployment for name in NAMES]
     masses = [where.fabric.take(LEARNING)[1] for where in members[:3] if isinstance(where, Member)]
     assert sum(masses) == pytest.approx(4, abs=1e-9)
     with pytest.raises(UsageError, match="left"):
@@ -289,7 +289,7 @@ def test_a_member_that_was_killed_before_its_results_writes_them_at_its_next_sta
 
 
 def fabrics(federation: Federation) -> list[Peers]:
-    wheres = [federation.runs[name].where for name in NAMES]
+    wheres = [federation.runs[name].deployment for name in NAMES]
     return [where.fabric for where in wheres if isinstance(where, Member)]
 
 
@@ -313,11 +313,11 @@ def test_the_bound_on_rows_follows_from_the_plan(optimizer: Any, tmp_path: Path)
 
     def main(post: SimulatedPost) -> None:
         run = make_run(post, 0, tmp_path / "m0", learning=learning)
-        assert isinstance(run.where, Member)
+        assert isinstance(run.deployment, Member)
         run.start(3)
         step, deviation = run.protocol.growth(run.state.shared, 1.0)
         reach = 12 * step + 12**0.5 * deviation * (run.state.shared.s.shape[1] ** 0.5 + 41)
-        found.extend((run.where.fabric._rows.longest(1.0), float(run.state.shared.s.norm()), reach))
+        found.extend((run.deployment.fabric._rows.longest(1.0), float(run.state.shared.s.norm()), reach))
         run.close()
 
     Network({"m0": main}).run()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dpps
-from dpps.cli.plan import main as plan_main
+from dpps.cli.plan import plan as plan_main
 from dpps.errors import UsageError
 from dpps.noise import Laplace, gaussian, sampled
 from dpps.privacy import (

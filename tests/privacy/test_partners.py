@@ -13,7 +13,7 @@ from dpps.errors import UsageError
 from dpps.noise import SecureNoise, SecurePairs, SeededPairs
 from dpps.privacy import Contribution, Nobody, Pairs, Partners, Plan, Record
 from dpps.privacy.partners import enough_degree
-from dpps.runs import TrainConfig
+from dpps.runs import Options
 
 
 def covariance(partners: Partners, honest: list[int]) -> np.ndarray:
@@ -242,11 +242,11 @@ def test_on_a_complete_graph_the_mean_is_central_dp_sgd_with_a_quarter_more_vari
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        TrainConfig(**options).resolved()  # type: ignore[arg-type]
+        Options(**options).resolve()  # type: ignore[arg-type]
 
 
 def test_what_is_left_open_is_named_in_the_statement() -> None:
-    config = TrainConfig(noise_multiplier=1.0, trust="pairs").resolved()
+    config = Options(noise_multiplier=1.0, trust="pairs").resolve()
     assert (config.colluders, config.mean_variance) == (3, 1.25)
     unit = config.privacy()
     assert unit is not None

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpps.report import RunRecord, read_folder, render, spending
-from dpps.runs import TrainConfig, make_run
+from dpps.report import RunRecord, charts, read_folder, render
+from dpps.runs import Options, Run
 
 SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
 
@@ -17,7 +17,7 @@ SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
 def few_questions() -> Iterator[None]:
     """The accountant is slow: ask it at few points."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spending, "POINTS", 4)
+        patch.setattr(charts, "SPENT_POINTS", 4)
         yield
 
 
@@ -31,8 +31,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "none": {"epochs": 1, "unit": "none", "topology": "ring", "dropouts": 0.2},
     }
     for name, chosen in options.items():
-        config = TrainConfig(out=base / name, **SMALL, **chosen)
-        make_run(config).fit(config.epochs)
+        config = Options(out=base / name, **SMALL, **chosen)
+        Run.from_options(config).fit()
     return {name: base / name for name in options}
 
 

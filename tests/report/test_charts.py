@@ -1,13 +1,82 @@
-"""Charts show the run's values, whatever changes, and nothing that does not."""
+"""Axes, charts, and epsilon spent by round."""
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from dpps.report import KEPT_POINTS, Accuracy, Chart, Mark, RunRecord, render, thinned
+import dpps
+from dpps.privacy import Charge, total
+from dpps.report import (
+    KEPT_POINTS,
+    SIZE,
+    Accuracy,
+    Axis,
+    Chart,
+    Mark,
+    RunRecord,
+    by_round,
+    number,
+    read_run,
+    render,
+    thinned,
+)
 from dpps.report.charts import charts
+from tests.support.learning import toy_data
+
+# Axes: values lie where they should, and ticks are round
+
+
+values = st.lists(st.floats(1e-9, 1e9), min_size=2, max_size=20).filter(lambda v: max(v) > 1.001 * min(v))
+
+
+@given(values, st.booleans())
+def test_values_lie_inside_in_their_order(found: list[float], log: bool) -> None:
+    axis = Axis.around(found, log=log)
+    places = [axis.place(value) for value in sorted(found)]
+    assert places == sorted(places)
+    assert 0 <= places[0] <= places[-1] <= SIZE
+
+
+@given(values, st.booleans())
+def test_ticks_are_few_and_inside(found: list[float], log: bool) -> None:
+    ticks = Axis.around(found, log=log).ticks()
+    assert 1 <= len(ticks) <= 13
+    assert all(-0.1 <= place <= SIZE + 0.1 for place, _ in ticks)
+    assert len({text for _, text in ticks}) == len(ticks)
+
+
+def test_ends_and_whole_numbers() -> None:
+    assert [text for _, text in Axis(1, 3, whole=True).ticks()] == ["1", "2", "3"]
+    assert [text for _, text in Axis(5, 2e5, log=True).ticks()] == ["10", "100", "1,000", "10,000", "100,000"]
+    assert Axis.around([95, 99], ceiling=100).high <= 100
+    assert Axis.around([0.0, 5.0], floor=0).low == 0
+    assert Axis.around([7.0, 7.0]).high > 7
+    assert Axis(10, 1000, log=True).place(100) == SIZE / 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (3.0, "3"),
+        (0.0123456, "0.01235"),
+        (150_000, "150,000"),
+        (1e-5, "10⁻⁵"),
+        (2.5e-7, "2.5×10⁻⁷"),
+        (12_345_678, "1.23×10⁷"),
+        (-4.25, "-4.25"),
+    ],
+)
+def test_numbers_for_people(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+# Charts show the run's values, whatever changes, and nothing that does not
 
 
 def drawn(*records: RunRecord) -> dict[str, Chart]:
@@ -129,3 +198,50 @@ def test_runs_measured_on_own_data_alone_are_compared_for_the_nodes_own_eyes(
     assert exchange.own_eyes
     assert not exchange.printed
     assert '<span class="unprinted">71.0 % ' in render(own)
+
+
+# Epsilon by round
+
+
+def spent(record: RunRecord) -> list[tuple[int, float]]:
+    return by_round(record.unit, record.charges, record.privacy.epsilon)
+
+
+def test_epsilon_by_round_adds_up_in_node_swap(records: dict[str, RunRecord]) -> None:
+    record = records["node-swap"]
+    sums = np.cumsum([log.epsilon for log in record.rounds])
+    np.testing.assert_allclose([epsilon for _, epsilon in spent(record)], sums, rtol=1e-12)
+    assert spent(record)[-1][1] == record.privacy.epsilon
+
+
+def test_epsilon_by_round_is_the_accountants_in_the_unit_record(
+    records: dict[str, RunRecord],
+) -> None:
+    record = records["record"]
+    found = spent(record)
+    at, epsilon = found[len(found) // 2]
+    log = record.rounds[0]
+    assert log.used is not None
+    sampling = record.charges[0][1].event.sampling
+    kind = Charge.gaussian(log.scale / log.used, sampling, at + 1)
+    assert epsilon == pytest.approx(total([kind], 1e-5).epsilon, rel=1e-9)
+    assert all(a[1] < b[1] for a, b in pairwise(found))
+    assert found[-1] == (len(record.rounds) - 1, record.privacy.epsilon)
+
+
+def test_the_node_that_paid_most_is_followed_where_nodes_draw_at_rates_of_their_own() -> None:
+    """Three nodes, three lines a round: what the others paid is not added to what one has spent."""
+    algorithm = dpps.PartPSP(nn.Linear(6, 3), batch_size=[20, 10, 4], lr_shared=0.1)
+    unit = dpps.Record(noise_multiplier=1.0)
+    run = dpps.Run(algorithm, toy_data(3), topology="ring", privacy=unit, seed=0).fit(epochs=2)
+    record = read_run(run, "own rates")
+    assert len(record.charges) == len(run.log)
+    found = spent(record)
+    at, epsilon = found[len(found) // 2]
+    dearest = Charge.gaussian(1.0, 0.5, at + 1)
+    assert epsilon == pytest.approx(total([dearest], 1e-5).epsilon, rel=1e-6)
+    assert all(a[1] < b[1] for a, b in pairwise(found))
+
+
+def test_nothing_is_spent_without_a_unit(records: dict[str, RunRecord]) -> None:
+    assert spent(records["none"]) == []

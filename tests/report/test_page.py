@@ -1,4 +1,4 @@
-"""What the page says."""
+"""The page and the card."""
 
 import dataclasses
 import json
@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from jinja2 import UndefinedError
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpps
 from dpps import report
-from dpps.report import Accuracy, RunRecord, badges, render, statement
+from dpps.report import Accuracy, RunRecord, badges, fill, model_card, read_run, render, small, statement
+from dpps.report.page import _environment
 from dpps.runs import RoundLog
+from tests.support.learning import batch_norm_model, tiny, toy_data
+
+# What the page says
 
 
 def page_of(*folders: Path, out: Path) -> str:
@@ -209,3 +214,98 @@ def test_contrast(theme: int) -> None:
     ]
     poor = {pair: contrast(colours[pair[0]], colours[pair[1]]) for pair in pairs}
     assert {pair: ratio for pair, ratio in poor.items() if ratio < 4.5} == {}
+
+
+# The model card
+
+
+def test_card_has_the_statement_word_for_word(records: dict[str, RunRecord]) -> None:
+    for record in records.values():
+        text = model_card(record).replace("**", "")
+        assert " ".join(record.privacy.statement.split()) in " ".join(text.split())
+
+
+def test_card_says_what_the_epsilon_is_worth(records: dict[str, RunRecord]) -> None:
+    card = model_card(records["record"])
+    assert "**epsilon 3, delta 1e-5**" in card
+    assert "**Simulation:" in card
+    assert "**No meaningful protection.**" in model_card(records["node-swap"])
+    assert "**No protection.**" in model_card(records["none"])
+    secure = dataclasses.replace(records["record"], private_noise=True)
+    assert "Simulation" not in model_card(secure).split("Protected")[0]
+    assert "unfinished" in model_card(dataclasses.replace(secure, finished=False))
+
+
+def test_card_leaves_out_what_was_not_noised(records: dict[str, RunRecord]) -> None:
+    record = records["record"]
+    assert record.accuracy.own is not None
+    card = model_card(record)
+    assert f"{record.accuracy.mean:.1f} %" in card
+    marked = dataclasses.replace(record, accuracy=dataclasses.replace(record.accuracy, own=12.34567))
+    assert "12.3" not in model_card(marked)
+    assert "loss" not in card.split("## Privacy")[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "shared", "told"),
+    [(tiny(), "all", True), (tiny(), ["layer1"], False), (batch_norm_model(), "all", False)],
+)
+def test_accuracy_with_parts_that_were_not_noised_is_not_passed_on(model, shared, told: bool) -> None:
+    """Unit contribution: the statement says that accuracies computed with local parameters must not be published."""
+    run = dpps.Run(
+        dpps.PartPSP(model, shared, batch_size=10),
+        toy_data(3),
+        topology="ring",
+        privacy=dpps.Contribution(epsilon=8.0, clip=1.0),
+        test=toy_data(1, seed=9)[0],
+        seed=0,
+    ).fit(epochs=2)
+    record = read_run(run, "run")
+    card = model_card(record)
+    assert (f"{record.accuracy.mean:.1f} % " in card) == told
+    page = render([record])
+    assert ('<div class="card unprinted"><dt>Accuracy' in page) != told
+    assert ('<figure class="chart printed" id="accuracy">' in page) == told
+    assert run.summary.own_statistics == isinstance(model, nn.Sequential)
+
+
+def test_baselines_are_not_passed_on(records: dict[str, RunRecord]) -> None:
+    card = model_card(dataclasses.replace(records["record"], baselines={"no privacy": Accuracy(91.5)}))
+    assert card == model_card(records["record"])
+
+
+def test_card_of_a_folder(runs: dict[str, Path], tmp_path: Path) -> None:
+    written = report.write_card(runs["none"], tmp_path / "card.md")
+    assert written.read_text(encoding="utf-8").startswith("# Model card: mnist-mini, mlp, partpsp")
+    assert written.stat().st_mode & 0o077 == 0
+    with pytest.raises(Exception, match=r"run\.json"):
+        report.write_card(tmp_path, tmp_path / "card.md")
+
+
+# The one writer of pages: everything is escaped, nothing is loaded, values read well
+
+
+@pytest.mark.parametrize(
+    ("template", "value", "text"),
+    [
+        ("{{ x | number }}", None, "-"),
+        ("{{ x | percent }}", 97.26, "97.3 %"),
+        ("{{ x | size }}", 2_500_000, "2.5 MB"),
+        ("{{ x | size }}", 12, "12 B"),
+        ("{{ x | duration }}", 90.0, "90.0 s"),
+        ("{{ x | duration }}", 7800.0, "2 h 10 min"),
+        ("{{ x | setting }}", True, "yes"),
+        ("{{ x | setting }}", 1e-5, "1e-5"),
+        ("{{ x | options | join('|') }}", "dpps train --seed 3 --quiet", "dpps train|--seed 3|--quiet"),
+    ],
+)
+def test_values_for_people(template: str, value: object, text: str) -> None:
+    assert _environment().from_string(template).render(x=value) == text
+
+
+def test_pages_are_escaped_and_a_missing_fact_is_an_error() -> None:
+    with pytest.raises(UndefinedError):
+        fill("run.html")
+    assert _environment().autoescape("page.html")
+    assert not _environment().autoescape("card.md")
+    assert small(2.5e-4) == "0.00025"

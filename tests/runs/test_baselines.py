@@ -1,5 +1,7 @@
 """The baselines are what they say: the same run without noise, and without messages."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.runs import ALONE, NO_PRIVACY, Baseline, compare, gained, read_comparisons
+from dpps.runs import ALONE, NO_PRIVACY, Baseline, Summary, compare, gained
 
 NODES, EPOCHS = 4, 3
 
@@ -131,43 +133,42 @@ def test_a_request_to_stop_is_heard():
     assert found.state.round == 1
 
 
-def told_of(run: dpps.Run) -> dict:
+def summary_of(run: dpps.Run) -> Summary:
     together, alone = (baseline(run, alone=each) for each in (False, True))
     accuracies = {NO_PRIVACY: together.accuracies(), ALONE: alone.accuracies()}
-    compared = compare(run, together, alone)
-    by_data = {which: {k: v.to_json() for k, v in each.items()} for which, each in compared.items()}
-    return run.summary | {"baselines": accuracies, "comparisons": by_data}
+    return replace(run.summary, baselines=accuracies, comparisons=compare(run, together, alone))
 
 
 def test_changes_are_those_of_the_accuracies_beside_them():
-    told = told_of(make(dpps.Record(noise_multiplier=5.0)).fit(EPOCHS))
+    found = summary_of(make(dpps.Record(noise_multiplier=5.0)).fit(EPOCHS))
     for which, mean, by_node in (
         ("test", "test_accuracy", "accuracy_by_node"),
         ("own", "own_accuracy", "own_accuracy_by_node"),
     ):
-        together, alone, compared = *told["baselines"].values(), read_comparisons(told)[which]
+        together, alone, compared = *found.baselines.values(), found.comparisons[which]
+        own = getattr(found, mean)
         assert compared["joining"].mean.points == pytest.approx(together[mean] - alone[mean])
-        assert compared["privacy"].mean.points == pytest.approx(told[mean] - together[mean])
-        assert compared["both"].mean.points == pytest.approx(told[mean] - alone[mean])
+        assert compared["privacy"].mean.points == pytest.approx(own - together[mean])
+        assert compared["both"].mean.points == pytest.approx(own - alone[mean])
         nodes = [change.points for change in compared["both"].by_node]
-        expected = [a - b for a, b in zip(told[by_node], alone[by_node], strict=True)]
+        expected = [a - b for a, b in zip(getattr(found, by_node), alone[by_node], strict=True)]
         assert nodes == (pytest.approx(expected) if which == "own" else [])
 
 
 def test_lines_name_every_node_and_its_number_of_examples():
-    told = told_of(make(dpps.Record(noise_multiplier=5.0)).fit(EPOCHS))
-    lines = [words for _, words in gained(told)]
+    found = summary_of(make(dpps.Record(noise_multiplier=5.0)).fit(EPOCHS))
+    lines = [words for _, words in gained(found)]
     for k in range(NODES):
         assert any(f"node {k}, 20 examples" in line for line in lines)
-    assert gained({**told, "comparisons": {}}) == []
-    small = {**told, "comparisons": {"test": told["comparisons"]["test"]}}
+    assert gained(replace(found, comparisons={})) == []
+    small = replace(found, comparisons={"test": found.comparisons["test"]})
     assert not any("node 0" in words for _, words in gained(small))
 
 
 def test_refused_where_messages_leave():
     run = make(None).fit(EPOCHS)
-    run.where = object()  # any deployment other than `Here`
-    with pytest.raises(UsageError, match=r"where=Here\(\)"):
+    run.deployment = object()  # any deployment other than `Simulation`
+    with pytest.raises(UsageError, match=r"deployment=Simulation\(\)"):
         Baseline(run, alone=False)
 
 

@@ -1,4 +1,4 @@
-"""kill -9 at random moments of a real run whose ledger is written before sending: no message is ever missing from it."""
+"""Runs that are killed."""
 
 import json
 import os
@@ -8,9 +8,21 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+from dpps.noise import Gaussian, IdentityKey, Outgoing, PairKeys, SecurePairs
+from dpps.privacy import LedgerFile, Pairs
+from tests.support.processes import PATIENCE, free_port
+
+# kill -9 at random moments of a real run whose ledger is written before sending: no message is ever missing from it
+
 
 # A real PartPSP run with a durable ledger, on a fabric that notes every message (after the fact, as a receiver would).
 PROGRAM = textwrap.dedent("""
@@ -30,7 +42,7 @@ PROGRAM = textwrap.dedent("""
     data = [TensorDataset(torch.randn(40, 6), torch.randint(0, 3, (40,))) for _ in range(3)]
     algorithm = dpps.PartPSP(dpps.models.MLP((6, 4, 3)), ["layer1"], batch_size=10)
     options = dict(topology=dpps.Ring(3), privacy=dpps.Record(noise_multiplier=2.0), secure_noise=True, seed=0,
-                   where=dpps.Here(Noting(3)))
+                   deployment=dpps.Simulation(Noting(3)))
     if os.path.exists(folder + "/run/run.json"):
         learner = dpps.Run.open(folder + "/run", algorithm, data, **options)
     else:
@@ -83,3 +95,239 @@ def test_the_ledger_never_lacks_a_message_and_the_total_never_goes_down(tmp_path
         assert charged.total() >= before
         before = charged.total()
     assert before > 0
+
+
+# Partners killed and resumed at random moments: the same pair noise is never under two different messages
+
+
+NODES, WIDTH = 3, 400
+
+PAIRS_PROGRAM = textwrap.dedent("""
+    import os, sys, torch
+    from torch import nn
+    from torch.utils.data import TensorDataset
+    import dpps
+    from dpps.noise.pairs import SecurePairs
+    from dpps.transport.cluster import Cluster
+    from dpps.transport.cluster import Rendezvous
+
+    torch.set_num_threads(1)
+    rank, size, port, folder, resumed = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1"
+    sent = os.open(f"{folder}/sent-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    release = SecurePairs.release
+
+    def noted(self, mechanism, scale, out):
+        found = release(self, mechanism, scale, out)
+        os.write(sent, ((out.half - out.s)[0].double() / scale).numpy().tobytes())
+        return found
+
+    SecurePairs.release = noted
+    torch.manual_seed(0)
+    cluster = Cluster(Rendezvous(rank, size, "127.0.0.1", port), 300, b"a secret of this test, long enough 1234")
+    data = [TensorDataset(torch.randn(20, 40), torch.randint(0, 10, (20,)))]
+    algorithm = dpps.PartPSP(nn.Linear(40, 10, bias=False), "all", batch_size=5)
+    options = dict(
+        topology=dpps.Ring(size), privacy=dpps.Record(noise_multiplier=5.0, trust=dpps.Pairs(0, mean_variance=1.1)),
+        deployment=dpps.TorchDistributed(cluster.join()), checkpoint_every=3,
+    )
+    make = dpps.Run.open if resumed else dpps.Run
+    run = make(folder=f"{folder}/run", algorithm=algorithm, data=data, **options)
+    run.start(epochs=10_000)
+    print("ready", flush=True)
+    while True:
+        run.step()
+        if run.state.round % 3 == 0:
+            run.checkpoint()
+""")
+
+
+def start_and_kill(folder: Path, resumed: bool, moment: float) -> None:
+    port = free_port()
+    arguments = [str(port), str(folder), "1" if resumed else "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    all_ = [
+        subprocess.Popen(
+            [sys.executable, "-c", PAIRS_PROGRAM, str(rank), str(NODES), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        for rank in range(NODES)
+    ]
+    try:
+        for process in all_:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            line = process.stdout.readline()
+            assert line == b"ready\n", process.stderr.read().decode()
+        before, given_up = _sizes(folder), time.monotonic() + PATIENCE
+        while any(now == then for now, then in zip(_sizes(folder), before, strict=True)):
+            assert time.monotonic() < given_up, "a process sends nothing"
+            time.sleep(0.01)
+        time.sleep(moment)
+    finally:
+        for process in random.Random(moment).sample(all_, NODES):
+            process.send_signal(signal.SIGKILL)
+        for process in all_:
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                assert pipe is not None
+                pipe.close()
+
+
+def _sizes(folder: Path) -> list[int]:
+    return [(folder / f"sent-{rank}").stat().st_size for rank in range(NODES)]
+
+
+def messages(folder: Path, rank: int) -> np.ndarray:
+    data = (folder / f"sent-{rank}").read_bytes()
+    whole = len(data) // (8 * WIDTH)
+    return np.frombuffer(data[: whole * 8 * WIDTH]).reshape(whole, WIDTH)
+
+
+def likeness(rows: np.ndarray) -> float:
+    """The largest correlation between two of the rows."""
+    correlations = np.corrcoef(rows)
+    np.fill_diagonal(correlations, 0)
+    return float(np.abs(correlations).max())
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_no_two_messages_ever_sent_share_their_pair_noise(tmp_path: Path, kills: int) -> None:
+    chance = random.Random(3)
+    for k in range(kills):
+        start_and_kill(tmp_path, k > 0, chance.uniform(0.05, 0.6))
+    for rank in range(NODES):
+        sent = messages(tmp_path, rank)
+        assert len(sent) >= kills
+        assert likeness(sent) < 7 / np.sqrt(WIDTH)
+
+
+def test_the_comparison_finds_a_key_used_in_two_attempts() -> None:
+    """The twin: were the attempt not part of the key, a round sent again would be almost equal."""
+    partners, identities = Pairs(0, mean_variance=1.1).partners(NODES), [IdentityKey() for _ in range(NODES)]
+    publics = [identity.public for identity in identities]
+
+    def message(attempt: bytes) -> np.ndarray:
+        rows = torch.zeros(1, WIDTH, dtype=torch.float64)
+        out = Outgoing(rows, rows.clone(), rows.clone(), [0], 4, True)
+        SecurePairs(partners, PairKeys(identities[0], publics, "run", attempt)).release(
+            Gaussian(1.0), 1.0, out
+        )
+        return out.half[0].numpy()
+
+    assert likeness(np.stack([message(b"a" * 16), message(b"a" * 16)])) > 0.7
+    assert likeness(np.stack([message(b"a" * 16), message(b"b" * 16)])) < 7 / np.sqrt(WIDTH)
+
+
+# A user's own model with secure noise, killed with -9 in mid-run and opened again: alone, and as four processes of torchrun
+
+
+NODES, EPOCHS, MULTIPLIER, RATE = 4, 3, 2.0, 0.2
+ROUNDS = EPOCHS * 5
+
+HELD_PROGRAM = textwrap.dedent("""
+    import os, sys, torch
+    from contextlib import nullcontext
+    from pathlib import Path
+    from torch import nn
+    from torch.utils.data import TensorDataset
+    import dpps
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Linear(4 * 36, 3)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.norm(self.conv(x))).flatten(1))
+
+    def hold(run, log):
+        if log.round == int(os.environ["HOLD"]):       # the test kills it here, at a moment of its own choice
+            import time
+            (folder / f"process-{os.getpid()}").write_text(str(os.getpid()))
+            (folder / f"process-{os.getpid()}").rename(folder / f"held-{run.nodes.rows[0]}")
+            time.sleep(1000)
+
+    folder = Path(sys.argv[1])
+    torch.manual_seed(0)
+    data = [TensorDataset(torch.randn(50, 1, 8, 8), torch.randint(0, 3, (50,))) for _ in range(4)]
+    where = dpps.TorchDistributed.from_environment(timeout=60) if "RANK" in os.environ else nullcontext(dpps.Simulation())
+    with where as where:
+        mine = [data[node] for node in where.rows(4)]
+        algorithm = dpps.PartPSP(Net(), ["conv", "norm"], batch_size=10)
+        options = dict(topology=dpps.Ring(4), privacy=dpps.Record(noise_multiplier=2.0), secure_noise=True, seed=0,
+                       deployment=where, checkpoint_every=4, callbacks=[hold])
+        if "--open" in sys.argv:
+            run = dpps.Run.open(folder / "run", algorithm, mine, **options)
+        else:
+            run = dpps.Run(algorithm, mine, folder=folder / "run", **options)
+        run.fit(epochs=3)
+    (folder / f"epsilon-{run.nodes.rows[0]}").write_text(str(run.privacy.epsilon))
+""")
+
+
+def launch(folder: Path, processes: int, *words: str, hold: int) -> subprocess.Popen[str]:
+    program = folder / "program.py"
+    program.write_text(HELD_PROGRAM)
+    command = [sys.executable, str(program), str(folder), *words]
+    if processes > 1:
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        command[1:1] = [*torchrun, *where, "--log-dir", str(folder / "torchrun")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HOLD": str(hold)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+
+
+def kill_in_mid_run(folder: Path, process: subprocess.Popen[str], held: str, processes: int = 1) -> None:
+    """kill -9 of the process that holds this node, when all are where they wait: who is no neighbour may be a round behind."""
+    deadline = time.monotonic() + PATIENCE
+    while len(list(folder.glob("held-*"))) < processes:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(int((folder / held).read_text()), signal.SIGKILL)
+
+
+def check_ledger(path: Path, first_part: int, resumed_at: int) -> float:
+    """Every round is there as often as it was sent, and the total is what another accountant makes of it."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    rounds = Counter(line["round"] for line in lines if "round" in line)
+    assert set(rounds) == set(range(ROUNDS))
+    assert all(rounds[r] == (2 if resumed_at <= r < first_part else 1) for r in rounds)
+    accountant = PLDAccountant()
+    event = dp_event.PoissonSampledDpEvent(RATE, dp_event.GaussianDpEvent(MULTIPLIER))
+    accountant.compose(event, rounds.total())
+    epsilon: float = accountant.get_epsilon(1e-5)
+    assert LedgerFile.read(path).total(1e-5).epsilon == pytest.approx(epsilon, rel=1e-3)
+    return epsilon
+
+
+def told(folder: Path, node: int) -> float:
+    """What the process of this node says it spent; by file, for the printed lines of several processes may run together."""
+    return float((folder / f"epsilon-{node}").read_text())
+
+
+def test_one_process_killed_and_opened(tmp_path):
+    with launch(tmp_path, 1, hold=6) as process:
+        kill_in_mid_run(tmp_path, process, "held-0")
+    assert process.returncode == -signal.SIGKILL
+    with launch(tmp_path, 1, "--open", hold=-1) as process:
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    # rounds 0 to 6 were charged, the newest checkpoint stood at 4: rounds 4 to 6 are charged twice
+    epsilon = check_ledger(tmp_path / "run" / "ledger.jsonl", first_part=7, resumed_at=4)
+    assert told(tmp_path, 0) == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_four_processes_of_torchrun_killed_and_opened(tmp_path):
+    with launch(tmp_path, NODES, hold=6) as process:
+        kill_in_mid_run(tmp_path, process, "held-2", NODES)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0
+    with launch(tmp_path, NODES, "--open", hold=-1) as process:
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    for rank in range(NODES):
+        epsilon = check_ledger(tmp_path / "run" / f"rank-{rank}" / "ledger.jsonl", first_part=7, resumed_at=4)
+        assert told(tmp_path, rank) == pytest.approx(epsilon, rel=1e-3)

@@ -1,4 +1,13 @@
-"""What comes out of a run: metrics of every epoch, a row for every class, targets that are no classes."""
+"""What comes out of a run: results, summary, log."""
+
+import json
+import math
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -7,6 +16,11 @@ from torch import nn
 
 import dpps
 from dpps.errors import UsageError
+from dpps.protocol import RoundRecord
+from dpps.runs import COLUMNS, RoundLog, Summary, TensorBoard, TorchDistributed, bytes_sent
+from tests.support.learning import batch_norm_model, tiny, toy_data
+
+# What comes out of a run: metrics of every epoch, a row for every class, targets that are no classes
 
 
 def examples(count, seed, classes=3):
@@ -36,7 +50,7 @@ def start(folder=None, **more):
 def test_metrics_are_taken_after_every_epoch():
     run = start(held_out=[examples(20, 20 + k) for k in range(3)]).fit(epochs=3)
     assert len(run.metrics_by_epoch) == 3
-    assert run.metrics_by_epoch[-1] == run.metrics_by_node == run.summary["metrics_by_node"]
+    assert run.metrics_by_epoch[-1] == run.metrics_by_node == run.summary.metrics_by_node
     assert set(run.metrics_by_node) == {"test", "own"}
     first, last = (run.metrics_by_epoch[k]["test"]["auroc"] for k in (0, -1))
     assert sum(last) > sum(first)
@@ -121,3 +135,177 @@ def test_a_loss_that_calls_the_model_may_give_a_number_per_example(unit):
     algorithm = dpps.PartPSP(model, shared=["0"], loss=loss, batch_size=10)
     run = dpps.Run(algorithm, nodes, topology=dpps.Ring(2), privacy=unit, test=nodes[0], seed=0).fit(epochs=1)
     assert run.accuracy is not None
+
+
+# What a run hands out stays as it is while the run goes on
+
+
+@pytest.mark.parametrize("model", [tiny, batch_norm_model])
+@pytest.mark.parametrize("local_steps", [1, 2])
+@pytest.mark.parametrize("algorithm", [dpps.PartPSP, dpps.SGP])
+def test_parameters_that_a_callback_keeps_are_those_of_its_round(model, local_steps, algorithm):
+    kept, copied = [], []
+
+    def keep(run: dpps.Run, _: RoundLog) -> None:
+        kept.append((run.local, run.shared))
+        copied.append((run.local.clone(), run.shared.clone()))
+
+    shared = [name for name, _ in model().named_parameters()][:2] if algorithm is dpps.PartPSP else "all"
+    made = algorithm(model(), shared, batch_size=10, local_steps=local_steps)
+    dpps.Run(made, toy_data(3), topology="ring", seed=0, callbacks=[keep]).fit(2)
+    assert len(kept) == (8 if local_steps == 1 else 4)
+    for mine, theirs in zip(kept, copied, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_what_is_handed_out_does_not_change_the_run():
+    def fit(spoil: bool) -> torch.Tensor:
+        def callback(run: dpps.Run, _: RoundLog) -> None:
+            if spoil:
+                run.local.zero_()
+                run.shared.zero_()
+
+        made = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+        return dpps.Run(made, toy_data(3), topology="ring", seed=0, callbacks=[callback]).fit(1).shared
+
+    assert torch.equal(fit(spoil=True), fit(spoil=False))
+
+
+# summary.json: what came out of a run, with nothing that JSON does not have
+
+
+DATA = [(torch.randn(8, 3), torch.randint(0, 2, (8,))) for _ in range(3)]
+
+
+def test_means_and_counts_are_those_of_the_log() -> None:
+    algorithm = dpps.PartPSP(nn.Linear(3, 2), ["weight"], batch_size=4)
+    unit = dpps.NodeSwap(budget=1.0, sensitivity=dpps.Paper(0.78, 0.55))
+    run = dpps.Run(
+        algorithm, DATA, topology=dpps.Ring(3), privacy=unit, track_real=True, seed=0, test=DATA[0]
+    )
+    found = Summary.of(run.fit(2)).to_json()
+    assert found["rounds"] == len(run.log) == 4
+    assert (found["shared_parameters"], found["local_parameters"]) == (6, 2)
+    assert found["real_sensitivity_max"] == max(log.real for log in run.log)
+    above = sum(log.real > log.estimated for log in run.log)
+    assert found["rounds_real_above_estimated"] == above
+    assert found["bytes_sent_per_node"] == sum(log.bytes for log in run.log)
+    assert len(found["accuracy_by_epoch"]) == 2
+    json.dumps(found, allow_nan=False)
+
+
+# The common summary of a distributed run has nothing that only one process may know
+
+
+class AllAlone:
+    """One process that is the whole cluster."""
+
+    sent_bytes = 0
+    rows = range(3)
+    control = SimpleNamespace(everybody=lambda value: [value])
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+def test_how_many_examples_were_held_out_stays_with_the_process_that_held_them_out() -> None:
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    options: dict[str, Any] = {"topology": dpps.Ring(3), "privacy": dpps.Record(noise_multiplier=1.0)}
+    run = dpps.Run(algorithm, toy_data(3), held_out=toy_data(3), seed=0, **options).fit(epochs=1)
+    own = run.summary
+    assert own.held_out_examples
+    cluster: Any = SimpleNamespace(rank=0, rendezvous=SimpleNamespace(size=1))
+    where = TorchDistributed(cluster)
+    where._fabric = AllAlone()  # type: ignore[assignment]
+    common = where.summary(own, run)
+    assert common is not None
+    assert "held_out_examples" not in common.to_json()
+    assert common.privacy.epsilon == own.privacy.epsilon
+
+
+# A line of rounds.csv, and the same in a checkpoint
+
+
+NOT_KEPT = {"accuracy": None, "clipped": None, "update_to_noise": None}
+"""What a checkpoint leaves out."""
+
+
+def test_a_log_survives_a_checkpoint() -> None:
+    record = RoundRecord(3, 3, 1.0, 1.5, 0.0, math.inf, False, 0.1, {"paper": 2.0, "real": 0.5})
+    log = RoundLog.of(3, record, torch.tensor([1.0, 2.0]), dpps.DPPS(dpps.Ring(3)), torch.zeros(3, 4))
+    assert (log.loss, log.real, log.watched) == (1.5, 0.5, {"paper": 2.0})
+    assert RoundLog.from_json(log.to_json()) == log
+
+
+def test_a_round_sends_a_row_to_every_peer_and_a_scalar_to_all_in_node_swap() -> None:
+    row, rows = 5 * 4 + 8, torch.zeros(6, 5)
+    assert bytes_sent(dpps.DPPS(dpps.DOut(6, 3)), 0, rows) == 2 * row
+    assert bytes_sent(dpps.DPPS(dpps.DOut(6, 3), mixes=3), 0, rows) == 6 * row
+    bounded = dpps.DPPS(dpps.DOut(6, 3), dpps.Laplace(1), dpps.Bounded(clip=0.5), sync_every=2)
+    assert [bytes_sent(bounded, clock, rows) for clock in (0, 1)] == [2 * row, 2 * 5 * row // 6]
+    swap = dpps.DPPS(dpps.DOut(6, 3), dpps.Laplace(1.0), dpps.Certified(), sync_every=1)
+    assert bytes_sent(swap, 0, rows) == 2 * 5 * row // 6 + 8 * 5
+
+
+def test_what_there_is_none_of_is_empty_and_a_round_without_messages_cost_nothing() -> None:
+    log = RoundLog.of(0, None, torch.tensor([4.0]), dpps.DPPS(dpps.Ring(3)), torch.zeros(3, 0))
+    row = dict(zip(COLUMNS, log.row(), strict=True))
+    assert row == {
+        "round": 0,
+        "real": "",
+        "estimated": "",
+        "used": "",
+        "scale": 0.0,
+        "epsilon": 0.0,
+        "loss": 4.0,
+    }
+
+
+def test_a_round_without_a_pure_epsilon_has_none() -> None:
+    """The default unit's Gaussian rounds have no epsilon of their own: nothing is written, and no infinity."""
+    unit = dpps.Record(noise_multiplier=1.0)
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0).fit(epochs=1)
+    assert [log.epsilon for log in run.log] == [None] * len(run.log)
+    assert {dict(zip(COLUMNS, log.row(), strict=True))["epsilon"] for log in run.log} == {""}
+    assert all(RoundLog.from_json(log.to_json()) == replace(log, **NOT_KEPT) for log in run.log)
+
+
+def test_a_laplace_round_has_its_own() -> None:
+    unit = dpps.Contribution(clip=1.0, round_epsilon=0.5, delta=0)
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0).fit(epochs=1)
+    assert [log.epsilon for log in run.log] == pytest.approx([0.5] * len(run.log))
+
+
+# Rounds as TensorBoard scalars
+
+
+def run(folder: Path) -> dpps.Run:
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    options = {"topology": dpps.Ring(3), "privacy": dpps.Record(noise_multiplier=1.0), "seed": 0}
+    return dpps.Run(algorithm, toy_data(3), test=toy_data(1)[0], callbacks=[TensorBoard(folder)], **options)
+
+
+def test_every_round_has_its_numbers_and_every_epoch_its_accuracy(tmp_path: Path) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    finished = run(tmp_path / "events").fit(epochs=2)
+    (file,) = (tmp_path / "events").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    events = event_accumulator.EventAccumulator(str(file)).Reload()
+    found = {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    assert set(found) == {"loss", "noise/scale", "sensitivity/used", "accuracy"}
+    assert found["loss"] == pytest.approx([log.loss for log in finished.log])
+    assert found["accuracy"] == pytest.approx(finished.accuracy_by_epoch)
+
+
+def test_nothing_is_written_before_the_first_round(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with run(tmp_path / "events").start(epochs=1):
+        assert not (tmp_path / "events").exists()
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match=r"--tensorboard.*dpps\[tensorboard\]"):
+        TensorBoard(tmp_path)

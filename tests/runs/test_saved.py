@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.runs import Run, Saved, TrainConfig, choose, make_run, outputs
+from dpps.runs import Options, Run, Saved, choose, outputs
 
 QUICK = {"nodes": 4, "batch_size": 500, "epochs": 1, "quiet": True}
 
@@ -22,17 +22,17 @@ QUICK = {"nodes": 4, "batch_size": 500, "epochs": 1, "quiet": True}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("runs") / "x"
-    return make_run(TrainConfig(out=out, **QUICK)).fit(1)
+    return Run.from_options(Options(out=out, **QUICK)).fit(1)
 
 
 def test_loaded_models_are_those_of_the_run(run: Run):
     loaded = dpps.load(run.out)
     assert list(loaded) == [0, 1, 2, 3]
-    x, _ = run._tests
+    x, _ = run.results.tests
     for model, own in zip(loaded.values(), run.models(), strict=True):
         assert not model.training
         assert torch.equal(outputs(model, x), outputs(own, x))
-    right = [(outputs(m, x).argmax(1) == run._tests[1]).double().mean() * 100 for m in loaded.values()]
+    right = [(outputs(m, x).argmax(1) == run.results.tests[1]).double().mean() * 100 for m in loaded.values()]
     assert [float(r) for r in right] == pytest.approx(run.accuracy_by_node)
 
 
@@ -65,7 +65,7 @@ def test_files_say_what_is_needed(run: Run):
 
 
 def test_images_of_a_named_data_set_become_the_inputs_of_training(run: Run, tmp_path: Path):
-    x, labels = run._tests
+    x, labels = run.results.tests
     pixels = (x * 255).round().to(torch.uint8).numpy()
     for name, images in (("a.npz", pixels), ("b.npz", pixels[:, 0])):
         np.savez(tmp_path / name, x=images, y=labels.numpy())
@@ -86,15 +86,15 @@ def test_colours_are_shifted_and_channels_repeated(run: Run, tmp_path: Path):
 
 
 def test_features_are_computed_of_the_inputs(tmp_path: Path):
-    config = TrainConfig(**QUICK, features="scattering", model="linear", unit="none", out=tmp_path / "run")
-    run = make_run(config).fit(1)
+    config = Options(**QUICK, features="scattering", model="linear", unit="none", out=tmp_path / "run")
+    run = Run.from_options(config).fit(1)
     from dpps import data
 
     images = data.load("mnist-mini").test.part(0, 5)
     np.savez(tmp_path / "new.npz", x=images.pixels.numpy())
     saved = Saved.read(choose(tmp_path / "run", 1)[1])
     x, _ = saved.examples(tmp_path / "new.npz", labelled=False)
-    torch.testing.assert_close(x, run._tests[0][:5], rtol=0.01, atol=0.01)
+    torch.testing.assert_close(x, run.results.tests[0][:5], rtol=0.01, atol=0.01)
     assert outputs(saved.load(), x).shape == (5, 10)
 
 
@@ -158,6 +158,8 @@ def test_wrong_requests(run: Run, tmp_path: Path):
         saved.examples(tmp_path / "label.npz", labelled=True)
 
 
-@pytest.mark.parametrize("module", ["dpps.runs.saved", "dpps.runs.run", "dpps.runs.baselines", "dpps.api"])
+@pytest.mark.parametrize(
+    "module", ["dpps.runs.saved_models", "dpps.runs.run", "dpps.runs.baselines", "dpps.api"]
+)
 def test_any_module_may_be_imported_first(module: str):
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True)

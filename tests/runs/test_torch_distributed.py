@@ -142,7 +142,7 @@ def _with_partners(folder: Path, secret: bytes, *, resumed: bool = False) -> dpp
         data=data,
         topology=dpps.Ring(3),
         privacy=dpps.Record(noise_multiplier=5.0, trust=dpps.Pairs(0)),
-        where=dpps.TorchDistributed(cluster),
+        deployment=dpps.TorchDistributed(cluster),
     )
     return run.start(epochs=2)
 

@@ -9,8 +9,8 @@ import torch
 
 from dpps.errors import RunError, UsageError
 from dpps.privacy import LedgerFile
-from dpps.runs import RunFolder, TrainConfig, candidates, data_ledger, together, tune, tuning
-from dpps.runs.tuning import _held_out, _noised, _right
+from dpps.runs import Options, RunFolder, data_ledger, together, tune, tuning
+from dpps.runs.tuning import _noised, _right
 
 LINEAR = {
     "data": "mnist",
@@ -19,6 +19,10 @@ LINEAR = {
     "shared": "all",
     "noise_multiplier": 5.3,
 }
+
+
+def candidates(options, trials):
+    return list(tuning.candidates(options, options.resolve(), trials))
 
 
 def own_data(folder, nodes=3, rows=24):
@@ -34,36 +38,36 @@ def own_data(folder, nodes=3, rows=24):
 
 
 def test_the_first_trial_is_what_train_would_do_and_none_is_repeated():
-    config = TrainConfig(**LINEAR)
-    found = list(candidates(config, 20))
-    usual = config.resolved()
+    config = Options(**LINEAR)
+    found = candidates(config, 20)
+    usual = config.resolve()
     assert found[0] == {n: getattr(usual, n) for n in ("lr_shared", "batch_size", "epochs", "clip")}
     assert len({tuple(each.values()) for each in found}) == len(found) == 20
-    assert list(candidates(config, 20)) == found  # the seed orders them
+    assert candidates(config, 20) == found  # the seed orders them
 
 
 def test_the_clip_is_changed_at_the_same_product_of_rate_and_clip():
-    found = list(candidates(TrainConfig(**LINEAR, batch_size=750, epochs=15), 9))
+    found = candidates(Options(**LINEAR, batch_size=750, epochs=15), 9)
     products = sorted({round(each["lr_shared"] * each["clip"], 2) for each in found})
     assert len(found) == 9
     assert products == pytest.approx([products[1] / 3, products[1], products[1] * 3], rel=0.02)
 
 
 def test_what_is_given_is_kept():
-    (found,) = candidates(TrainConfig(**LINEAR, lr_shared=4.0, batch_size=300, epochs=9), 1)
+    (found,) = candidates(Options(**LINEAR, lr_shared=4.0, batch_size=300, epochs=9), 1)
     assert set(found) == {"clip"}
     with pytest.raises(UsageError, match="--lr-shared, --batch-size, --epochs, --clip"):
-        list(candidates(TrainConfig(**LINEAR, lr_shared=4.0, batch_size=300, epochs=9, clip=0.1), 3))
+        candidates(Options(**LINEAR, lr_shared=4.0, batch_size=300, epochs=9, clip=0.1), 3)
 
 
 def test_private_data_is_refused_unless_the_search_is_paid_for(tmp_path):
-    config = TrainConfig(node_data=own_data(tmp_path), classes=2, nodes=3, model="linear", shared="all")
+    config = Options(node_data=own_data(tmp_path), classes=2, nodes=3, model="linear", shared="all")
     with pytest.raises(UsageError, match="--charge"):
         tune(config, 2, tmp_path / "out")
 
 
 def test_a_charged_search_stays_within_its_epsilon_and_delta(tmp_path):
-    config = TrainConfig(
+    config = Options(
         node_data=own_data(tmp_path),
         classes=2,
         nodes=3,
@@ -85,9 +89,7 @@ def test_a_charged_search_stays_within_its_epsilon_and_delta(tmp_path):
 
 @pytest.mark.parametrize("given", [{"unit": "contribution"}, {"records_per_user": 2}])
 def test_a_charged_search_promises_something_for_one_example_only(tmp_path, given):
-    config = TrainConfig(
-        node_data=own_data(tmp_path), classes=2, nodes=3, model="linear", epsilon=4.0, **given
-    )
+    config = Options(node_data=own_data(tmp_path), classes=2, nodes=3, model="linear", epsilon=4.0, **given)
     with pytest.raises(UsageError, match=r"--charge.*--unit.*--records-per-user"):
         tune(config, 2, tmp_path / "out", charge=True)
     assert not (tmp_path / "out").exists()
@@ -95,7 +97,7 @@ def test_a_charged_search_promises_something_for_one_example_only(tmp_path, give
 
 def test_public_data_is_not_charged_for(tmp_path):
     with pytest.raises(UsageError, match=r"--charge.*--node-data.*--data"):
-        tune(TrainConfig(data="mnist-mini"), 2, tmp_path / "out", charge=True)
+        tune(Options(data="mnist-mini"), 2, tmp_path / "out", charge=True)
 
 
 def test_trials_of_private_data_have_noise_that_nobody_knows_and_a_part_held_out(tmp_path):
@@ -103,9 +105,7 @@ def test_trials_of_private_data_have_noise_that_nobody_knows_and_a_part_held_out
     for node in range(3):
         (tmp_path / f"node-{node}" / "test.csv").unlink()
     options = {"model": "linear", "shared": "all", "epsilon": 4.0, "lr_shared": 1.0, "hold_out": 0.25}
-    found = tune(
-        TrainConfig(node_data=where, classes=2, nodes=3, **options), 1, tmp_path / "out", charge=True
-    )
+    found = tune(Options(node_data=where, classes=2, nodes=3, **options), 1, tmp_path / "out", charge=True)
     folder = RunFolder(found.best.folder)
     assert LedgerFile.read_header(folder.ledger)["durable"] is True  # only where noise is secure
     assert folder.read_summary()["own_accuracy"] is not None  # there is no test file: a part was held out
@@ -113,8 +113,8 @@ def test_trials_of_private_data_have_noise_that_nobody_knows_and_a_part_held_out
 
 def test_counts_are_exact_or_noised():
     labels = torch.zeros(50, dtype=torch.long)
-    run = SimpleNamespace(_held_out=[(None, labels), (None, labels[:30])], own_accuracy_by_node=[80.0, 50.0])
-    assert (_right(run), _held_out(run)) == (55, 80)
+    results = SimpleNamespace(held_out=[(None, labels), (None, labels[:30])])
+    assert _right(SimpleNamespace(results=results, own_accuracy_by_node=[80.0, 50.0])) == 55
     assert _noised(55, None) == 55
     noised = np.array([_noised(55, 0.5) for _ in range(300)])
     # discrete Laplace noise of scale 2 has deviation 2.8; the test must fail without noise and with twice as much
@@ -125,7 +125,7 @@ def test_counts_are_exact_or_noised():
 def charged_search(tmp_path, monkeypatch, trials=2, epsilon=1.0):
     monkeypatch.setenv(data_ledger.STATE, str(tmp_path / "state"))
     options = {"model": "linear", "shared": "all", "lr_shared": 1.0, "epsilon": epsilon}
-    config = TrainConfig(node_data=own_data(tmp_path / "data"), classes=2, nodes=3, **options)
+    config = Options(node_data=own_data(tmp_path / "data"), classes=2, nodes=3, **options)
     return tune(config, trials, tmp_path / "out", charge=True)
 
 

@@ -112,7 +112,7 @@ def _learn(
         privacy=dpps.NodeSwap(5.0, 1e-3, clip=10.0),
         sync_every=3,
         seed=7,
-        where=dpps.Here(fabric),
+        deployment=dpps.Simulation(fabric),
     ).start(epochs=20)
     for _ in range(rounds):
         learner.step()

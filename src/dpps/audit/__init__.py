@@ -35,5 +35,5 @@ if TYPE_CHECKING:  # imported when first asked for
         reconstruct,
     )
     from dpps.audit.pairs import MeanFinding, audit_mean, pair_cases
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -37,7 +37,7 @@ from dpps.learning import PEDFL, Algorithm, PartPSP
 from dpps.noise import Gaussian, Laplace, Mechanism, NoiseSource, Outgoing, SecureNoise, Seeded
 from dpps.privacy import Calibration, Contribution, NodeSwap, Plan, Record, Unit
 from dpps.protocol import DPPS
-from dpps.runs import Here, Run
+from dpps.runs import Run, Simulation
 from dpps.sensitivity import Certified, Paper, WorstCase
 from dpps.topology import Complete, Exponential, Weights
 from dpps.transport import Arrived, Exchange, Fabric, Link, Stacked, combine
@@ -528,8 +528,17 @@ def linear_run(
         batch_size=batch_size,
         loss=lambda outputs, targets: (outputs[:, 0] * targets).mean(),
     )
-    where, topology = Here(wire), Exponential(wire.nodes)
-    return Run(learner, data, topology=topology, privacy=unit, seed=seed, noise=noise, where=where, **options)
+    deployment, topology = Simulation(wire), Exponential(wire.nodes)
+    return Run(
+        learner,
+        data,
+        topology=topology,
+        privacy=unit,
+        seed=seed,
+        noise=noise,
+        deployment=deployment,
+        **options,
+    )
 
 
 def _one_coordinate(first: float, second: float, copies: int) -> Tensor:

@@ -35,7 +35,7 @@ from dpps.models import MLP
 from dpps.noise import Gaussian, NoNoise, SecurePairs, Seeded, gaussian, laplace
 from dpps.privacy import Contribution, NodeSwap, Pairs, Partners, Record, Unit, noise_for
 from dpps.protocol import DPPS
-from dpps.runs import Here, Run
+from dpps.runs import Run, Simulation
 from dpps.sensitivity import Bounded, Paper
 from dpps.topology import Exponential, Topology
 from dpps.transport import Exchange, Link, Stacked
@@ -459,7 +459,7 @@ def _read(unit: Unit | None, inputs: Tensor, labels: Tensor, seed: int) -> Tenso
         privacy=unit,
         seed=seed,
         noise=Seeded(seed),
-        where=Here(wire),
+        deployment=Simulation(wire),
     ).start(epochs=1)
     start = run.state.shared.s.clone()
     run.step()

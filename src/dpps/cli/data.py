@@ -7,21 +7,13 @@ from typing import Annotated
 from rich.table import Table as Lines
 from tyro.conf import Positional, arg
 
-from dpps.cli import DONE
-from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
-from dpps.data import Column, ImageSchema, Schema, guess_image_schema, guess_schema, read_table
+from dpps.cli.main import DONE, parse_options
+from dpps.data.images import ImageSchema, guess_image_schema
+from dpps.data.schema import Column, Schema, guess_schema
+from dpps.data.tables import read_table
 from dpps.disk import check_target, write_aside
-from dpps.errors import UsageError, quoted, unknown
-
-_USAGE = """usage: dpps data describe FILE --label COLUMN --out schema.toml
-       dpps data describe FOLDER --out schema.toml
-
-Writes a first schema for tables of your own (CSV, Parquet, .npz): columns with their kinds, ranges or categories, and classes;
-or for a folder of images with a sub-folder for every class.
-All nodes read their files by the same schema: dpps train --node-data DIR/node-{rank} --schema schema.toml
-
-dpps data describe --help has the options."""
+from dpps.errors import UsageError, quoted
 
 _PUBLIC = """# Public: every node of a run reads its data by this file, and anybody may see it. Agree on it before the run.
 # It was guessed from one file. Correct it to what is known without looking at data: the range of a number that is physically
@@ -53,14 +45,9 @@ class DescribeConfig:
     """Write over a schema that is there."""
 
 
-def main(arguments: list[str]) -> int:
-    """Describe as told."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_USAGE)
-        return DONE
-    if arguments[0] != "describe":
-        raise unknown("command of dpps data", arguments[0], ("describe",))
-    config = parse_options(DescribeConfig, arguments[1:], "dpps data describe")
+def describe(arguments: list[str]) -> int:
+    """Guess a schema and write it."""
+    config = parse_options(DescribeConfig, arguments, "dpps data describe")
     schema = _guess(config.file, config.label)
     check_target("--out", config.out)
     if config.out.exists() and not config.overwrite:
@@ -69,7 +56,7 @@ def main(arguments: list[str]) -> int:
         )
     about = _PUBLIC if isinstance(schema, Schema) else _PUBLIC_IMAGES
     write_aside(config.out, (about + schema.to_toml()).encode())
-    _say(schema, config.out)
+    _print_schema(schema, config.out)
     return DONE
 
 
@@ -86,7 +73,7 @@ def _guess(file: Path, label: str | None) -> Schema | ImageSchema:
     return guess_schema(table, label)
 
 
-def _say(schema: Schema | ImageSchema, out: Path) -> None:
+def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
     console = plain_console(markup=False)
     lines = Lines(box=None, pad_edge=False)
     for title in ("column", "kind", "guessed"):

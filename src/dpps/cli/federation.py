@@ -1,30 +1,109 @@
-"""`dpps federation`: what the convener does."""
+"""Runs between organisations: `dpps member`, `federation`, `join`, `status`, `leave`."""
 
+import json
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, Any
 
+from rich.console import Console
+from rich.progress import TaskID
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from dpps.cli import DONE
-from dpps.cli.arguments import parse_options
-from dpps.cli.console import wide_console
+from dpps.cli.console import log_lines, plain_console, rounds_bar, wide_console
+from dpps.cli.main import DONE, FAILED, STOPPED, parse_options
 from dpps.disk import private_folder, write_aside, write_private, writing
-from dpps.errors import UsageError, unknown
+from dpps.errors import UsageError
+from dpps.logs import only_from
 from dpps.peers.contract import Federation, Rules, convene, expel, read_plan, renew
-from dpps.peers.identity import Key, Request, read_out
+from dpps.peers.identity import REQUEST, Identity, Key, Request, read_out
+from dpps.peers.join import Participation
+from dpps.peers.status import (
+    FINISHED,
+    LEAVE,
+    LEFT,
+    OVER,
+    LivePage,
+    Status,
+    bytes_in_words,
+    check_page,
+    read_status,
+)
+from dpps.privacy.accountant import label
+from dpps.runs.callbacks import RoundLog
+from dpps.runs.run import Run
+
+log = logging.getLogger(__name__)
 
 FILE, KEY = "federation.toml", "convener.key"
-_USAGE = """usage: dpps federation create plan.toml --member a.csr --member b.csr --out DIR
-       dpps federation expel DIR/federation.toml NAME
-       dpps federation renew DIR/federation.toml
-       dpps federation show DIR/federation.toml
 
-create signs the members' requests and writes the contract of the run; plan.toml is what dpps train --print-config writes.
-expel writes the next revision without a member, renew the next revision with new certificates: send the new file to all members.
 
-dpps federation create --help has the options."""
+# Who takes part
+
+
+@dataclass(frozen=True)
+class InitConfig:
+    """Make the key of a member, and a request for the convener's certificate.
+
+    Send DIR/member.csr to the convener, and compare the fingerprint on the telephone. member.key stays where it is.
+
+    Example: dpps member init --name hospital-b --listen 0.0.0.0:7443 --out me
+    """
+
+    name: Annotated[str, arg(metavar="NAME")]
+    """Of the organisation, for all to see: small letters, digits and hyphens."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """New folder for key and request."""
+    listen: Annotated[str, arg(metavar="HOST:PORT")] = ""
+    """Address and port to listen at; without it this member only dials out (behind a firewall)."""
+    address: Annotated[str, arg(metavar="HOST:PORT")] = ""
+    """Where the others reach it, when that differs: behind a port forwarding, or with --listen 0.0.0.0 (default then: this machine's name)."""
+
+
+@dataclass(frozen=True)
+class ShowMemberConfig:
+    """Print a member's fingerprint again."""
+
+    folder: Positional[Annotated[Path, arg(metavar="DIR")]]
+    """What dpps member init wrote."""
+
+
+def member_init(arguments: list[str]) -> int:
+    """Make an identity."""
+    config = parse_options(InitConfig, arguments, "dpps member init")
+    return _print_identity(Identity.make(config.out, config.name, config.listen, config.address))
+
+
+def member_show(arguments: list[str]) -> int:
+    """Show an identity."""
+    return _print_identity(
+        Identity.open(parse_options(ShowMemberConfig, arguments, "dpps member show").folder)
+    )
+
+
+def _print_identity(identity: Identity) -> int:
+    console = plain_console()
+    request = identity.folder / REQUEST
+    dialled = Request.read(request).address
+    console.print(f"member       [bold]{identity.name}[/]")
+    console.print(f"listens at   {identity.listen or 'nowhere: it dials out'}", markup=False)
+    if dialled != identity.listen:
+        console.print(f"dialled at   {dialled}", markup=False)
+    console.print(f"fingerprint  [bold]{read_out(identity.fingerprint)}[/]")
+    console.print(
+        f"Send {request} to the convener, and read the fingerprint out on the telephone.", markup=False
+    )
+    return DONE
+
+
+# The convener
 
 
 @dataclass(frozen=True)
@@ -87,19 +166,8 @@ class ShowConfig:
     """federation.toml"""
 
 
-def main(arguments: list[str]) -> int:
-    """Do what the convener asks."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_USAGE)
-        return DONE
-    commands = {"create": _create, "expel": _expel, "renew": _renew, "show": _show}
-    if arguments[0] not in commands:
-        raise unknown("command of dpps federation", arguments[0], commands)
-    commands[arguments[0]](arguments[1:])
-    return DONE
-
-
-def _create(arguments: list[str]) -> None:
+def create(arguments: list[str]) -> int:
+    """Sign requests and write the contract."""
     config = parse_options(CreateConfig, arguments, "dpps federation create")
     if (config.out / FILE).exists():
         raise UsageError(f"--out {config.out} already holds a federation: choose another folder")
@@ -127,42 +195,48 @@ def _create(arguments: list[str]) -> None:
         key = Key.make(existing)
     made = convene(plan, requests, key, rules=rules, schema=schema, days=config.days)
     _write(made, config.out / FILE)
-    _tell(made, config.out / FILE)
+    _print_federation(made, config.out / FILE)
     wide_console().print(
         f"Compare the fingerprints with the members on the telephone, then send {config.out / FILE} to each of them. "
         f"{existing} stays here.",
         markup=False,
     )
+    return DONE
 
 
-def _expel(arguments: list[str]) -> None:
+def expel_member(arguments: list[str]) -> int:
+    """Write the next revision without a member."""
     config = parse_options(ExpelConfig, arguments, "dpps federation expel")
     found, key = _opened(config.file)
-    _write_next(expel(found, config.name, key), config.file)
+    return _write_next(expel(found, config.name, key), config.file)
 
 
-def _renew(arguments: list[str]) -> None:
+def renew_certificates(arguments: list[str]) -> int:
+    """Write the next revision with new certificates."""
     config = parse_options(RenewConfig, arguments, "dpps federation renew")
     found, key = _opened(config.file)
-    _write_next(renew(found, key, config.days), config.file)
+    return _write_next(renew(found, key, config.days), config.file)
 
 
-def _show(arguments: list[str]) -> None:
+def show(arguments: list[str]) -> int:
+    """Print who is in a federation."""
     path = parse_options(ShowConfig, arguments, "dpps federation show").file
-    _tell(Federation.read(path), path)
+    _print_federation(Federation.read(path), path)
+    return DONE
 
 
 def _opened(path: Path) -> tuple[Federation, Key]:
     return Federation.read(path), Key.read(path.parent / KEY)
 
 
-def _write_next(federation: Federation, path: Path) -> None:
+def _write_next(federation: Federation, path: Path) -> int:
     _write(federation, path)
-    _tell(federation, path)
+    _print_federation(federation, path)
     wide_console().print(
         f"Send {path} to every member: dpps join takes the new revision from whoever has it, and refuses older ones.",
         markup=False,
     )
+    return DONE
 
 
 def _write(federation: Federation, path: Path) -> None:
@@ -172,7 +246,7 @@ def _write(federation: Federation, path: Path) -> None:
         write_aside(path, federation.to_toml().encode())
 
 
-def _tell(federation: Federation, path: Path) -> None:
+def _print_federation(federation: Federation, path: Path) -> None:
     console, plan = wide_console(), federation.plan
     console.print(f"[bold]{path}[/]  federation {federation.id}, revision {federation.revision}")
     promised = {k: plan[k] for k in ("epsilon", "delta", "noise-multiplier", "budget") if k in plan}
@@ -189,3 +263,314 @@ def _tell(federation: Federation, path: Path) -> None:
         until = "expelled" if member.expelled else f"{member.certificate.not_valid_after_utc:%Y-%m-%d}"
         lines.add_row(member.name, member.address or "dials out", until, read_out(member.fingerprint))
     console.print(lines)
+
+
+# A member's part
+
+
+@dataclass(frozen=True)
+class JoinConfig:
+    """Take part in a run between organisations. Members start in any order; the run waits for the others.
+
+    After a crash, a power cut or Ctrl-C the same command goes on where this member was: nothing is sent twice with other noise,
+    and nothing is paid twice.
+
+    Example: dpps join f/federation.toml --member me --node-data /srv/data --out run
+    """
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """The contract that the convener has signed, federation.toml. A later revision may be put in its place while the run goes on."""
+    member: Annotated[Path, arg(metavar="DIR")]
+    """Folder of this member's key, made by dpps member init."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """Folder of the run: ledger, outbox, log, models, summary."""
+    node_data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """Folder with this member's examples: train.csv (.tsv, .parquet, .npz), and the same for test if wanted."""
+    data_dir: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """Where a data set is looked for that the plan names."""
+    convener: Annotated[str, arg(metavar="FINGERPRINT", help_behavior_hint="")] = ""
+    """Of the convener, as read out on the telephone; without it the one seen first is trusted."""
+    metrics: Annotated[str | None, arg(metavar="NAME,NAME,..", help_behavior_hint="")] = None
+    """Also measured at the end, as in dpps train; for this member's own eyes."""
+    page: Annotated[str, arg(metavar="HOST:PORT", help_behavior_hint="")] = ""
+    """Show a live page at this address of this machine, such as 127.0.0.1:8080; its whole URL, with a random part, is printed."""
+    log_json: bool = False
+    """One JSON object a line on the standard error, for operators, instead of words."""
+    quiet: bool = False
+    """No progress display."""
+
+
+def join(arguments: list[str]) -> int:
+    """Take part."""
+    config = parse_options(JoinConfig, arguments, "dpps join")
+    if config.page:
+        check_page(config.page)
+    with _json_lines() if config.log_json else nullcontext():
+        return _join(config)
+
+
+def _join(config: JoinConfig) -> int:
+    console = plain_console(quiet=config.log_json)
+    shown = Shown(console, quiet=config.quiet or config.log_json)
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with ExitStack() as stack:
+            participation = stack.enter_context(
+                Participation(
+                    config.file,
+                    config.member,
+                    config.out,
+                    node_data=config.node_data,
+                    data_dir=config.data_dir,
+                    convener=config.convener,
+                    metrics=config.metrics,
+                    callbacks=(shown.after_round,),
+                )
+            )
+            participation.prepare()
+            _print_begun(console, participation)
+            participation.start()
+            if config.page:
+                page = stack.enter_context(LivePage(config.page, lambda: participation.status))
+                console.print(f"page       {page.url}", markup=False)
+                log.info("page %s", page.url, extra={"event": "page", "url": page.url})
+            stack.enter_context(shown)
+            shown.begin(participation)
+            participation.fit()
+            shown.stop()
+            _print_done(console, participation)
+    except KeyboardInterrupt:
+        shown.stop()
+        console.print(
+            f"stopped; everything is in {config.out}, and the same command goes on with it", markup=False
+        )
+        log.info("stopped", extra={"event": "stopped"})
+        return STOPPED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return DONE
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _print_begun(console: Console, participation: Participation) -> None:
+    status, federation = participation.status, participation.channel.federation
+    plan = federation.plan
+    console.print(
+        f"member     [bold]{status.member}[/] of federation {status.federation}, revision {status.revision}"
+    )
+    promised = "none: messages without noise" if status.unit == "none" else f"unit {status.unit}"
+    if (total := participation.planned_epsilon) is not None:
+        promised += f", {label(total)} in total"
+    console.print(f"contract   {plan['algorithm']}, {promised}, {len(federation.active)} members")
+    console.print(
+        f"connects   to {', '.join(sorted(federation.neighbours(status.member)))}; listens at {participation.identity.listen or 'no port'}",
+        markup=False,
+    )
+
+
+def _print_done(console: Console, participation: Participation) -> None:
+    run, status = participation.run, participation.status
+    if status.state == LEFT:
+        console.print(
+            f"left       after round {status.round} of {status.rounds}; its share of the model was handed over"
+        )
+    else:
+        accuracy, own = run.summary.test_accuracy, run.summary.own_accuracy
+        if accuracy is not None:
+            console.print(f"accuracy   [bold]{accuracy:.2f} %[/] on the test set")
+        if own is not None:
+            console.print(f"accuracy   [bold]{own:.2f} %[/] on data of this member's own")
+    if run.unit is not None:
+        console.print(f"privacy    [bold]{status.spent}[/], delta {status.delta:g}, unit {status.unit}")
+    console.print(
+        f"sent       {bytes_in_words(status.bytes_sent)} to {len(participation.channel.traffic)} neighbours since this start"
+    )
+    console.print(f"files      {participation.out}", markup=False)
+
+
+class Shown:
+    """Round, who is here, epsilon and bytes sent: a bar on a terminal, otherwise a line now and then."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        self._console, self._quiet = console, quiet
+        self._participation: Participation | None = None
+        self._bar = rounds_bar(console, shown=not quiet and console.is_terminal)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "Shown":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def begin(self, participation: Participation) -> None:
+        """The run is ready, and waits for the others."""
+        self._participation = participation
+        status = participation.status
+        self._task = self._bar.add_task(
+            "", total=status.rounds, completed=status.round, facts="waiting for the other members"
+        )
+        log.info("waiting for the other members", extra={"event": "waiting", "round": status.round})
+
+    def after_round(self, run: Run, round_: RoundLog) -> None:
+        """Move on."""
+        if self._participation is None:
+            return
+        status = self._participation.status
+        done, every = round_.round + 1, max(1, run.plan.count // 10)
+        line = not self._quiet and not self._console.is_terminal and done % every == 0
+        if line:
+            self._participation.tell_epsilon()
+        log.info("round %d of %d", done, status.rounds, extra={"event": "round", **_facts(status, done)})
+        words = _words(status)
+        if self._task is not None:
+            self._bar.update(self._task, completed=done, facts=words)
+        if line:
+            self._console.print(f"round {done} of {status.rounds}: {words}", markup=False)
+
+
+def _words(status: Status) -> str:
+    epsilon = "" if status.epsilon is None else f", {status.spent}"
+    return (
+        f"{len(status.here)} of {len(status.members)} here{epsilon}, sent {bytes_in_words(status.bytes_sent)}"
+    )
+
+
+def _facts(status: Status, done: int) -> dict[str, Any]:
+    return {
+        "round": done,
+        "rounds": status.rounds,
+        "here": status.here,
+        "epsilon": status.epsilon,
+        "epsilon_round": status.epsilon_round,
+        "bytes_sent": status.bytes_sent,
+    }
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object a record: time, level, message, and what else it was given."""
+
+    _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {k: v for k, v in vars(record).items() if k not in self._OWN}
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        about = {"time": at, "level": record.levelname.lower(), "logger": record.name}
+        return json.dumps({**about, "message": record.getMessage(), **facts}, default=str)
+
+
+@contextmanager
+def _json_lines() -> Iterator[None]:
+    """Within, what happens is logged for operators: one JSON object a line on the standard error."""
+    with log_lines(_JsonLines()), ExitStack() as levels:
+        for name in ("dpps.peers", "dpps.cli"):
+            levels.enter_context(only_from(logging.INFO, logging.getLogger(name)))
+        yield
+
+
+@dataclass(frozen=True)
+class StatusConfig:
+    """How a run of dpps join stands: round, who is here, epsilon spent, bytes sent.
+
+    Example: dpps status run
+    """
+
+    run: Positional[Annotated[Path, arg(metavar="DIR")]]
+    """Folder of the run."""
+    json: bool = False
+    """As JSON, for programs."""
+
+
+def status(arguments: list[str]) -> int:
+    """Show a run's status."""
+    config = parse_options(StatusConfig, arguments, "dpps status")
+    found = read_status(config.run)
+    if config.json:
+        print(json.dumps({**found.to_json(), "alive": found.alive}))
+    else:
+        _print_status(found)
+    return DONE
+
+
+def _print_status(status: Status) -> None:
+    console = wide_console()
+    state = status.state if status.alive or status.state in OVER else f"not running (it was {status.state})"
+    console.print(
+        f"member     [bold]{status.member}[/] of federation {status.federation}, revision {status.revision}"
+    )
+    console.print(
+        f"state      [bold]{state}[/], round {status.round} of {status.rounds}, as of {status.updated}"
+    )
+    if status.message:
+        console.print(f"           {status.message}", markup=False)
+    if status.unit not in ("", "none"):
+        console.print(f"privacy    {status.spent}, delta {status.delta:g}, unit {status.unit}")
+    console.print(f"sent       {bytes_in_words(status.bytes_sent)} since its start at {status.since}")
+    lines = Table(box=None, pad_edge=False)
+    for title in ("member", "state", "round", "heard", "connected", "sent to", "received from"):
+        lines.add_column(title)
+    for peer in status.members:
+        own = peer.name == status.member
+        lines.add_row(
+            peer.name + (" (this one)" if own else ""),
+            peer.state,
+            str(peer.round),
+            "" if own else "never" if peer.heard is None else f"{peer.heard:.0f} s ago",
+            "" if own else "yes" if peer.connected else "no",
+            "" if own else bytes_in_words(peer.sent),
+            "" if own else bytes_in_words(peer.received),
+        )
+    console.print(lines)
+    for line in status.refusals:
+        console.print(line, markup=False)
+
+
+@dataclass(frozen=True)
+class LeaveConfig:
+    """Leave a run for good: this member's share of the model goes to a neighbour, and the others go on without it.
+
+    The dpps join of this member must be running. To come back later, do not leave: Ctrl-C, and the same dpps join again.
+
+    Example: dpps leave run
+    """
+
+    run: Positional[Annotated[Path, arg(metavar="DIR")]]
+    """Folder of the run."""
+    wait: float = 600.0
+    """Seconds to wait until it has left; 0: only ask."""
+
+
+def leave(arguments: list[str]) -> int:
+    """Ask the running process to leave."""
+    config = parse_options(LeaveConfig, arguments, "dpps leave")
+    console = plain_console()
+    status = read_status(config.run)
+    if not status.alive:
+        over = "it takes no further part already"
+        more = "leaving means to hand its share over; start its dpps join again, then ask again"
+        raise UsageError(
+            f"dpps leave {config.run}: no process of {status.member} is running there (it is {status.state}), and "
+            + (over if status.state in (FINISHED, LEFT) else more)
+        )
+    write_private(config.run / LEAVE, b"")
+    console.print(f"{status.member} was asked to leave after its current round", markup=False)
+    until = time.monotonic() + config.wait
+    while time.monotonic() < until:
+        status = read_status(config.run)
+        if not status.alive:
+            console.print(
+                f"{status.member}: {status.state}, after round {status.round} of {status.rounds}",
+                markup=False,
+            )
+            return DONE if status.state == LEFT else FAILED
+        time.sleep(0.2)
+    return DONE if config.wait == 0 else FAILED

@@ -12,9 +12,8 @@ from typing import Annotated
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from dpps.cli import DONE, STOPPED
-from dpps.cli.arguments import parse_options
 from dpps.cli.console import plain_console
+from dpps.cli.main import DONE, STOPPED, parse_options
 from dpps.errors import UsageError, needs_extra, unknown
 from dpps.paper import EXPERIMENTS, MODELS, SEEDS, Pool, Scope, Store, convergence, cores, identity
 from dpps.version import __version__

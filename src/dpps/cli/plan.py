@@ -1,34 +1,34 @@
-"""`dpps plan`."""
+"""Before a run: `dpps plan`, and `dpps topology`."""
 
 import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from rich.table import Table
+from tyro.conf import Positional, arg
 
-from dpps.cli import DONE
-from dpps.cli.arguments import parse_options
-from dpps.cli.console import plain_console
-from dpps.cli.progress import working
+from dpps.cli.console import plain_console, working
+from dpps.cli.main import DONE, parse_options
 from dpps.cli.train import take_config
 from dpps.errors import UsageError
 from dpps.learning.suggestion import Suggestion
 from dpps.privacy.accountant import SUM_OF_ROUNDS, label
 from dpps.privacy.outlook import Coalition, LimitingNode, Outlook, refuse_large_delta
 from dpps.privacy.units import UNITS
-from dpps.runs.config import OWN_DATA, TrainConfig
-from dpps.runs.defaults import planned, suggestion
-from dpps.runs.options import refuse_idle_training
+from dpps.runs.options import OWN_DATA, Options, refuse_ignored
+from dpps.runs.suggest import planned, suggestion
 from dpps.sensitivity import Paper
+from dpps.topology import TOPOLOGIES, parse
 
 _ANYWHERE = Path("data")
 """Stands for the nodes' own folders, which a plan does not read."""
 
 
 @dataclass(frozen=True)
-class PlanConfig(TrainConfig):
+class PlanConfig(Options):
     """What noise for this epsilon, what epsilon for this noise, which rates, and will the sensitivity diverge?
 
     Takes what dpps train takes, a --config FILE too, and answers for that run.
@@ -52,14 +52,14 @@ class PlanConfig(TrainConfig):
     """For programs."""
 
 
-def main(arguments: list[str]) -> int:
+def plan(arguments: list[str]) -> int:
     """Answer and warn."""
     arguments, default = take_config(arguments)
     start = PlanConfig(**vars(default)) if default else PlanConfig()
     config = parse_options(PlanConfig, arguments, "dpps plan", default=start)
     if config.node_data is None and (config.schema is not None or config.classes is not None):
         config = replace(config, node_data=_ANYWHERE)
-    refuse_idle_training(arguments, config)
+    refuse_ignored(arguments, config)
     with working(plain_console(stderr=True, soft_wrap=False), "solving for the noise"):
         result, suggested = answer(config)
     if config.json:
@@ -80,25 +80,25 @@ def answer(config: PlanConfig) -> tuple[Outlook, Suggestion | None]:
         if config.declared_sizes is not None:
             raise UsageError("--examples and --declared-sizes say the same thing: choose one")
         config = replace(config, declared_sizes=str(config.examples))
-    full = config.resolved()
+    full = config.resolve()
     unit = full.privacy()
     if unit is None:
         raise UsageError(
             f"--unit none: without noise there is nothing to plan; choose one of {', '.join(UNITS.names())}"
         )
-    plan, parameters = planned(full)
-    least = min(plan.declared_sizes)
-    if not plan.batches and least < plan.batch_size:
+    rounds, parameters = planned(full)
+    least = min(rounds.declared_sizes)
+    if not rounds.batches and least < rounds.batch_size:
         raise UsageError(
             f"--batch-size is {full.batch_size} and a node has {least} examples: use a batch of at most {least}"
         )
-    refuse_large_delta(unit, plan.declared_sizes)
+    refuse_large_delta(unit, rounds.declared_sizes)
     if config.parameters is not None:
         parameters = config.parameters
     if config.rounds is not None:
-        plan = replace(plan, rounds=((1.0, config.rounds),))
+        rounds = replace(rounds, rounds=((1.0, config.rounds),))
     found = Outlook.of(
-        unit, plan, parameters, full.network(), full.sync_every, Paper(full.c_prime, full.decay)
+        unit, rounds, parameters, full.network(), full.sync_every, Paper(full.c_prime, full.decay)
     )
     return found, suggestion(replace(config, epsilon=full.epsilon))
 
@@ -206,3 +206,61 @@ def _show_coalition(found: Coalition, line: Callable[[str, str | None, str], Non
 
 def _number(value: float | None) -> str | None:
     return None if value is None or math.isnan(value) else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class TopologyConfig:
+    """What a communication graph does: does it connect, how fast does it mix, does it ever reach the exact average?
+
+    Example: dpps topology exp --nodes 10 --plot exp.svg
+    """
+
+    name: Positional[Annotated[str, arg(metavar="{" + ",".join(TOPOLOGIES.names()) + "}")]]
+    """The graph."""
+    nodes: int = 10
+    """How many nodes."""
+    json: bool = False
+    """For programs."""
+    plot: Path | None = None
+    """Draw it, one panel per phase (.svg or .png)."""
+
+
+def topology(arguments: list[str]) -> int:
+    """Report and draw."""
+    config = parse_options(TopologyConfig, arguments, "dpps topology")
+    graph = parse(config.name, config.nodes)
+    report = graph.validate()
+    if config.plot:
+        from dpps.topology.drawing import draw
+
+        draw(graph, config.plot)
+    if config.json:
+        print(json.dumps(report.to_json()))
+        return DONE
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    exact = "never" if report.exact_average_after is None else f"after {report.exact_average_after} rounds"
+    for name, value in (
+        ("graph", repr(graph)),
+        ("period", "never repeats" if report.period is None else f"{report.period} rounds"),
+        ("sends to", f"at most {report.degree} others a round"),
+        (
+            "weights",
+            "doubly stochastic"
+            if report.doubly_stochastic
+            else "columns sum to 1, rows do not (not for node-swap)",
+        ),
+        (
+            "connected",
+            f"within any {report.connected_within} rounds (B of Assumption 1), diameter {report.diameter}",
+        ),
+        ("contraction", f"{report.contraction:.6g} over a period (second singular value of the product)"),
+        ("exact average", exact),
+    ):
+        table.add_row(name, value)
+    console = plain_console(soft_wrap=False)
+    console.print(table)
+    if config.plot:
+        console.print(f"drawn to {config.plot}")
+    return DONE

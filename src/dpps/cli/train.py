@@ -1,78 +1,101 @@
-"""`dpps train`."""
+"""`dpps train`, `dpps tune`, and the secret of a run on several machines, `dpps secret`."""
 
-import dataclasses
 import logging
 import os
+import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
+from rich.progress import TaskID
 
-from dpps.cli import DONE, STOPPED
-from dpps.cli.arguments import parse_options
-from dpps.cli.console import plain_console
-from dpps.cli.outcome import say_outcome
-from dpps.cli.progress import Progress, stopped_by_signals
+from dpps.cli.console import plain_console, rounds_bar
+from dpps.cli.main import DONE, STOPPED, parse_options
 from dpps.errors import DppsError, UsageError
 from dpps.logs import only_from
-from dpps.runs.baselines import ALONE, NO_PRIVACY, Baseline, compare
-from dpps.runs.config import TrainConfig
-from dpps.runs.config_files import RETIRED, from_toml
-from dpps.runs.configured import make_run
-from dpps.runs.deployment import Deployment, Here
-from dpps.runs.options import refuse_idle_training
+from dpps.privacy.accountant import NO_PROTECTION, SUM_OF_ROUNDS, label
+from dpps.privacy.promise import Privacy
+from dpps.privacy.units import UNITS
+from dpps.runs import tuning
+from dpps.runs.baselines import ALONE, NO_PRIVACY, OWN_EYES, Baseline, compare, gained
+from dpps.runs.callbacks import RoundLog
+from dpps.runs.deployment import Deployment, Simulation
+from dpps.runs.options import RETIRED, Options, refuse_ignored
 from dpps.runs.run import Run
+from dpps.runs.summary import Summary
 from dpps.runs.torch_distributed import TorchDistributed
-from dpps.transport.cluster import Rendezvous, started_distributed
+from dpps.transport.cluster import Rendezvous, make_secret, started_distributed
 
 
-def main(arguments: list[str]) -> int:
-    """Train as told; results go to a folder."""
+def train(arguments: list[str]) -> int:
+    """Train; results go to a folder."""
     arguments, default = take_config(arguments)
     if "--print-config" in arguments:
         arguments.remove("--print-config")
-        print(parse_options(TrainConfig, arguments, "dpps train", default).to_toml(), end="")
+        print(parse_options(Options, arguments, "dpps train", default).to_toml(), end="")
         return DONE
-    config = parse_options(TrainConfig, arguments, "dpps train", default)
-    refuse_idle_training(arguments, config)
-    return _train(config, Here()) if not started_distributed() else _train_together(config)
+    options = parse_options(Options, arguments, "dpps train", default)
+    refuse_ignored(arguments, options)
+    return _train_together(options) if started_distributed() else _train(options, Simulation())
 
 
-def _train_together(config: TrainConfig) -> int:
-    """As one of many processes. Each tells of its own nodes; of several on one machine only the first shows how far it is."""
-    if config.baselines:
+def take_config(arguments: list[str]) -> tuple[list[str], Options | None]:
+    """--config FILE gives the defaults; options on the command line win."""
+    for word in arguments:
+        if (name := word.partition("=")[0].removeprefix("--")) in RETIRED and word.startswith("--"):
+            raise UsageError(f"--{name} is no longer an option: {RETIRED[name]}")
+    for k, word in enumerate(arguments):
+        if word == "--config":
+            if k + 1 == len(arguments):
+                raise UsageError("--config needs a file: dpps train --print-config > run.toml writes one")
+            return arguments[:k] + arguments[k + 2 :], Options.from_toml(Path(arguments[k + 1]))
+        if word.startswith("--config="):
+            return arguments[:k] + arguments[k + 1 :], Options.from_toml(Path(word.removeprefix("--config=")))
+    return list(arguments), None
+
+
+def _train_together(options: Options) -> int:
+    """As one of many processes. Each prints about its own nodes; of several on one machine only the first shows a bar."""
+    if options.baselines:
         raise UsageError(
             "--baselines in a run of several processes: they would be messages without noise; use them in a simulation "
             "(dpps train by itself)"
         )
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        config = dataclasses.replace(config, quiet=True)
-    options = {name: getattr(config, name) for name in ("timeout", "join_timeout", "seeded_noise")}
+        options = replace(options, quiet=True)
+    given = {name: getattr(options, name) for name in ("timeout", "join_timeout", "seeded_noise")}
     try:
-        with TorchDistributed.from_environment(**options) as where:
-            return _train(config, where)
+        with TorchDistributed.from_environment(**given) as deployment:
+            return _train(options, deployment)
     except DppsError as error:
         raise type(error)(f"rank {Rendezvous.from_environment().rank}: {error}") from error
 
 
-def _train(config: TrainConfig, where: Deployment) -> int:
+def _train(options: Options, deployment: Deployment) -> int:
     console = plain_console()
-    with Progress(config, console) as progress:
-        config = config.resolved()
-        run = make_run(config, (progress.after_round,), where)
+    folder = options.out
+    if folder is None and isinstance(deployment, Simulation) and not options.resume:
+        folder = Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    with Progress(console, shown=not options.quiet) as progress:
+        run = Run.from_options(options, folder, callbacks=(progress.after_round,), deployment=deployment)
         with stopped_by_signals(run):
-            run.start(config.epochs)
-            progress.begin(run)
-            run.fit(config.epochs)
+            progress.begin(run.start())
+            run.fit()
         if run.stopped:
-            _say_stopped(console, run)
+            _print_stopped(console, run)
             return STOPPED
         _write_card(run)
         # the run itself has warned of what there is to warn of; its baselines need not say it again
         with only_from(logging.ERROR, logging.getLogger("dpps")):
-            done = not config.baselines or _compare(run, progress)
+            done = not options.baselines or _compare(run, progress)
     private = run.protocol.noise.private
-    say_outcome(console, run.told, run.out, private_noise=private, voice=run.where.voice)
+    say_outcome(console, run.summary, run.out, private_noise=private, prefix=deployment.log_prefix)
     if not done:
         console.print("stopped before the baselines were done; the run itself is complete")
     return DONE if done else STOPPED
@@ -86,54 +109,240 @@ def _write_card(run: Run) -> None:
     write_card(run.folder.path, run.folder.card)
 
 
-def _compare(run: Run, progress: Progress) -> bool:
+def _compare(run: Run, progress: "Progress") -> bool:
     """The baselines go into the summary; false when somebody asked to stop before they were done."""
     found: dict[str, Baseline] = {}
     for name in (NO_PRIVACY, ALONE):
         baseline = Baseline(run, alone=name == ALONE, callbacks=(progress.after_round,))
         with stopped_by_signals(baseline):
-            baseline.start(run.epochs)
-            progress.begin(baseline)
-            baseline.fit(run.epochs)
+            progress.begin(baseline.start(run.epochs))
+            baseline.fit()
         if baseline.stopped:
             return False
         found[name] = baseline
-    assert run.folder is not None
     accuracies = {name: baseline.accuracies() for name, baseline in found.items()}
     compared = compare(run, found[NO_PRIVACY], found[ALONE])
-    by_data = {which: {k: v.to_json() for k, v in each.items()} for which, each in compared.items()}
-    run.told = {**run.told, "baselines": accuracies, "comparisons": by_data}
-    run.folder.write_summary(run.told)
+    run.write_summary(replace(run.summary, baselines=accuracies, comparisons=compared))
     return True
 
 
-def take_config(arguments: list[str]) -> tuple[list[str], TrainConfig | None]:
-    """--config FILE gives the defaults; options on the command line win."""
-    for word in arguments:
-        if (name := word.partition("=")[0].removeprefix("--")) in RETIRED and word.startswith("--"):
-            raise UsageError(f"--{name} is no longer an option: {RETIRED[name]}")
-    for k, word in enumerate(arguments):
-        if word == "--config":
-            if k + 1 == len(arguments):
-                raise UsageError("--config needs a file: dpps train --print-config > run.toml writes one")
-            return arguments[:k] + arguments[k + 2 :], from_toml(Path(arguments[k + 1]))
-        if word.startswith("--config="):
-            return arguments[:k] + arguments[k + 1 :], from_toml(Path(word.removeprefix("--config=")))
-    return list(arguments), None
+# While it runs
 
 
-def _say_stopped(console: Console, run: Run) -> None:
+class Progress:
+    """Round, loss, sensitivity, epsilon so far and time left; nothing when the output is not a terminal."""
+
+    def __init__(self, console: Console, *, shown: bool) -> None:
+        self._shown = shown and console.is_terminal
+        self._bar = rounds_bar(console, shown=self._shown)
+        self._task: TaskID | None = None
+        self._epsilon: str = ""
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        self._task = self._bar.add_task("", total=None, facts="reading data, solving for the noise")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, run: Run) -> None:
+        """The run is prepared: show where it stands."""
+        assert self._task is not None
+        done, planned = run.state.round, run.plan.count
+        self._bar.reset(self._task, total=planned, completed=done, facts="")
+
+    def after_round(self, run: Run, log: RoundLog) -> None:
+        """Move on. The epsilon is recomputed now and then only: accountants take a while."""
+        if not self._shown or self._task is None:
+            return
+        if run.unit and (log.round + 1) % max(10, run.plan.count // 10) == 0:
+            epsilon = run.privacy.epsilon_spent
+            useless = " (no protection)" if epsilon is None or epsilon > NO_PROTECTION else ""
+            simulated = " (simulated)" if run.privacy.simulated else ""
+            what = "epsilon" if run.unit.has_total else "sum of rounds"
+            self._epsilon = f"  {what} {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}{simulated}"
+        used = "" if log.used is None else f"  S {log.used:.3g}"
+        self._bar.update(
+            self._task, completed=log.round + 1, facts=f"loss {log.loss:.3f}{used}{self._epsilon}"
+        )
+
+
+@contextmanager
+def stopped_by_signals(run: Run) -> Iterator[None]:
+    """While inside, SIGTERM and Ctrl-C stop the run after the current round, at all processes."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        run.stop()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# When it is over
+
+
+_DATA = {"test": "on the test set", "own": "on its own test data"}
+
+
+def say_outcome(
+    console: Console, summary: Summary, out: Path | None, *, private_noise: bool, prefix: str = ""
+) -> None:
+    """Accuracy, metrics, privacy and where the files are.
+
+    Args:
+        console: where to print.
+        summary: of the run.
+        out: the run's folder.
+        private_noise: whether nobody can know the noise.
+        prefix: before every line.
+    """
+
+    def say(what: str, words: str) -> None:
+        console.print(f"{prefix}{what:<10}{words}")
+
+    privacy, accuracy, own = summary.privacy, summary.test_accuracy, summary.own_accuracy
+    if accuracy is not None:
+        nodes = len(summary.accuracy_by_node)
+        say("accuracy", f"[bold]{accuracy:.2f} %[/] on the test set, mean over {nodes} nodes")
+    if own is not None:
+        say("accuracy" if accuracy is None else "", f"[bold]{own:.2f} %[/] on each node's own test data")
+    if accuracy is None and own is None and not summary.metrics_by_node and summary.config.get("node-data"):
+        say(
+            "accuracy",
+            "not measured: there is no test file (--hold-out 0.2 keeps part of each node's examples back)",
+        )
+    for which, metrics in summary.metrics_by_node.items():
+        for name, values in metrics.items():
+            shown = ", ".join("undefined" if v is None else f"{v:.3f}" for v in values)
+            console.print(f"{prefix}{name:<10}{' ' * (len(name) >= 10)}{shown} {_DATA[which]}, by node")
+    if privacy.unit == "none":
+        say("privacy", "[bold red]none[/]: messages were sent without noise")
+    else:
+        epsilon = label(float("inf") if privacy.epsilon is None else privacy.epsilon)
+        note = "" if UNITS[privacy.unit].has_total else f" ({SUM_OF_ROUNDS})"
+        unit = f"delta {privacy.delta:g}, unit {privacy.unit}, {summary.rounds} rounds"
+        colluders = summary.config.get("colluders")  # None: nothing rests on the other nodes
+        against = "" if colluders is None else f", against {colluders or 'no'} colluders"
+        say("privacy", f"[bold]{epsilon}[/]{note}, {unit}{against}")
+        for remark in _other_epsilons(privacy):
+            say("", remark)
+        if not private_noise:
+            say(
+                "",
+                "(simulated, with seeded noise: what a run with --secure-noise would cost; these messages are not private)",
+            )
+    if lines := gained(summary):
+        for what, words in [*lines, ("", f"({OWN_EYES})")]:
+            say(what, words)
+    say("files", str(out))
+
+
+def _other_epsilons(privacy: Privacy) -> Iterator[str]:
+    """Those that differ from the epsilon of the guarantee."""
+    if privacy.epsilon_replacement not in (None, privacy.epsilon):
+        epsilon = label(privacy.epsilon_replacement)
+        yield f"{epsilon} for replacing an example by another, instead of by one that teaches nothing"
+    if privacy.epsilon_spent not in (None, privacy.epsilon):
+        yield f"{label(privacy.epsilon_spent)} spent so far, which is no guarantee: the run ended early"
+
+
+def _print_stopped(console: Console, run: Run) -> None:
     assert run.out is not None
-    done, planned, voice = run.state.round, run.plan.count, run.where.voice
-    console.print(f"{voice}stopped after round {done} of {planned}; everything is in {run.out}", markup=False)
+    done, planned, prefix = run.state.round, run.plan.count, run.deployment.log_prefix
+    console.print(
+        f"{prefix}stopped after round {done} of {planned}; everything is in {run.out}", markup=False
+    )
     again = f"dpps train {_again(run.out)} --resume"
     if started_distributed():
         again = "the same command and --resume, for all processes"
-    console.print(f"{voice}go on with: {again}", markup=False)
+    console.print(f"{prefix}go on with: {again}", markup=False)
 
 
 def _again(folder: Path) -> str:
-    import shlex
-
     words = [w for w in sys.argv[2:] if w not in ("--resume", "--overwrite")]
     return shlex.join(words if "--out" in words else [*words, "--out", str(folder)])
+
+
+# dpps tune
+
+
+@dataclass(frozen=True)
+class TuneConfig(Options):
+    """Search batch, epochs, clip and rate for a run, in simulation on public or stand-in data.
+
+    Takes what dpps train takes; options that are given are kept, those left open are tried around what dpps train would use. Trials are
+    scored on examples held out of the training data, not on the test set.
+
+    Every trial learns from its data. Tuning on private data therefore costs privacy: dpps tune refuses it, unless --charge pays for it.
+
+    Examples:
+      dpps tune --model linear --features scattering --shared all --epsilon 1     around the rule of docs/recipes.md
+      dpps tune --model cnn --shared all --epsilon 3 --trials 20 --clip 1         the clip is kept
+      dpps tune --node-data site-{rank} --schema s.toml --epsilon 1 --charge      the search spends epsilon 1 of the data at hand
+    """
+
+    trials: int = 12
+    """How many settings are tried; the first is what dpps train would use."""
+    charge: bool = False
+    """The data is private: every trial gets an equal part of --epsilon and --delta, and scores are noised, so that the whole search costs one example --epsilon (unit record)."""
+
+
+def tune(arguments: list[str]) -> int:
+    """Search, and say what to use."""
+    arguments, default = take_config(arguments)
+    start = TuneConfig(**vars(default)) if default else TuneConfig()
+    config = parse_options(TuneConfig, arguments, "dpps tune", default=start)
+    if started_distributed():
+        raise UsageError("dpps tune is a simulation: run it by itself, not under torchrun")
+    options = Options(**{f.name: getattr(config, f.name) for f in fields(Options)})
+    refuse_ignored(arguments, options)
+    out = config.out or Path("runs") / datetime.now(UTC).strftime("tune-%Y%m%d-%H%M%S")
+    console = plain_console()
+    found = tuning.tune(
+        options, config.trials, out, config.charge, lambda trial: console.print(_trial_line(trial))
+    )
+    _print_tuning(console, found, out)
+    return DONE
+
+
+def _trial_line(trial: tuning.Trial) -> str:
+    return f"{trial.accuracy:6.2f} %  {_tried(trial)}"
+
+
+def _tried(trial: tuning.Trial) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in trial.options.items())
+
+
+def _print_tuning(console: Console, found: tuning.Tuning, out: Path) -> None:
+    console.print(f"[bold]best[/]      {_tried(found.best)}")
+    if found.epsilon is None:
+        console.print("privacy   nothing was charged: true of public or stand-in data only")
+    else:
+        console.print(
+            f"privacy   the search cost {label(found.epsilon)}, delta {found.delta:g}; training costs what it costs in addition"
+        )
+    console.print(f"files     {out}", markup=False)
+
+
+# dpps secret
+
+
+@dataclass(frozen=True)
+class SecretConfig:
+    """Print a new secret for the processes of a run: 256 random bits.
+
+    All processes of a run need the same ones, and nobody else: pass them on by telephone or a password manager, and set them
+    on every machine with: export DPPS_SECRET=...
+    """
+
+
+def secret(arguments: list[str]) -> int:
+    """Print a new secret."""
+    parse_options(SecretConfig, arguments, "dpps secret")
+    print(make_secret())
+    return DONE

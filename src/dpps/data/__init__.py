@@ -30,5 +30,5 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.data.schema import Column, ImageSchema, Schema, guess_schema, parse_schema, read_schema
     from dpps.data.splits import describe, hold_out, hold_out_own, split
     from dpps.data.tables import Table, read_table
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -7,5 +7,5 @@ from dpps.lazy import lazy_imports
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.features.extraction import FEATURES, extract, of_data_set
     from dpps.features.scattering import Scattering, morlet, normalised_scattering
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

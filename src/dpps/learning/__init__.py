@@ -86,5 +86,5 @@ if TYPE_CHECKING:  # imported when first asked for
         suggested_batch,
     )
     from dpps.learning.updates import clip_rows, into_ball
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

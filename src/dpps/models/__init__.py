@@ -12,5 +12,5 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.models.swapping import swapped
     from dpps.models.vit import ViT
     from dpps.models.weights import load_weights
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

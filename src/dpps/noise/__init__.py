@@ -31,5 +31,5 @@ if TYPE_CHECKING:  # imported when first asked for
         fresh_seed,
         key,
     )
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

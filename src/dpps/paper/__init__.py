@@ -20,5 +20,5 @@ if TYPE_CHECKING:  # imported when first asked for
         run,
     )
     from dpps.paper.tables import EXPERIMENTS, MODELS, SEEDS, Scope, paper_cell
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

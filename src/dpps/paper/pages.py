@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from dpps.errors import needs_extra
-from dpps.report.html import render
+from dpps.report.page import fill
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,5 +152,5 @@ class Page:
     def save(self, name: str = "index.html") -> Path:
         """Write the page."""
         path = self.folder / name
-        path.write_text(render("paper.html", heading=self.title, notes=self.notes, parts=self._parts))
+        path.write_text(fill("paper.html", heading=self.title, notes=self.notes, parts=self._parts))
         return path

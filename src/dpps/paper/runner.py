@@ -34,7 +34,7 @@ from dpps import data, features, models
 from dpps.errors import RunError, UsageError
 from dpps.learning import ALGORITHMS, accuracies
 from dpps.privacy.promise import finite_or_none
-from dpps.runs import Run, TrainConfig, deal
+from dpps.runs import Options, Run, deal
 from dpps.sensitivity import Certified
 from dpps.version import versions
 
@@ -80,7 +80,7 @@ class Cell:
         return dataclasses.replace(self, options=tuple(sorted(options.items())), **rest)
 
     def __getitem__(self, option: str) -> Any:
-        return dict(self.options).get(option, getattr(TrainConfig, option))
+        return dict(self.options).get(option, getattr(Options, option))
 
     @property
     def key(self) -> str:
@@ -98,15 +98,15 @@ class Cell:
         batches: float = (self["epochs"] or 12) * max(size / batch, self["nodes"])
         return batches * _WEIGHT.get(self["model"], 0.002) + 2
 
-    def config(self) -> TrainConfig:
+    def config(self) -> Options:
         """The same as options of `dpps train`."""
         return _config(self.options)
 
 
 @lru_cache(maxsize=1024)
-def _config(options: tuple[tuple[str, Any], ...]) -> TrainConfig:
+def _config(options: tuple[tuple[str, Any], ...]) -> Options:
     """Solving for noise takes a second, so once."""
-    return TrainConfig(**dict(options), quiet=True).resolved()
+    return Options(**dict(options), quiet=True).resolve()
 
 
 _NOT_COMPUTING = ("audit", "cli", "paper", "peers", "report")

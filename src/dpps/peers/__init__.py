@@ -46,5 +46,5 @@ if TYPE_CHECKING:  # imported when first asked for
         write_status,
     )
     from dpps.peers.store import Outbox, OutboxLedger, read_whole
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -38,8 +38,7 @@ from dpps.peers.identity import (
     verify,
 )
 from dpps.privacy.units import UNITS
-from dpps.runs.config import TrainConfig
-from dpps.runs.config_files import from_json, from_toml
+from dpps.runs.options import Options
 from dpps.topology import Topology, parse
 from dpps.version import __version__
 
@@ -531,7 +530,7 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     Raises:
         UsageError: it asks for something that members who come and go cannot do.
     """
-    config = from_toml(path)
+    config = Options.from_toml(path)
     _check_plan(config, members)
     schema = ""
     if config.schema is not None:
@@ -539,13 +538,13 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
         schema = read_schema(found).to_toml()
         config = replace(config, schema=found)
     own = config.schema is not None or config.classes is not None
-    config = replace(config, node_data=_MEMBERS_FOLDER if own else None, secure_noise=True).resolved()
+    config = replace(config, node_data=_MEMBERS_FOLDER if own else None, secure_noise=True).resolve()
     config.network()
     config.privacy()
     return _common(config), schema
 
 
-def config_for(federation: Federation, schema: Path | None = None, **circumstances: Any) -> TrainConfig:
+def config_for(federation: Federation, schema: Path | None = None, **circumstances: Any) -> Options:
     """The options with which one member carries out the contract.
 
     Args:
@@ -556,7 +555,9 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
     Raises:
         UsageError: the plan is none that `read_plan` makes, whoever signed it.
     """
-    config = from_json(federation.plan, "the plan in the federation file is of another version of dpps")
+    config = Options.from_json(
+        federation.plan, "the plan in the federation file is of another version of dpps"
+    )
     _check_plan(config, len(federation.members))
     if wrong := sorted(set(federation.plan) - set(_common(config))):
         raise UsageError(
@@ -569,12 +570,12 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
     return replace(config, schema=schema, **circumstances)
 
 
-def _common(config: TrainConfig) -> dict[str, Any]:
+def _common(config: Options) -> dict[str, Any]:
     """What all members have alike."""
     return {name: value for name, value in config.common().items() if value is not None}
 
 
-def _check_plan(config: TrainConfig, members: int) -> None:
+def _check_plan(config: Options, members: int) -> None:
     """Refuse what needs a barrier or a centre."""
     if config.algorithm not in ALGORITHMS:
         raise unknown("algorithm", config.algorithm, ALGORITHMS.names())

@@ -22,9 +22,8 @@ from dpps.peers.messages import largest
 from dpps.peers.status import Peer, Status, now, write_status
 from dpps.peers.store import OUTBOX
 from dpps.privacy.promise import planned_charges
-from dpps.runs.config import OWN_DATA
-from dpps.runs.configured import make_run
-from dpps.runs.log import RoundLog
+from dpps.runs.callbacks import RoundLog
+from dpps.runs.options import OWN_DATA
 from dpps.runs.run import Callback, Run
 
 log = logging.getLogger(__name__)
@@ -110,10 +109,10 @@ class Participation:
             data_dir=None if data_dir is None else Path(data_dir),
             metrics=metrics,
             quiet=True,
-        ).resolved()
+        ).resolve()
         assert config.epochs is not None
         self.epochs = config.epochs
-        self.run = make_run(config, (self._after_round, *callbacks), self.member)
+        self.run = Run.from_options(config, callbacks=(self._after_round, *callbacks), deployment=self.member)
         self.status = Status(
             self.channel.own.name,
             contract.id,

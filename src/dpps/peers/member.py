@@ -1,4 +1,4 @@
-"""One organisation's part in a run: `Run(..., where=Member(...))` does the rest as everywhere else.
+"""One organisation's part in a run: `Run(..., deployment=Member(...))` does the rest as everywhere else.
 
 A member is in one of four states, which its frames tell the others: HERE while it learns and averages; NEAR when it averages and
 sees no difference to its neighbours any more; then DONE, when the average is on its disk; or LEFT, when it has handed its mass over.
@@ -32,14 +32,15 @@ from dpps.peers.messages import LEARNING, Post
 from dpps.peers.store import OUTBOX, Outbox, OutboxLedger
 from dpps.privacy.accountant import label
 from dpps.privacy.partners import Pairs
+from dpps.runs.callbacks import RoundLog
 from dpps.runs.data_ledger import checksum
 from dpps.runs.deployment import Deployment
 from dpps.runs.folder import RunFolder
-from dpps.runs.log import RoundLog
 from dpps.runs.torch_distributed import SEEDED
 
 if TYPE_CHECKING:
     from dpps.runs.run import Run
+    from dpps.runs.summary import Summary
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Member(Deployment):
         heart: bool = True,
     ) -> None:
         self.membership, self.post, self.clock, self.seeded_noise = membership, post, clock, seeded_noise
-        self.voice = f"{membership.name}: "
+        self.log_prefix = f"{membership.name}: "
         self.processes = len(membership.names)
         self.fabric = Peers(membership, post, clock)
         self.agreement: float | None = None
@@ -131,7 +132,7 @@ class Member(Deployment):
     def rows(self, nodes: int) -> range:
         return range(self.membership.own, self.membership.own + 1)
 
-    def settle(self, folder: RunFolder | None, resume: bool, overwrite: bool) -> tuple[bool, bool]:
+    def decide_resume(self, folder: RunFolder | None, resume: bool, overwrite: bool) -> tuple[bool, bool]:
         """The same command starts a run and goes on with it; what has left cannot be started over."""
         if folder is None:
             raise UsageError("a member's run needs a folder (--out): ledger and outbox are kept there")
@@ -183,7 +184,7 @@ class Member(Deployment):
     def header(self) -> dict[str, Any]:
         return {"federation": self.membership.run, "member": self.membership.name}
 
-    def take_up(self, run: Run) -> None:
+    def resume(self, run: Run) -> None:
         """Go on from the outbox; at the first start, begin one."""
         assert self._outbox is not None
         self._outbox.lock()  # a run without noise has no ledger, which would be locked
@@ -288,7 +289,7 @@ class Member(Deployment):
             target = min(others, run.plan.count)
             log.warning(
                 "%sgoes on with round %d, where the others are; nothing was sent and paid for the %d rounds in between",
-                self.voice,
+                self.log_prefix,
                 target,
                 target - run.state.round,
             )
@@ -297,11 +298,11 @@ class Member(Deployment):
 
     def _gone(self, run: Run, unsure: list[str]) -> bool:
         """It has left: it takes no further part."""
-        log.warning("%shas left after %d rounds and handed over", self.voice, run.state.round)
+        log.warning("%shas left after %d rounds and handed over", self.log_prefix, run.state.round)
         if unsure:
             log.warning(
                 "%s%s has not said yet that what it was given is on its disk: give the same command once more, to be sure",
-                self.voice,
+                self.log_prefix,
                 ", ".join(unsure),
             )
         return False
@@ -329,7 +330,7 @@ class Member(Deployment):
                 return
             if now >= tell_at:
                 tell_at = now + self.membership.rules.hard_deadline
-                log.warning("%s%s", self.voice, self._why_waiting(fabric.here, wanted))
+                log.warning("%s%s", self.log_prefix, self._why_waiting(fabric.here, wanted))
             fabric.wait(self.membership.rules.soft_deadline / 3)
 
     def _wanted(self, waited: float) -> int:
@@ -394,7 +395,7 @@ class Member(Deployment):
 
     # The end
 
-    def conclude(self, run: Run) -> None:
+    def after_last_round(self, run: Run) -> None:
         """Average with all who are here, without noise: rows are made of what was released."""
         if self.fabric.state == DONE:
             return
@@ -412,25 +413,27 @@ class Member(Deployment):
                 f"{self._spent()}: ask one of them to give its dpps join once more, and meanwhile give this command again"
             )
         if self.fabric.late:
-            log.warning("%scame back when the others had finished, and has their final model", self.voice)
+            log.warning(
+                "%scame back when the others had finished, and has their final model", self.log_prefix
+            )
         run.nodes.set_mean(run.state, mean)
         run.forget_evaluation()
         self.fabric.finish()
 
-    def stay(self, run: Run) -> None:
+    def after_results(self, run: Run) -> None:
         """Be there for neighbours that are not done; Ctrl-C ends that, as all is done here."""
         self.staying = True
         if missing := self.fabric.unfinished():
             log.warning(
                 "%sis finished, its results are written; it stays up to %g s to hand the final model to %s, if it comes back; Ctrl-C ends that",
-                self.voice,
+                self.log_prefix,
                 self.membership.rules.hard_deadline,
                 ", ".join(missing),
             )
         try:
             self.fabric.stay(run.shared, ended=lambda: run.stop_asked)
         except KeyboardInterrupt:
-            log.info("%sstays no longer", self.voice)
+            log.info("%sstays no longer", self.log_prefix)
 
     def close(self) -> None:
         """Stop showing signs of life, and let other processes have the folder."""
@@ -446,7 +449,7 @@ class Member(Deployment):
     def remarks(self, run: Run) -> list[str]:
         return [OBSERVER]
 
-    def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
+    def summary(self, own: Summary, run: Run) -> Summary | None:
         """Of this member's node; nobody collects those of all."""
         return None
 

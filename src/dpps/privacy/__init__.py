@@ -28,5 +28,5 @@ if TYPE_CHECKING:  # imported when first asked for
         Record,
         Unit,
     )
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -7,5 +7,5 @@ from dpps.lazy import lazy_imports
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.protocol.dpps import DPPS
     from dpps.protocol.state import Message, RoundRecord, State
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

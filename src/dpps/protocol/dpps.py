@@ -12,7 +12,8 @@ from torch import Tensor
 from dpps.errors import RunError, UsageError
 from dpps.frozen import Frozen
 from dpps.noise import Mechanism, NoiseLevel, NoiseSource, NoNoise, Outgoing, SecureNoise, calibrate, sampled
-from dpps.privacy import Ledger, Release, Rows, Total
+from dpps.privacy import Ledger, Release, Total
+from dpps.privacy.ledger import Rows
 from dpps.protocol.checks import check_request, check_start, refuse_non_finite, starts_in_common
 from dpps.protocol.state import Message, RoundRecord, State
 from dpps.sensitivity import ProtocolConfig, Recorder, Released, RoundView, Sensitivity

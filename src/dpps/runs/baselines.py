@@ -28,8 +28,10 @@ from dpps.noise.mechanisms import Mechanism
 from dpps.noise.source import NoiseSource, Outgoing
 from dpps.privacy.promise import Contract
 from dpps.privacy.units import Calibration
-from dpps.runs.deployment import Here
-from dpps.runs.run import Callback, Run
+from dpps.runs.callbacks import Callback
+from dpps.runs.deployment import Simulation
+from dpps.runs.run import Run
+from dpps.runs.summary import Comparisons, Summary
 from dpps.sensitivity import Unclipped
 from dpps.topology import Topology, Weights
 
@@ -58,19 +60,18 @@ class Baseline(Run):
     """
 
     def __init__(self, run: Run, *, alone: bool, callbacks: tuple[Callback, ...] = ()) -> None:
-        if not isinstance(run.where, Here):
+        if not isinstance(run.deployment, Simulation):
             raise UsageError(
-                "baselines of a distributed run would be messages without noise: make them in a simulation, where=Here()"
+                "baselines of a distributed run would be messages without noise: make them in a simulation, deployment=Simulation()"
             )
         self._calibration = _without_noise(run.nodes.calibration)
-        self._alone, self._common_tests = alone, run._tests
+        self._alone, self._common_tests = alone, run.results.tests
         super().__init__(
             run.algorithm,
             run._data,
             topology=_Nobody(run.topology) if alone else run.topology,
-            test=None if alone else run._tests,
-            held_out=run._held_out,
-            where=Here(),
+            test=None if alone else run.results.tests,
+            held_out=run.results.held_out,
             sync_every=0 if alone else run.sync_every,
             mixes=run.mixes,
             seed=run.seed,
@@ -85,12 +86,12 @@ class Baseline(Run):
     def right_answers(self) -> dict[str, list[Tensor]]:
         """As of any run; alone, every node has shared parameters of its own too."""
         if not self._alone:
-            return super().right_answers()
+            return self.results.right_answers()
         engine, rows, local = self.nodes.engine, self.nodes.shared_rows(self.state), self.local
         tests = [self._common_tests] * len(rows) if self._common_tests else []
         return {
             which: [right_of(engine, k, rows[k], local[k], *each) for k, each in enumerate(data)]
-            for which, data in (("test", tests), ("own", self._held_out))
+            for which, data in (("test", tests), ("own", self.results.held_out))
             if data and all(are_classes(targets) for _, targets in data)
         }
 
@@ -103,7 +104,7 @@ class Baseline(Run):
             found[mean] = fmean(found[by_node])
         return {name: value for name, value in found.items() if value != []}
 
-    def _check_data(self, data: NodeData, rows: Any) -> None:
+    def _check_data(self, data: NodeData, rows: Any, evaluated: Any) -> None:
         """The private run has looked at them, and alone nobody needs to be connected."""
 
     def _promise(self, first: Contract | None) -> tuple[Contract | None, Calibration | None]:
@@ -111,19 +112,16 @@ class Baseline(Run):
         return None, self._calibration
 
     def _advise_on_clip(self) -> None:
-        """The private run has told."""
+        """The private run has given it."""
 
-    def _somebody_stops(self) -> bool:
+    def _stops_here(self) -> bool:
         return self._stop_asked
-
-
-Comparisons = dict[str, dict[str, Comparison]]
-"""By data ("test", "own"): what joining gained ("joining"), what privacy cost ("privacy"), and "both" together."""
 
 
 def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Comparisons:
     """The private run and its baselines, on the same examples; empty where nothing was measured."""
-    private, together, single = (each.right_answers() for each in (run, without_noise, alone))
+    private = run.results.right_answers()
+    together, single = without_noise.right_answers(), alone.right_answers()
     by = {"own": compare_by_node, "test": compare_on_one_set}
     return {
         which: {
@@ -135,24 +133,25 @@ def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Comparisons:
     }
 
 
-def read_comparisons(told: Mapping[str, Any]) -> Comparisons:
+def read_comparisons(summary: Mapping[str, Any]) -> Comparisons:
     """From summary.json."""
-    found = told.get("comparisons") or {}
+    found = summary.get("comparisons") or {}
     return {which: {k: Comparison.from_json(v) for k, v in each.items()} for which, each in found.items()}
 
 
-def gained(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+def gained(summary: Summary) -> list[tuple[str, str]]:
     """Lines of a summary with baselines: what joining gained, what privacy cost, and both together for every node.
 
     On each node's own test data where there is such, because that is what a node joins for; otherwise on the test set.
     """
-    found = read_comparisons(told)
-    if not found:
+    found = summary.comparisons
+    if not found or summary.baselines is None:
         return []
     which = "own" if "own" in found else "test"
     mean, by_node = _NAMES[which]
     joining, privacy, both = (found[which][name] for name in ("joining", "privacy", "both"))
-    alone, together = told["baselines"][ALONE], told["baselines"][NO_PRIVACY]
+    alone, together = summary.baselines[ALONE], summary.baselines[NO_PRIVACY]
+    own: float = getattr(summary, mean)
     place = "on each node's own test data" if joining.by_node else "on the test set"
     lines = [
         (
@@ -161,17 +160,15 @@ def gained(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "cost",
-            f"of privacy: {_change(together[mean], told[mean], privacy.mean)}, from no noise to this run's noise",
+            f"of privacy: {_change(together[mean], own, privacy.mean)}, from no noise to this run's noise",
         ),
     ]
-    if told["privacy"]["unit"] == "none":
+    if summary.privacy.unit == "none":
         lines[1] = ("cost", "of privacy: nothing, there is none")
-    lines.append(
-        ("together", f"{_change(alone[mean], told[mean], both.mean)}, from each node alone to this run")
-    )
+    lines.append(("together", f"{_change(alone[mean], own, both.mean)}, from each node alone to this run"))
     if both.by_node:
         lines.append(("", f"over all {both.pooled.examples} examples: {verdict(both.pooled)}"))
-        rows = zip(alone[by_node], told[by_node], both.by_node, strict=True)
+        rows = zip(alone[by_node], getattr(summary, by_node), both.by_node, strict=True)
         shown = [
             f"node {k}, {change.examples} examples: {before:.2f} % -> {after:.2f} % ({change})"
             for k, (before, after, change) in enumerate(rows)

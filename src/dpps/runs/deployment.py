@@ -14,6 +14,7 @@ from dpps.transport import Fabric, Stacked
 
 if TYPE_CHECKING:
     from dpps.runs.run import Run
+    from dpps.runs.summary import Summary
 
 TRACKED = (
     "Also not covered: the real and the watched sensitivities of every round (--track-real), which are "
@@ -28,8 +29,8 @@ class Deployment(ABC):
     """Whether every charge must be on disk before its message leaves."""
     processes = 1
     """How many processes the run has."""
-    voice = ""
-    """What this process puts before each line it tells the user."""
+    log_prefix = ""
+    """What this process puts before each line it prints or logs."""
     ledger: type[LedgerFile] = LedgerFile
     """What charges are written with."""
     repeats_rounds = True
@@ -46,7 +47,7 @@ class Deployment(ABC):
         """Where this process writes."""
         return RunFolder(out)
 
-    def settle(self, folder: RunFolder | None, resume: bool, overwrite: bool) -> tuple[bool, bool]:
+    def decide_resume(self, folder: RunFolder | None, resume: bool, overwrite: bool) -> tuple[bool, bool]:
         """Whether a run is resumed and whether one is replaced, as this process carries it out."""
         return resume, overwrite
 
@@ -63,7 +64,7 @@ class Deployment(ABC):
         return {}
 
     @abstractmethod
-    def take_up(self, run: Run) -> None:
+    def resume(self, run: Run) -> None:
         """Go on from a checkpoint if that was asked for."""
 
     def before_round(self, run: Run) -> bool:
@@ -74,10 +75,10 @@ class Deployment(ABC):
     def after_round(self, run: Run) -> None:
         """A round is complete."""
 
-    def conclude(self, run: Run) -> None:  # noqa: B027 - most have nothing to do
+    def after_last_round(self, run: Run) -> None:  # noqa: B027 - most have nothing to do
         """The last round is complete, and nothing of the results is written yet."""
 
-    def stay(self, run: Run) -> None:  # noqa: B027 - most have nothing to do
+    def after_results(self, run: Run) -> None:  # noqa: B027 - most have nothing to do
         """The results of all rounds are written: be there for others who still need something."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
@@ -92,12 +93,12 @@ class Deployment(ABC):
         """What it ends with, about the run as it was carried out here."""
         return []
 
-    def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
+    def summary(self, own: Summary, run: Run) -> Summary | None:
         """The summary of all nodes from that of the nodes here; None where there is none to write."""
         return own
 
 
-class Here(Deployment):
+class Simulation(Deployment):
     """All nodes in this process.
 
     Args:
@@ -117,7 +118,7 @@ class Here(Deployment):
     def rows(self, nodes: int) -> range:
         return range(nodes) if self._fabric is None else range(len(self._fabric.rows))
 
-    def take_up(self, run: Run) -> None:
+    def resume(self, run: Run) -> None:
         """Go on from the newest whole checkpoint.
 
         Raises:

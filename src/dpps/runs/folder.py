@@ -13,7 +13,7 @@ from dpps.disk import locked, private, private_folder, write_private, writing
 from dpps.errors import RunError, UsageError
 from dpps.privacy.ledger_file import LedgerFile, unused, witness_of
 from dpps.privacy.promise import Contract
-from dpps.runs.log import COLUMNS, RoundLog
+from dpps.runs.callbacks import COLUMNS, RoundLog
 
 
 def model_name(node: int | str) -> str:
@@ -86,11 +86,9 @@ class RunFolder:
             )
         before = self.read_settings()
         if before.get("fingerprint") != fingerprint:
-            circumstances = ("out", "resume", "overwrite", "quiet")
+            runtime = ("out", "resume", "overwrite", "quiet")
             differ = [
-                k
-                for k, v in before.get("config", {}).items()
-                if config.get(k) != v and k not in circumstances
+                k for k, v in before.get("config", {}).items() if config.get(k) != v and k not in runtime
             ]
             raise UsageError(
                 f"the run in {self.path} has other settings "
@@ -160,7 +158,7 @@ class RunFolder:
 
     @contextmanager
     def log(self, before: Sequence[RoundLog]) -> Iterator[IO[str]]:
-        """rounds.csv, begun with the rounds of earlier starts; `append` adds to it."""
+        """rounds.csv, begun with the rounds of earlier starts."""
         with writing(self.rounds), open(self.rounds, "w", newline="", opener=private) as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)

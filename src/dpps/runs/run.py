@@ -1,55 +1,68 @@
 """One run: the same object for the library, the command line and many processes."""
 
+from __future__ import annotations
+
+import csv
 import logging
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, NoReturn, Self
+from statistics import fmean
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpps.errors import RunError, UsageError
+from dpps.disk import write_private, writing
+from dpps.errors import DppsError, RunError, UsageError
+from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
-from dpps.learning.evaluation import Metric, by_name
+from dpps.learning.clipping import advice, hopeless
+from dpps.learning.evaluation import EVALUATED, Metric, accuracies, accuracies_of_some, are_classes, by_name
 from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.nodes import Nodes
 from dpps.learning.sampling import NodeData, announce, for_every_node
+from dpps.learning.schedules import WarmUp
+from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource, fresh_seed
-from dpps.privacy.promise import Contract, Privacy
+from dpps.privacy.ledger import Ledger
+from dpps.privacy.ledger_file import LedgerFile, Mark
+from dpps.privacy.outlook import foresee
+from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, planned_charges
 from dpps.privacy.units import Calibration, Unit
-from dpps.runs import arguments
+from dpps.protocol import DPPS
+from dpps.runs import validation
+from dpps.runs.callbacks import Callback, RoundLog
+from dpps.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpps.runs.data_ledger import note_runs
-from dpps.runs.deployment import Deployment, Here
-from dpps.runs.description import Description, describe
-from dpps.runs.log import RoundLog
-from dpps.runs.results import Examples, Metrics, Results
-from dpps.runs.start import (
-    check_data,
-    check_epochs,
-    check_folder,
-    keeps_ledger,
-    make_protocol,
-    open_ledger,
-    promise,
-    refuse_unpaid,
-    sign_folder,
-    source_of_noise,
-    warnings,
-)
-from dpps.runs.stopping import keep_complete_rounds, last_for_all
+from dpps.runs.deployment import Deployment, Simulation
+from dpps.runs.folder import RunFolder
+from dpps.runs.results import Examples, Results, as_evaluable
+from dpps.runs.summary import Description, Metrics, Summary, describe
 from dpps.sensitivity import Oracle, Sensitivity
-from dpps.topology import Topology
+from dpps.topology import Topology, Weights
+from dpps.transport import Fabric
+from dpps.version import versions
+
+if TYPE_CHECKING:
+    from dpps.runs.options import Options
 
 logger = logging.getLogger(__name__)
 
-Callback = Callable[["Run", RoundLog], bool | None]
-"""Called after every round; a true answer ends the run early, finished as if it had been planned so."""
+_CHOSEN_PAUSE = (
+    "A callback, or the program whose loop the run was, chose a round at which it paused: if it looked at losses or "
+    "other results of private data, that choice is not covered either."
+)
 
 
-class Run(Results):
+class NotStartedError(UsageError, AttributeError):
+    """Asked too early. It counts as an attribute that is missing, so that `hasattr(run, "state")` is False."""
+
+
+class Run(Frozen):
     """A training run of many nodes.
 
     Args:
@@ -64,7 +77,7 @@ class Run(Results):
         metrics: names (accuracy, balanced-accuracy, auroc, f1, calibration, rmse) or functions of (outputs, targets), taken of
             every node after every epoch: on the test set and on what was held out of its own data.
         folder: where ledger, log, checkpoints, models and summary go; None keeps all in memory.
-        where: `Here()`, or `TorchDistributed(...)`.
+        deployment: `Simulation()`, the default, or `TorchDistributed(...)`.
         sync_every: P, the synchronisation period (0 = never).
         mixes: M, gossip steps per released message: free in the units record and contribution, refused in node-swap.
         seed: of noise and sampling in a simulation; None takes one from the operating system.
@@ -83,7 +96,6 @@ class Run(Results):
         device: where tensors live; the model is moved there.
         overwrite: replace the run that the folder holds.
         description: the run's settings, where it was made by options; otherwise read off the arguments.
-        remarks: what else the summary says.
 
     Examples:
         >>> import dpps, torch
@@ -110,7 +122,7 @@ class Run(Results):
         held_out: Sequence[tuple[Tensor, Tensor]] = (),
         metrics: str | Metric | Sequence[str | Metric] = (),
         folder: str | Path | None = None,
-        where: Deployment | None = None,
+        deployment: Deployment | None = None,
         sync_every: int = 0,
         mixes: int = 1,
         seed: int | None = None,
@@ -126,33 +138,45 @@ class Run(Results):
         device: str = "cpu",
         overwrite: bool = False,
         description: Description | None = None,
-        remarks: Mapping[str, Any] | None = None,
     ) -> None:
-        self.where = where or Here()
-        arguments.check_kinds(algorithm, self.where, noise, watch, folder, engine)
-        arguments.check_counts(sync_every, mixes, spare_rounds, checkpoint_every)
+        self.deployment = deployment or Simulation()
+        validation.check_kinds(algorithm, self.deployment, noise, watch, folder, engine)
+        for name, value in (
+            ("sync_every", sync_every),
+            ("spare_rounds", spare_rounds),
+            ("checkpoint_every", checkpoint_every),
+        ):
+            validation.check_count(name, value)
+        validation.check_count("mixes", mixes, 1)
         unit = as_unit(privacy)
         check_loaders(data, algorithm.batch_size, random=unit is not None and unit.per_example)
         data = as_datasets(data, algorithm.model, algorithm.loss)
-        arguments.check_topology(topology, self.where.processes)
+        if isinstance(topology, str) and self.deployment.processes > 1:
+            raise UsageError(
+                f"topology is {topology!r} in a run of {self.deployment.processes} processes: give the object with the number of all nodes"
+            )
         self.algorithm, self.topology = algorithm, as_topology(topology, len(data))
         self.unit = algorithm.unit(unit and unit.for_network(self.topology.nodes))
         self.out = None if folder is None else Path(folder)
-        self.folder = None if folder is None else self.where.folder(Path(folder))
+        self.folder = None if folder is None else self.deployment.folder(Path(folder))
         self.sync_every, self.mixes = sync_every if algorithm.synchronises else 0, mixes
-        self.seed = fresh_seed() if seed is None else arguments.check_seed(seed)
-        arguments.check_device(device)
+        self.seed = fresh_seed() if seed is None else validation.check_seed(seed)
+        validation.check_device(device)
         self._device = device
         algorithm.model.to(device)  # what is not trained, too: frozen parameters and buffers
-        self.secure_noise = secure_noise
-        self.checkpoint_every = checkpoint_every
-        self.callbacks: list[Callback] = arguments.as_callbacks(callbacks)
+        self.secure_noise, self.checkpoint_every = secure_noise, checkpoint_every
+        self.callbacks: list[Callback] = validation.as_callbacks(callbacks)
         self.overwrite, self.resumed = overwrite, False
         self._data, self._test = data, test
-        self._held_out = [self._evaluable(each, f"held-out set {k}") for k, each in enumerate(held_out)]
-        arguments.check_held_out(self._held_out, len(data))
-        self._metrics, self._undefined = by_name(metrics), set()
-        self._noise = source_of_noise(noise, self.where, secure_noise, self.seed)
+        self._held_out = [
+            as_evaluable(algorithm, device, each, f"held-out set {k}") for k, each in enumerate(held_out)
+        ]
+        if self._held_out and len(self._held_out) != len(data):
+            raise UsageError(
+                f"held_out has {len(self._held_out)} data sets for {len(data)} nodes: give one per node, or none"
+            )
+        self._metrics = by_name(metrics)
+        self._noise = self._noise_source(noise)
         self._declared = (
             None if declared_sizes is None else for_every_node(declared_sizes, self.topology.nodes)
         )
@@ -161,7 +185,6 @@ class Run(Results):
         options = {"seed": seed, "sync_every": self.sync_every, "mixes": mixes}
         options |= {"secure_noise": secure_noise, "spare_rounds": spare_rounds}
         self.description = description or describe(algorithm, self.topology, self.unit, options)
-        self.remarks = {"split": None, "weights_left_fresh": [], **(remarks or {})}
         self.log: list[RoundLog] = []
         self.accuracy_by_epoch: list[float] = []
         self.metrics_by_epoch: list[Metrics] = []
@@ -175,9 +198,31 @@ class Run(Results):
         self._files = ExitStack()
         self._csv: IO[str] | None = None
         self._by_node: list[float] | None = None
+        self._summary: Summary | None = None  # as it was written
         self._clipped, self._advised = (0, 0), False
         self._privacy: tuple[tuple[int, int, bool], Privacy] | None = None
-        self._safe = -1  # the round of the checkpoint that was written or taken up last
+        self._safe = -1  # the round of the checkpoint that was written or restored last
+
+    @classmethod
+    def from_options(
+        cls,
+        options: Options,
+        folder: str | Path | None = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        deployment: Deployment | None = None,
+    ) -> Run:
+        """The run that the options of `dpps train` describe; nothing is written before it starts.
+
+        Args:
+            options: what to do; they are resolved here.
+            folder: where results go; by default the options' `out`, and without that they are kept in memory.
+            callbacks: called after every round.
+            deployment: where the nodes are; by default all in this process.
+        """
+        from dpps.runs.from_options import make_run
+
+        return make_run(options, folder, callbacks, deployment)
 
     @classmethod
     def open(
@@ -186,14 +231,14 @@ class Run(Results):
         algorithm: Algorithm | None = None,
         data: Sequence[Any] | None = None,
         **options: Any,
-    ) -> "Run":
+    ) -> Run:
         """Go on with the run in a folder: its contract decides what may still be spent.
 
         A run that `dpps train` started is made again from the options in its folder. One made in Python keeps no code and no
         data there: give algorithm, data and the same arguments as at its first start.
         """
         if algorithm is None and data is None:
-            from dpps.runs.configured import reopen
+            from dpps.runs.from_options import reopen
 
             return reopen(Path(folder), **options)
         if algorithm is None or data is None:
@@ -202,12 +247,27 @@ class Run(Results):
         run.resumed = True
         return run
 
+    def __getattr__(self, name: str) -> Any:
+        """Asked for what there is none of yet: an attribute, or a property that needs one."""
+        early = name in ("results", "state", "protocol", "nodes", "plan")
+        if early or ("nodes" not in self.__dict__ and isinstance(getattr(type(self), name, None), property)):
+            raise NotStartedError(
+                "the run has not started: call fit(epochs), rounds(epochs) or start(epochs) first"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     # Start
 
     @property
     def started(self) -> bool:
         """Whether the contract is made: from then on nothing it rests on can change."""
         return "nodes" in self.__dict__
+
+    @property
+    def keeps_ledger(self) -> bool:
+        """Whether every charge must be on disk before its message leaves: where messages really leave, and wherever nobody knows
+        the noise, so that a guarantee is stated."""
+        return self.deployment.durable or self.secure_noise or self.protocol.noise.private
 
     def start(self, epochs: int | None = None) -> Self:
         """Check everything that can be checked, then make the run ready. Nothing is written before all checks have passed.
@@ -216,36 +276,80 @@ class Run(Results):
             epochs: how many passes over the data are planned, over which a target epsilon is spread; None: what the run's
                 options or its first start say, otherwise by the rule, or 12.
         """
-        epochs = check_epochs(epochs, self.epochs if self.started else None)
+        if epochs is not None:
+            validation.check_count("epochs", epochs, 1)
+            epochs = int(epochs)
         if self.started:
+            if epochs not in (None, self.epochs):
+                raise UsageError(
+                    f"this run was started for {self.epochs} epochs, not {epochs}: start another run"
+                )
             return self
-        self.resumed, self.overwrite = self.where.settle(self.folder, self.resumed, self.overwrite)
-        check_folder(self)
-        self._tests = None if self._test is None else self._evaluable(self._test, "the test set")
-        fabric = self.where.connect(self)
+        self.resumed, self.overwrite = self.deployment.decide_resume(
+            self.folder, self.resumed, self.overwrite
+        )
+        self._check_folder()
+        tests = None
+        if self._test is not None:
+            tests = as_evaluable(self.algorithm, self._device, self._test, "the test set")
+        fabric = self.deployment.connect(self)
         data = NodeData(self._data, self._device)
-        self._check_data(data, fabric.rows)
+        self._check_data(data, fabric.rows, [*([tests] if tests else []), *self._held_out[:1]])
         first = self.folder.contract() if self.folder and self.resumed else None
         sizes = announce(self._declared, data.sizes, fabric, first)
         spare, unit = self._planned_for
         self.epochs = epochs or self._planned_epochs() or self.algorithm.epochs(sizes, unit)
         self.plan = self.algorithm.plan(sizes, self.epochs, spare, unit)
         self.contract, calibration = self._promise(first)
-        self.protocol = make_protocol(self, calibration, fabric, self._noise, self._watch)
-        for warning in warnings(self):
+        self.protocol = self._make_protocol(calibration, fabric)
+        for warning in self._warnings():
             logger.warning("%s", warning)
         nodes = Nodes(self.algorithm, data, self.protocol, self.plan, calibration, self.seed, self._engine)
         self.state: TrainState = self.algorithm.start(nodes)
-        self.protocol.ledger = open_ledger(self)  # last, when nothing can be refused any more
+        self.results = Results(nodes, self.state, tests, self._held_out, self._metrics)
+        self.protocol.ledger = self._open_ledger()  # last, when nothing can be refused any more
         self.nodes = nodes
         try:
             note_runs(self)  # before it is signed: where that fails, the same command starts afresh
-            sign_folder(self)
-            self.where.take_up(self)
+            self._sign_folder()
+            self.deployment.resume(self)
         except BaseException:
             self.close()
             raise
         return self
+
+    def _noise_source(self, given: NoiseSource | None) -> NoiseSource:
+        """The deployment's own; or one that was given to study a run, where nothing really leaves."""
+        if given is None:
+            return self.deployment.noise(self.secure_noise, self.seed)
+        if self.deployment.durable:
+            raise UsageError(
+                f"noise is {type(given).__name__}: another source of noise is for studying a run in a simulation "
+                "(deployment=Simulation()); where messages really leave each process draws its own, so leave it out"
+            )
+        return given
+
+    def _check_folder(self) -> None:
+        """A resumed run is the one in the folder; a new one needs a folder without a run, unless it may replace it."""
+        if self.folder is None:
+            return
+        if self.resumed:
+            self.folder.check_same(self.description.fingerprint, self.description.config)
+        else:
+            self.folder.check_new(self.overwrite)
+
+    def _check_data(
+        self, data: NodeData, rows: Sequence[int], evaluated: Sequence[tuple[Any, Tensor]]
+    ) -> None:
+        """Examples, metrics and network suit each other, and something is learned from the others."""
+        validation.check_data(self.algorithm, self._data, data.sizes, rows)
+        validation.try_metrics(self.algorithm, self._metrics, evaluated)
+        self.topology.check_connected()
+        if self.unit and self.algorithm.lr_shared == 0 and self.algorithm.partition.shared:
+            raise UsageError(
+                "lr_shared is 0: then nothing is learned from the others and there is nothing to protect; raise it, or "
+                "share nothing"
+            )
 
     def _planned_epochs(self) -> int | None:
         """What the first start of a resumed run planned, or the options of a run that was made by options."""
@@ -253,16 +357,97 @@ class Run(Results):
         found: int | None = kept.get("epochs") or self.description.config.get("epochs")
         return found
 
-    # What a baseline does otherwise
-
-    def _check_data(self, data: NodeData, rows: Sequence[int]) -> None:
-        check_data(self, self._data, data.sizes, rows)
-
     def _promise(self, first: Contract | None) -> tuple[Contract | None, Calibration | None]:
-        return promise(self.unit, self.plan, first)
+        """The contract: that of the first start when the run is resumed; nothing is solved for again."""
+        if self.unit is None:
+            return None, None
+        contract = first or Contract.first(self.unit, self.plan)
+        contract.check(self.unit, self.plan)
+        return contract, contract.calibrate(self.unit)
 
-    def _somebody_stops(self) -> bool:
-        return last_for_all(self, asked=self._stop_asked)
+    def _make_protocol(self, calibration: Calibration | None, fabric: Fabric) -> DPPS:
+        """The protocol as the run's promise needs it."""
+        sampling: float | list[float] = 1.0
+        if (
+            calibration is not None
+        ):  # the largest rate of all, or each node's own where every node chose its batch
+            rates = calibration.rates
+            sampling = [rates[row] for row in fabric.rows] if rates else calibration.sampling
+        return DPPS(
+            self.topology,
+            calibration.mechanism if calibration else NoNoise(),
+            calibration.sensitivity if calibration else None,
+            sync_every=self.sync_every,
+            noise=calibration.source(self._noise) if calibration else self._noise,
+            fabric=fabric,
+            sampling=sampling,
+            watch=self._watch,
+            mixes=self.mixes,
+        )
+
+    def _warnings(self) -> Iterator[str]:
+        """What can be foreseen to go wrong although nothing is refused."""
+        schedule, rounds, unit = self.algorithm.schedule, self.plan.count, self.unit
+        if isinstance(schedule, WarmUp) and schedule.over > rounds:
+            yield (
+                f"schedule {schedule}: the run has {rounds} rounds, so the rates only reach {schedule.factor(rounds - 1, rounds):.2g} "
+                "of what they should be; warm up over fewer"
+            )
+        if unit is None:
+            return
+        new = self.folder is not None and not self.resumed
+        repeats = new and self.keeps_ledger and self.deployment.repeats_rounds
+        if repeats and unit.epsilon is not None and self.plan.paid == rounds:
+            yield (
+                f"the target epsilon is spread over exactly {rounds} rounds: if this process is killed, the rounds after "
+                "its last checkpoint would have to be paid for twice, and the run could not go on; spare rounds pay for that "
+                "(--spare-rounds 20 --checkpoint-every 10; in Python spare_rounds and checkpoint_every)"
+            )
+        yield from foresee(
+            unit, self.plan, self.algorithm.partition.shared_size, self.topology, self.sync_every
+        )
+
+    def _open_ledger(self) -> Ledger:
+        """The ledger, written ahead where there is a folder. Rounds beyond the promised total are refused before they are sent."""
+        rows = self.protocol.fabric.rows
+        budget = self.contract.budget(self.unit) if self.contract and self.unit else None
+        if self.folder is None:
+            return Ledger(rows, budget)
+        self.folder.claim(self.overwrite)
+        if self.contract is None:
+            return Ledger(rows)
+        kind, path, durable = self.deployment.ledger, self.folder.ledger, self.keeps_ledger
+        header = {
+            "run": self.description.fingerprint,
+            "unit": self.contract.unit,
+            "mechanism": self.contract.mechanism,
+            "rows": list(rows),
+            "durable": durable,
+            "contract": self.contract.to_json(),
+            **self.deployment.header(),
+        }
+        if self.resumed:  # replays count
+            header["nonce"] = LedgerFile.read_header(path).get("nonce")
+            return kind.open(path, header, durable, budget=budget)
+        header["nonce"] = secrets.token_hex(16)  # no two runs have the same first line
+        return kind.create(path, header, durable, budget=budget, processes=self.deployment.processes)
+
+    def _sign_folder(self) -> None:
+        """Say in the folder of a new run which run it holds."""
+        if self.folder is None or self.resumed:
+            return
+        if self.description.schema:  # whoever reads the folder need not have the file it was given as
+            write_private(self.folder.schema, self.description.schema.encode())
+        self.folder.sign(
+            {
+                "fingerprint": self.description.fingerprint,
+                "epochs": self.epochs,
+                "config": self.description.config,
+                "versions": versions(),
+                "private_noise": self.protocol.noise.private,
+                "federation": self.deployment.federation,
+            }
+        )
 
     # Rounds
 
@@ -293,10 +478,101 @@ class Run(Results):
             self._leave(log)
             raise
         except BaseException:
-            keep_complete_rounds(self)
+            self._keep_complete_rounds()
             self.close()
             raise
         self._end(results=not self.stopped)
+
+    def step(self) -> RoundLog:
+        """One round: it completes, or raises and leaves everything as it was. `start` comes first."""
+        if not self.started:
+            raise UsageError("the run has not started: call start(epochs) first, or use fit or rounds")
+        if self._closed:
+            raise UsageError("the run is finished and its ledger closed: go on with Run.open(folder)")
+        target = None if self.unit is None else self.unit.epsilon
+        if target is not None and self.state.round >= self.plan.paid:
+            raise RunError(
+                f"round {self.state.round} refused before sending: epsilon {target:g} was spread over {self.plan.paid} rounds; "
+                "plan more epochs (or spare rounds) from the start"
+            )
+        self._by_node = self._summary = None
+        epoch, within = divmod(self.state.round, self.rounds_per_epoch)
+        round_, t0 = self.state.round, time.perf_counter()
+        with self.nodes.transaction(self.state):
+            if within == 0:
+                self.nodes.start_epoch(self.state, epoch + 1)
+            self.nodes.start_round(self.state)
+            record, losses = self.algorithm.step(self.nodes, self.state)
+        spent, exchange = time.perf_counter() - t0, self.nodes.protocol_seconds
+        self.seconds["protocol"] += exchange
+        self.seconds["gradients"] += spent - exchange
+        self.deployment.after_round(self)
+        log = RoundLog.of(round_, record, losses, self.protocol, self.state.shared.s)
+        log = replace(log, clipped=self._count_clipped())
+        first_epoch = self.state.round == self.rounds_per_epoch
+        if first_epoch and self._clipped[0] == 0:
+            self._advise_on_clip()  # a clip that is far too large shows at once
+        if within + 1 == self.rounds_per_epoch:
+            log = self._evaluate_epoch(log)
+        self.log.append(log)
+        if first_epoch:
+            self._warn_of_noise()
+        self._write_log(log)
+        return log
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """How many rounds a pass over the data takes."""
+        return self.plan.count // self.epochs
+
+    def _goes_on(self) -> bool:
+        """Whether there is a round to come; where nodes come and go, their deployment waits for the others and leaves rounds out."""
+        if self.state.round < self.plan.count and not self.deployment.before_round(self):
+            return False
+        return self.state.round < self.plan.count
+
+    def _ends(self, log: RoundLog) -> bool:
+        enough = [bool(callback(self, log)) for callback in self.callbacks]
+        if any(enough):
+            self.ended_by_callback = True
+            if not self.protocol.fabric.simulation:  # everybody has to end after the same round
+                self.stop()
+                enough = []
+        self.stopped = self._stops_here() and self.state.round < self.plan.count
+        if self.checkpoint_every and self.state.round % self.checkpoint_every == 0 and not self.stopped:
+            self.checkpoint()
+        return any(enough) or self.stopped
+
+    # Stopping before the last round
+
+    def stop(self) -> None:
+        """Stop after the current round, at all processes, so that the run can be opened again."""
+        self._stop_asked = True
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether somebody here wants to stop."""
+        return self._stop_asked
+
+    def _stops_here(self) -> bool:
+        """Whether the round just completed was the last one for all. A request to stop travels on the rows, and takes effect
+        after the same round at all processes."""
+        control, done = self.protocol.fabric.control, self.state.round - 1
+        if self._stop_asked and control.stop_after is None:
+            rounds = control.rounds_until_heard(self._coming())
+            if rounds is not None:  # otherwise the run is over before everybody could know
+                control.ask_to_stop(done + rounds)
+        return control.stop_after is not None and done >= control.stop_after
+
+    def _coming(self) -> Iterator[Weights | None]:
+        """The weights of the rounds to come that send something; the clock restarts when the rates change."""
+        clock, rate = self.state.shared.clock, self.state.shared.rate
+        for round_ in range(self.state.round, self.plan.count if self.algorithm.partition.shared else 0):
+            epoch, within = divmod(round_, self.rounds_per_epoch)
+            if within == 0 and self.algorithm.rate(epoch + 1) != rate:
+                clock, rate = 0, self.algorithm.rate(epoch + 1)
+            yield self.protocol.weights(clock)
+            clock += 1
 
     def _leave(self, log: RoundLog) -> None:
         """Whoever looks at results and leaves the loop chooses the end, as a callback does. An exception in the loop looks the
@@ -311,68 +587,17 @@ class Run(Results):
                 log = self.step()
         self._end(results=not self.stopped)
 
-    def _goes_on(self) -> bool:
-        """Whether there is a round to come; where nodes come and go, their deployment waits for the others and leaves rounds out."""
-        if self.state.round < self.plan.count and not self.where.before_round(self):
-            return False
-        return self.state.round < self.plan.count
-
-    def _ends(self, log: RoundLog) -> bool:
-        enough = [bool(callback(self, log)) for callback in self.callbacks]
-        if any(enough):
-            self.ended_by_callback = True
-            if not self.protocol.fabric.simulation:  # everybody has to end after the same round
-                self.stop()
-                enough = []
-        self.stopped = self._somebody_stops() and self.state.round < self.plan.count
-        if self.checkpoint_every and self.state.round % self.checkpoint_every == 0 and not self.stopped:
+    def _keep_complete_rounds(self) -> None:
+        """A checkpoint of a run that ends by an exception, of a callback or Ctrl-C: what its complete rounds cost is not lost
+        with it. Of several processes each would keep a round of its own; they go on from the checkpoints that they planned
+        together."""
+        complete = 0 < self.state.round == len(self.log) != self._safe
+        if self.folder is None or not self.protocol.fabric.simulation or not complete:
+            return
+        try:
             self.checkpoint()
-        return any(enough) or self.stopped
-
-    def stop(self) -> None:
-        """Stop after the current round, at all processes, so that the run can be opened again."""
-        self._stop_asked = True
-
-    @property
-    def stop_asked(self) -> bool:
-        """Whether somebody here wants to stop."""
-        return self._stop_asked
-
-    def step(self) -> RoundLog:
-        """One round: it completes, or raises and leaves everything as it was. `start` comes first."""
-        if not self.started:
-            raise UsageError("the run has not started: call start(epochs) first, or use fit or rounds")
-        if self._closed:
-            raise UsageError("the run is finished and its ledger closed: go on with Run.open(folder)")
-        refuse_unpaid(self)
-        epoch, within = divmod(self.state.round, self.rounds_per_epoch)
-        round_, t0 = self.state.round, time.perf_counter()
-        with self.nodes.transaction(self.state):
-            if within == 0:
-                self.nodes.start_epoch(self.state, epoch + 1)
-            self.nodes.start_round(self.state)
-            record, losses = self.algorithm.step(self.nodes, self.state)
-        spent, exchange = time.perf_counter() - t0, self.nodes.protocol_seconds
-        self.seconds["protocol"] += exchange
-        self.seconds["gradients"] += spent - exchange
-        self.where.after_round(self)
-        log = RoundLog.of(round_, record, losses, self.protocol, self.state.shared.s)
-        log = replace(log, clipped=self._count_clipped())
-        if self.state.round == self.rounds_per_epoch and self._clipped[0] == 0:
-            self._advise_on_clip()  # a clip that is far too large shows at once
-        self._by_node = None
-        if within + 1 == self.rounds_per_epoch:
-            log = self._evaluate_epoch(log)
-        self.log.append(log)
-        if self.state.round == self.rounds_per_epoch:
-            self._warn_of_noise()
-        self._write_log(log)
-        return log
-
-    @property
-    def rounds_per_epoch(self) -> int:
-        """How many rounds a pass over the data takes."""
-        return self.plan.count // self.epochs
+        except DppsError as error:  # the first failure is the one to report
+            logger.warning("%s", error)
 
     # End
 
@@ -400,23 +625,23 @@ class Run(Results):
         """
         self._advise_on_clip()
         try:
-            if not self.stopped and self.state.round >= self.plan.count:
-                self.where.conclude(self)
+            complete = self.state.round >= self.plan.count
+            if complete and not self.stopped:
+                self.deployment.after_last_round(self)
             if self.folder is not None:
-                needed = self.state.round < self.plan.count or keeps_ledger(self)
-                if needed and self._safe != self.state.round:
+                if (not complete or self.keeps_ledger) and self._safe != self.state.round:
                     self.checkpoint()
                 if results:
                     self._write_results(self.folder)
-                    if self.state.round >= self.plan.count:
-                        self.where.stay(self)
+                    if complete:
+                        self.deployment.after_results(self)
         finally:
             self.close()
 
     def close(self) -> None:
         """Let go of ledger and log, and call `close()` of callbacks that have it. In memory a run can go on afterwards; from a
         folder, with `Run.open`."""
-        self.where.close()
+        self.deployment.close()
         for callback in self.callbacks:
             if hasattr(callback, "close"):
                 callback.close()
@@ -434,7 +659,7 @@ class Run(Results):
 
     def __exit__(self, *_: object) -> None:
         if self.started and not self._closed:
-            keep_complete_rounds(self)
+            self._keep_complete_rounds()
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -442,3 +667,255 @@ class Run(Results):
             "a run holds an open ledger and noise that must not be drawn twice, so it cannot be pickled: pickle run.models(), or give "
             "the run a folder and go on with Run.open(folder, ...)"
         )
+
+    # Privacy
+
+    @property
+    def ledger(self) -> Ledger:
+        """All that was released so far and what it cost."""
+        return self.protocol.ledger
+
+    @property
+    def privacy(self) -> Privacy:
+        """What is guaranteed, and what has been spent so far, from the ledger, in numbers and in words.
+
+        Before the last planned round the guarantee is what was promised for all of them: whoever ends the run then may have looked
+        at its results, so what was spent so far is none.
+        """
+        messages, done = self.ledger.messages, self.state.round
+        paused = self.ended_by_callback and done == self.plan.count
+        if self._privacy is None or self._privacy[0] != (messages, done, paused):
+            calibration = self.nodes.calibration
+            ahead = charges_ahead(calibration, self.plan, done, messages) if calibration else []
+            found = account(
+                self.unit,
+                self.ledger,
+                private_noise=self.protocol.noise.private,
+                distance=self.nodes.noise_distance(messages + sum(charge.count for charge in ahead)),
+                ahead=ahead,
+                promised=self.unit.epsilon if self.unit else None,
+                preface=self.deployment.preface,
+                remarks=[*self.deployment.remarks(self), *([_CHOSEN_PAUSE] if paused else [])],
+            )
+            self._privacy = ((messages, done, paused), found)
+        return self._privacy[1]
+
+    def affords_rest(self, position: int) -> bool:
+        """Whether a run that goes on from round `position` can be paid to its end: replays are charged again."""
+        left, calibration = self.plan.after(position), self.nodes.calibration
+        if calibration is None or not left.count:
+            return True
+        return self.ledger.affords(planned_charges(calibration, left))
+
+    # How it goes
+
+    @property
+    def clipped(self) -> float | None:
+        """Share of the examples drawn since this object started that were clipped (unit record), not noised:
+        for the node's own eyes."""
+        return self._clipped[0] / self._clipped[1] if self._clipped[1] else None
+
+    def _count_clipped(self) -> float | None:
+        if self.nodes.clipping is None:
+            return None
+        clipped, seen = self.nodes.clipping[1].take()
+        self._clipped = (self._clipped[0] + clipped, self._clipped[1] + seen)
+        return clipped / seen if seen else None
+
+    def _advise_on_clip(self) -> None:
+        words = advice(self.nodes.clipping[0], *self._clipped) if self.nodes.clipping else None
+        if words and not self._advised:
+            self._advised = True
+            logger.warning("%s", words)
+
+    @property
+    def update_to_noise(self) -> float | None:
+        """Norm of a node's update over that of the noise of its message, mean over the rounds since this object started;
+        it is computed from what was not noised: for the node's own eyes."""
+        known = [log.update_to_noise for log in self.log if log.update_to_noise is not None]
+        return fmean(known) if known else None
+
+    def _warn_of_noise(self) -> None:
+        """After an epoch. Not of partners: most of the noise they share does not stay in the mean."""
+        ratio, calibration = self.update_to_noise, self.nodes.calibration
+        if ratio is None or calibration is None or calibration.partners is not None:
+            return
+        if words := hopeless(ratio, self.protocol.topology.nodes, self.plan.count):
+            logger.warning("%s", words)
+
+    # What came out
+
+    @property
+    def shared(self) -> Tensor:
+        """The averaged s."""
+        return self.results.shared
+
+    @property
+    def local(self) -> Tensor:
+        """Every node's l, one row each: a copy, which later rounds leave as it is."""
+        return self.results.local
+
+    def models(self) -> list[nn.Module]:
+        """Each node's ready model: the averaged shared parameters with its own local ones and buffers."""
+        return self.results.models()
+
+    def state_dict(self, k: int) -> dict[str, Tensor]:
+        """Parameters and buffers of the k-th node held here."""
+        return self.results.state_dict(k)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write every node's model as `node-K.safetensors`, with what is needed to use it; `dpps.load(folder)` reads them."""
+        return self.results.save(Path(folder), self.description, self.privacy)
+
+    def evaluate(self, data: Examples | None = None) -> list[float]:
+        """Percent right of each node's model (the averaged s with its own l) on the test set, or on other data."""
+        tests = self.results.tests
+        if data is not None:
+            tests = as_evaluable(self.algorithm, self._device, data, "the data to evaluate on")
+        if tests is None:
+            raise UsageError("no test set was given to the run: evaluate(data) with one")
+        if not are_classes(tests[1]):
+            raise UsageError(
+                "the targets are no class numbers, so there is no accuracy: name metrics=['rmse'] or a "
+                "function of (outputs, targets)"
+            )
+        t0 = time.perf_counter()
+        by_node = accuracies(self.nodes.engine, self.shared, self.state.local, *tests)
+        self.seconds["evaluation"] += time.perf_counter() - t0
+        return by_node
+
+    def _evaluate_epoch(self, log: RoundLog) -> RoundLog:
+        """After the last round of an epoch: the metrics asked for, and accuracy where there is such. Of many nodes, and before the
+        last epoch, only some are evaluated."""
+        if self._metrics:
+            self.metrics_by_epoch.append(self.metrics_by_node)
+        tests = self.results.tests
+        if tests is None or not are_classes(tests[1]):
+            return log
+        if self.state.round == self.plan.count or len(self.state.local) <= EVALUATED:
+            found = self.accuracy_by_node
+        else:
+            t0 = time.perf_counter()
+            found = accuracies_of_some(self.nodes.engine, self.shared, self.state.local, *tests)
+            self.seconds["evaluation"] += time.perf_counter() - t0
+        self.accuracy_by_epoch.append(fmean(found))
+        return replace(log, accuracy=self.accuracy_by_epoch[-1])
+
+    def forget_evaluation(self) -> None:
+        """The parameters have changed since the last round: whoever asks for accuracies gets new ones."""
+        self._by_node = self._summary = None
+
+    @property
+    def accuracy_by_node(self) -> list[float]:
+        """Percent on the test set, by node; empty without a test set."""
+        tests = self.results.tests
+        if self._by_node is None and tests is not None and are_classes(tests[1]):
+            self._by_node = self.evaluate()
+        return self._by_node or []
+
+    @property
+    def accuracy(self) -> float | None:
+        """Percent: the averaged s with each node's own l on the whole test set, mean over nodes."""
+        return fmean(self.accuracy_by_node) if self.accuracy_by_node else None
+
+    @property
+    def own_accuracy_by_node(self) -> list[float]:
+        """Percent: each node on examples held out of its own data."""
+        return self.results.own_accuracy_by_node
+
+    @property
+    def own_accuracy(self) -> float | None:
+        """The mean of `own_accuracy_by_node`."""
+        found = self.own_accuracy_by_node
+        return fmean(found) if found else None
+
+    @property
+    def metrics_by_node(self) -> Metrics:
+        """The metrics asked for: by data ("test", "own"), name and node; without noise, so for the node's own eyes."""
+        return self.results.metrics_by_node
+
+    @property
+    def by_class(self) -> dict[str, list[dict[str, Any]]]:
+        """By data ("test", "own"): a row for every class, of the nodes held here together.
+        Where metrics are asked for; without noise, for their own eyes."""
+        return self.results.by_class((self.description.input or {}).get("classes"))
+
+    @property
+    def summary(self) -> Summary:
+        """What summary.json says, of the nodes held here."""
+        return self._summary or Summary.of(self)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """One self-contained HTML page about this run; without a path it is report.html in the run's folder."""
+        import importlib
+
+        path = path or (self.folder.report if self.folder else None)
+        if path is None:
+            raise UsageError("nowhere to put the page: report(path), or give the run a folder")
+        page: Path = importlib.import_module("dpps.report").from_run(self, path)
+        return page
+
+    # On disk
+
+    def _write_log(self, log: RoundLog) -> None:
+        if self.folder is None:
+            return
+        if self._csv is None:
+            self._csv = self._files.enter_context(self.folder.log(self.log[:-1]))
+        with writing(self.folder.rounds):
+            csv.writer(self._csv).writerow(log.row())
+
+    def _write_results(self, folder: RunFolder) -> None:
+        self.save(folder.models)
+        self.write_summary(Summary.of(self))
+        everybody = self.deployment.summary(self.summary, self)
+        if everybody is not None and self.out is not None:
+            RunFolder(self.out).write_summary(everybody.to_json())
+
+    def write_summary(self, summary: Summary) -> None:
+        """Put a summary in the run's folder, whole or not at all; `summary` is this one from now on."""
+        assert self.folder is not None
+        self.folder.write_summary(summary.to_json())
+        self._summary = summary
+
+    def checkpoint(self) -> None:
+        """Put everything on disk that a resumed run needs; the ledger first."""
+        if self.folder is None:
+            raise UsageError("nowhere to put a checkpoint: give the run a folder")
+        self.ledger.flush()
+        if self._csv is not None:
+            with writing(self.folder.rounds):
+                self._csv.flush()
+        meta = {
+            "accuracy_by_epoch": self.accuracy_by_epoch,
+            "metrics_by_epoch": self.metrics_by_epoch,
+            "seconds": self.seconds,
+            "ended_by_callback": self.ended_by_callback,
+            "rounds": [log.to_json() for log in self.log],
+            "ledger": asdict(self.ledger.mark) if isinstance(self.ledger, LedgerFile) else None,
+            **self.nodes.meta(self.state),
+        }
+        save_checkpoint(self.folder.checkpoints, self.state.round, self.nodes.tensors(self.state), meta)
+        self._safe = self.state.round
+
+    def restore(self, at: int | None = None) -> int:
+        """Go back to the newest whole checkpoint, or that of round `at`; the round it stands at (0 when there is none)."""
+        if self.folder is None:
+            raise UsageError("nothing to resume: the run has no folder")
+        found = load_checkpoint(self.folder.checkpoints, at)
+        if found is None:
+            return 0
+        if isinstance(self.ledger, LedgerFile):
+            mark = Mark(**found.meta["ledger"])
+            self.ledger.check_holds(mark, f"the checkpoint of round {found.round}")
+        try:
+            self.nodes.load(self.state, found.tensors, found.meta, found.round)
+        except (KeyError, RuntimeError) as error:
+            raise RunError(f"the checkpoint in {self.folder.path} is of another model: {error}") from error
+        self.accuracy_by_epoch, self.seconds = found.meta["accuracy_by_epoch"], found.meta["seconds"]
+        self.metrics_by_epoch = found.meta.get("metrics_by_epoch", [])
+        self.ended_by_callback = found.meta.get("ended_by_callback", False)
+        self.log = [RoundLog.from_json(row) for row in found.meta["rounds"]]
+        self._safe = found.round
+        self.forget_evaluation()
+        return found.round

@@ -1,58 +1,137 @@
-"""summary.json: what came out of a run."""
+"""What a run says about itself in JSON: what it computes (`Description`) and what came out (`Summary`, summary.json)."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from dpps.privacy.promise import finite_or_none
+import numpy as np
+from torch import nn
+
+from dpps.learning.algorithm import Algorithm
+from dpps.learning.evaluation import Comparison
+from dpps.privacy.promise import Privacy, finite_or_none
+from dpps.privacy.units import Unit
+from dpps.topology import Topology
 from dpps.version import versions
 
 if TYPE_CHECKING:
     from dpps.runs.run import Run
 
+Metrics = dict[str, dict[str, list[float | None]]]
+"""By data ("test", "own"), name and node."""
+Comparisons = dict[str, dict[str, Comparison]]
+"""By data ("test", "own"): what joining gained ("joining"), what privacy cost ("privacy"), and "both" together."""
 
-def summarise(run: Run) -> dict[str, Any]:
-    """The summary of the nodes held here."""
-    logs, nodes = run.log, run.nodes
-    real = [log.real for log in logs if log.real is not None]
-    estimated = [log.estimated for log in logs if log.estimated is not None]
-    both = [(log.real, log.estimated) for log in logs if log.real is not None and log.estimated is not None]
-    return {
-        "test_accuracy": run.accuracy,
-        "accuracy_by_epoch": run.accuracy_by_epoch,
-        "accuracy_by_node": run.accuracy_by_node,
-        "own_accuracy": run.own_accuracy,
-        "own_accuracy_by_node": run.own_accuracy_by_node,
-        "held_out_examples": sum(len(targets) for _, targets in run._held_out),
-        "metrics_by_node": run.metrics_by_node,
-        "metrics_by_epoch": run.metrics_by_epoch,
-        "by_class": run.by_class,
-        "rounds": len(logs),
-        "clipped_share": run.clipped,
-        "update_to_noise": run.update_to_noise,
-        "final_loss": finite_or_none(logs[-1].loss) if logs else None,
-        "shared_parameters": nodes.partition.shared_size,
-        "local_parameters": nodes.partition.local_size,
-        "own_statistics": run.own_statistics,
-        "real_sensitivity_mean": fmean(real) if real else None,
-        "real_sensitivity_max": max(real, default=None),
-        "estimated_sensitivity_mean": fmean(estimated) if estimated else None,
-        "estimated_sensitivity_max": max(estimated, default=None),
-        "rounds_real_above_estimated": sum(r > e for r, e in both) if both else None,
-        "privacy": run.privacy.to_json(),
-        "bytes_sent_per_node": sum(log.bytes for log in logs),
-        "seconds": run.seconds,
-        "gradients": type(nodes.engine).__name__.lower(),
-        **run.remarks,
-        "chosen": chosen(run),
-        "config": run.description.config,
-        "versions": versions(),
-    }
+_ROUNDS = 8  # of a topology that are compared
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def chosen(run: Run) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Summary:
+    """The results of a run, for the nodes held here. Its fields are the keys of summary.json.
+
+    Percentages, losses and metrics are computed from private data without noise.
+    """
+
+    test_accuracy: float | None
+    accuracy_by_epoch: Sequence[float]
+    accuracy_by_node: Sequence[float]
+    own_accuracy: float | None
+    own_accuracy_by_node: Sequence[float]
+    held_out_examples: int | None
+    metrics_by_node: Metrics
+    metrics_by_epoch: Sequence[Metrics]
+    by_class: Mapping[str, Sequence[Mapping[str, Any]]]
+    rounds: int
+    clipped_share: float | None
+    update_to_noise: float | None
+    final_loss: float | None
+    shared_parameters: int
+    local_parameters: int
+    own_statistics: bool
+    real_sensitivity_mean: float | None
+    real_sensitivity_max: float | None
+    estimated_sensitivity_mean: float | None
+    estimated_sensitivity_max: float | None
+    rounds_real_above_estimated: int | None
+    privacy: Privacy
+    bytes_sent_per_node: int
+    seconds: Mapping[str, float]
+    gradients: str
+    split: Sequence[Sequence[int]] | None
+    weights_left_fresh: Sequence[str]
+    schema: str | None
+    chosen: Mapping[str, Any]
     """What the run chose itself, because nobody did: epochs, batch and rates, by their options' names."""
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    bytes_sent_by_rank: Sequence[int] | None = None
+    baselines: Mapping[str, Mapping[str, Any]] | None = None
+    comparisons: Comparisons | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> Summary:
+        """The summary of a started run as it stands."""
+        logs, nodes, results = run.log, run.nodes, run.results
+        real = [log.real for log in logs if log.real is not None]
+        estimated = [log.estimated for log in logs if log.estimated is not None]
+        both = [
+            (log.real, log.estimated) for log in logs if log.real is not None and log.estimated is not None
+        ]
+        return cls(
+            test_accuracy=run.accuracy,
+            accuracy_by_epoch=run.accuracy_by_epoch,
+            accuracy_by_node=run.accuracy_by_node,
+            own_accuracy=run.own_accuracy,
+            own_accuracy_by_node=run.own_accuracy_by_node,
+            held_out_examples=results.held_out_examples,
+            metrics_by_node=run.metrics_by_node,
+            metrics_by_epoch=run.metrics_by_epoch,
+            by_class=run.by_class,
+            rounds=len(logs),
+            clipped_share=run.clipped,
+            update_to_noise=run.update_to_noise,
+            final_loss=finite_or_none(logs[-1].loss) if logs else None,
+            shared_parameters=nodes.partition.shared_size,
+            local_parameters=nodes.partition.local_size,
+            own_statistics=results.own_statistics,
+            real_sensitivity_mean=fmean(real) if real else None,
+            real_sensitivity_max=max(real, default=None),
+            estimated_sensitivity_mean=fmean(estimated) if estimated else None,
+            estimated_sensitivity_max=max(estimated, default=None),
+            rounds_real_above_estimated=sum(r > e for r, e in both) if both else None,
+            privacy=run.privacy,
+            bytes_sent_per_node=sum(log.bytes for log in logs),
+            seconds=run.seconds,
+            gradients=type(nodes.engine).__name__.lower(),
+            split=run.description.split,
+            weights_left_fresh=run.description.weights_left_fresh,
+            schema=run.description.schema,
+            chosen=_chosen(run),
+            config=run.description.config,
+            versions=versions(),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """For summary.json. What only some runs have is left out of the others'."""
+        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        found["privacy"] = self.privacy.to_json()
+        if self.comparisons is not None:
+            found["comparisons"] = {
+                which: {name: each.to_json() for name, each in compared.items()}
+                for which, compared in self.comparisons.items()
+            }
+        optional = ("held_out_examples", "schema", "bytes_sent_by_rank", "baselines", "comparisons")
+        return {name: value for name, value in found.items() if value is not None or name not in optional}
+
+
+def _chosen(run: Run) -> dict[str, Any]:
     plan = run.plan
     part = f"{plan.sampling[0]:.3g} of every node's examples"
     found = {
@@ -63,3 +142,92 @@ def chosen(run: Run) -> dict[str, Any]:
     if run.nodes.partition.local_size:
         found["lr-local"] = plan.lr_local
     return {name: value for name, value in found.items() if run.description.config.get(name) is None}
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a run computes, and what else is known about it before it starts.
+
+    Attributes:
+        config: all settings, for summary.json and run.json.
+        common: what all processes of a distributed run must have alike.
+        fingerprint: equal for two runs that compute the same.
+        model: checksums of the model's shape and of its start weights.
+        build: the arguments of `dpps.models.build` that make the model again; None: it was made in Python.
+        input: how a file becomes inputs of the model (shape, classes, features, scaling, columns); None: not known.
+        sources: where the files of each node held here are; empty: not known, or public.
+        split: how many training examples of each label every node has; None: not known.
+        weights_left_fresh: parameters that a file of weights did not have.
+        schema: the schema of the nodes' own tables or images.
+    """
+
+    config: Mapping[str, Any]
+    common: Mapping[str, Any]
+    fingerprint: str
+    model: Mapping[str, str]
+    build: Mapping[str, Any] | None = None
+    input: Mapping[str, Any] | None = None
+    sources: tuple[str, ...] = ()
+    split: Sequence[Sequence[int]] | None = None
+    weights_left_fresh: Sequence[str] = ()
+    schema: str | None = None
+
+
+def describe(
+    algorithm: Algorithm, topology: Topology, unit: Unit | None, options: Mapping[str, Any]
+) -> Description:
+    """The description of a run made in Python; one made by options is described by its options."""
+    named = {
+        f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name not in ("model", "shared")
+    }
+    config = {
+        "algorithm": type(algorithm).__name__.lower(),
+        "model": type(algorithm.model).__name__,
+        "shared": [slot.name for slot in algorithm.partition.shared],
+        **{name: _plain(value) for name, value in named.items()},
+        "nodes": topology.nodes,
+        "topology": _plain(topology),
+        "unit": "none" if unit is None else unit.name,
+        **({f.name: _plain(getattr(unit, f.name)) for f in fields(unit)} if is_dataclass(unit) else {}),
+        **{name: _plain(value) for name, value in options.items()},
+    }
+    config = {name.replace("_", "-"): value for name, value in config.items()}
+    facts = model_facts(algorithm.model)
+    unnamed = {"parameters": facts["model"], "weights": weights_of(topology)}
+    return Description(config, config, fingerprint({**config, **unnamed}), facts)
+
+
+def model_facts(model: nn.Module) -> dict[str, str]:
+    """Checksums of what the model looks like and of where it starts."""
+    parameters = [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    start = hashlib.sha256()
+    for parameter in model.parameters():
+        start.update(parameter.detach().cpu().numpy().tobytes())
+    return {
+        "model": hashlib.sha256(repr(parameters).encode()).hexdigest()[:16],
+        "start weights": start.hexdigest()[:16],
+    }
+
+
+def weights_of(topology: Topology) -> str:
+    """A checksum of who sends how much to whom in the first rounds: two graphs of your own may be called the same."""
+    found = hashlib.sha256()
+    for t in range(min(topology.period or _ROUNDS, _ROUNDS)):
+        weights = topology.weights(t)
+        for part in (weights.indptr, weights.senders, np.round(weights.values, 9)):
+            found.update(np.ascontiguousarray(part).tobytes())
+    return found.hexdigest()[:16]
+
+
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """A short checksum of settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; what JSON has not, by its name, which is the same in every process: without its address in memory."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return getattr(value, "__qualname__", None) or _ADDRESS.sub("", str(value))

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,10 +18,11 @@ from dpps.noise.pairs import IdentityKey, PairKeys
 from dpps.noise.source import NoiseSource, SecureNoise, Seeded
 from dpps.privacy.ledger_file import LedgerFile, unused
 from dpps.privacy.partners import Pairs
+from dpps.privacy.promise import Privacy
 from dpps.runs.checkpoint import set_aside_after, whole_rounds
 from dpps.runs.deployment import Deployment, finished, nothing_left, too_dear
-from dpps.runs.description import weights_of
 from dpps.runs.folder import RunFolder
+from dpps.runs.summary import Summary, weights_of
 from dpps.transport import Distributed
 from dpps.transport.cluster import SECRET, Cluster, Rendezvous, read_secret, restarted
 from dpps.transport.distributed import blocks
@@ -49,7 +51,7 @@ class TorchDistributed(Deployment):
 
     def __init__(self, cluster: Cluster, *, seeded_noise: bool = False) -> None:
         self.cluster, self.seeded_noise = cluster, seeded_noise
-        self.voice = f"rank {cluster.rank}: "
+        self.log_prefix = f"rank {cluster.rank}: "
         self.processes = cluster.rendezvous.size
         self._fabric: Distributed | None = None
         self._asked = self._had_run = False
@@ -67,7 +69,7 @@ class TorchDistributed(Deployment):
         """Join the processes that torchrun started, of which this is one.
 
         Use it in a `with` statement, so that the others hear at once when this one fails:
-        `with TorchDistributed.from_environment() as where: Run(..., where=where).fit(epochs=5)`.
+        `with TorchDistributed.from_environment() as deployment: Run(..., deployment=deployment).fit(epochs=5)`.
 
         Args:
             timeout: seconds within which a dead or hung process is noticed; longer than the longest round.
@@ -94,7 +96,7 @@ class TorchDistributed(Deployment):
     def folder(self, out: Path) -> RunFolder:
         return RunFolder(out / f"rank-{self.cluster.rank}")
 
-    def settle(self, folder: RunFolder | None, resume: bool, overwrite: bool) -> tuple[bool, bool]:
+    def decide_resume(self, folder: RunFolder | None, resume: bool, overwrite: bool) -> tuple[bool, bool]:
         """A process that died before it wrote anything starts afresh among others that resume."""
         if folder is None:
             raise UsageError(
@@ -173,7 +175,7 @@ class TorchDistributed(Deployment):
                 "is not known, so the run cannot go on"
             )
 
-    def take_up(self, run: Run) -> None:
+    def resume(self, run: Run) -> None:
         """Go on from the newest checkpoint that everybody has. Nothing is renamed before everybody has agreed."""
         assert run.folder is not None
         ledger = run.ledger
@@ -220,7 +222,7 @@ class TorchDistributed(Deployment):
         heard.clear()
 
     def _common_checkpoint(self, run: Run, folder: Path) -> int:
-        """The newest round of which everybody has a checkpoint, 0 for none; who lacks what is told."""
+        """The newest round of which everybody has a checkpoint, 0 for none; who lacks it is logged."""
         newest, older = ([*reversed(whole_rounds(folder)), 0, 0][k] for k in (0, 1))
         found = [
             {int(round_) for round_ in pair}
@@ -243,30 +245,46 @@ class TorchDistributed(Deployment):
     def preface(self) -> str:
         return SEEDED if self.seeded_noise else ""
 
-    def summary(self, own: dict[str, Any], run: Run) -> dict[str, Any] | None:
+    def summary(self, own: Summary, run: Run) -> Summary | None:
         """Rank 0 writes what everybody may know: the largest epsilon, and nothing that was measured without noise."""
         assert self._fabric is not None
-        privacy = self._largest(own["privacy"])
+        privacy = self._largest(own.privacy)
         sent = self._of_ranks(self._fabric.sent_bytes)
         if self.cluster.rank != 0:
             return None
-        # how many examples each process held out depends on its data
-        common = {name: value for name, value in own.items() if name != "held_out_examples"}
-        return {**common, **_NO_METRICS, "privacy": privacy, "bytes_sent_by_rank": sent, "split": None}
+        return replace(
+            own,
+            test_accuracy=None,
+            accuracy_by_node=[],
+            accuracy_by_epoch=[],
+            own_accuracy=None,
+            own_accuracy_by_node=[],
+            held_out_examples=None,  # how many each process held out depends on its data
+            metrics_by_node={},
+            metrics_by_epoch=[],
+            by_class={},
+            update_to_noise=None,
+            final_loss=None,
+            clipped_share=None,
+            split=None,
+            privacy=privacy,
+            bytes_sent_by_rank=sent,
+        )
 
-    def _largest(self, privacy: dict[str, Any]) -> dict[str, Any]:
+    def _largest(self, privacy: Privacy) -> Privacy:
         """The total of the process that paid most: one that repeated rounds after a crash paid for them twice."""
-        if privacy["unit"] == "none":
+        if privacy.unit == "none":
             return privacy
-        result = dict(privacy)
+        own, remark = privacy.to_json(), ""
+        largest: dict[str, Any] = {}
         for name in ("epsilon", "epsilon_sum", "epsilon_spent", "epsilon_replacement"):
-            totals = self._of_ranks(-1.0 if privacy[name] is None else privacy[name])
-            result[name] = None if min(totals) < 0 else max(totals)
-            if name == "epsilon" and result[name] != privacy[name]:
+            totals = self._of_ranks(-1.0 if own[name] is None else own[name])
+            largest[name] = None if min(totals) < 0 else max(totals)
+            if name == "epsilon" and largest[name] != own[name]:
                 most = totals.index(min(totals) if min(totals) < 0 else max(totals))
-                result["statement"] += f" Rank {most} paid most: epsilon {result[name] or math.inf:.4g}."
-        result["epsilon_by_node"] = self._of_nodes(privacy["epsilon_by_node"])
-        return result
+                remark = f" Rank {most} paid most: epsilon {largest[name] or math.inf:.4g}."
+        by_node = self._of_nodes(own["epsilon_by_node"])
+        return replace(privacy, **largest, epsilon_by_node=by_node, statement=privacy.statement + remark)
 
     def _of_nodes(self, values: Sequence[float]) -> list[float]:
         """One number per node, of all nodes; none when the nodes here have none (then nobody has)."""
@@ -279,21 +297,6 @@ class TorchDistributed(Deployment):
         """One number per process, of all processes."""
         assert self._fabric is not None
         return self._fabric.control.everybody(value)
-
-
-_NO_METRICS: dict[str, Any] = {
-    "test_accuracy": None,
-    "accuracy_by_node": [],
-    "accuracy_by_epoch": [],
-    "own_accuracy": None,
-    "own_accuracy_by_node": [],
-    "metrics_by_node": {},
-    "metrics_by_epoch": [],
-    "by_class": {},
-    "update_to_noise": None,
-    "final_loss": None,
-    "clipped_share": None,
-}
 
 
 def _abandon(cluster: Cluster, error: Exception) -> None:

@@ -33,10 +33,9 @@ from dpps.noise.events import laplace
 from dpps.noise.sampler import Keystream
 from dpps.privacy.ledger import Release
 from dpps.privacy.ledger_file import LedgerFile
-from dpps.runs.config import TrainConfig
-from dpps.runs.configured import make_run
 from dpps.runs.data_ledger import note_ledger
 from dpps.runs.folder import RunFolder
+from dpps.runs.options import Options
 from dpps.runs.run import Run
 
 FACTORS: dict[str, tuple[float, ...]] = {
@@ -90,23 +89,25 @@ class Tuning:
         return {"trials": found, "epsilon": self.epsilon, "delta": self.delta, "composition": composed}
 
 
-def candidates(config: TrainConfig, trials: int) -> Iterator[dict[str, Any]]:
+def candidates(options: Options, full: Options, trials: int) -> Iterator[dict[str, Any]]:
     """Settings to try: first what a run would do anyway, then others around it in an order drawn from the seed.
 
-    Options that the user gave are kept.
+    Args:
+        options: as the user gave them; those that were given are kept.
+        full: the same, resolved.
+        trials: at most so many.
     """
-    start = config.resolved()
-    names = [name for name in FACTORS if getattr(config, name) is None and getattr(start, name) is not None]
+    names = [name for name in FACTORS if getattr(options, name) is None and getattr(full, name) is not None]
     if not names:
         raise UsageError(
             "nothing is left to tune: leave at least one of --lr-shared, --batch-size, --epochs, --clip open"
         )
     mixtures = list(itertools.product(*(FACTORS[name] for name in names)))
     others = mixtures[1:]
-    random.Random(config.seed).shuffle(others)
+    random.Random(full.seed).shuffle(others)
     seen: set[tuple[Any, ...]] = set()
     for mixture in [mixtures[0], *others]:
-        found = _setting(start, dict(zip(names, mixture, strict=True)))
+        found = _setting(full, dict(zip(names, mixture, strict=True)))
         if tuple(found.values()) not in seen:
             seen.add(tuple(found.values()))
             yield found
@@ -114,10 +115,10 @@ def candidates(config: TrainConfig, trials: int) -> Iterator[dict[str, Any]]:
             return
 
 
-def _setting(start: TrainConfig, factors: dict[str, float]) -> dict[str, Any]:
+def _setting(full: Options, factors: dict[str, float]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, factor in factors.items():
-        value = getattr(start, name)
+        value = getattr(full, name)
         if name == "batch_size":
             found[name] = _batch(value, factor)
         else:
@@ -140,24 +141,24 @@ def _batch(value: int | str, factor: float) -> int | str:
 
 
 def tune(
-    config: TrainConfig,
+    options: Options,
     trials: int,
     out: Path,
     charge: bool = False,
-    tell: Callable[[Trial], None] | None = None,
+    after_trial: Callable[[Trial], None] | None = None,
 ) -> Tuning:
     """Try settings and order them by accuracy.
 
     Args:
-        config: of the run that is tuned for; options left open are searched.
+        options: of the run that is tuned for; those left open are searched.
         trials: how many settings.
         out: a new folder for the trials and tuning.json.
-        charge: whether the data is private, so that the search has to stay within the epsilon of `config`.
-        tell: called with every trial when it is done.
+        charge: whether the data is private, so that the search has to stay within the epsilon of `options`.
+        after_trial: called with every trial when it is done.
     """
     if trials < 1:
         raise UsageError(f"--trials is {trials}: it must be 1 or more")
-    if config.node_data is not None and not charge:
+    if options.node_data is not None and not charge:
         raise UsageError(
             "tuning on --node-data learns from it in every trial, which costs privacy: tune on public or "
             "stand-in data of the same shape, "
@@ -165,63 +166,51 @@ def tune(
         )
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out} holds something already: choose a new folder")
+    full = options.resolve()
     if charge:
-        _check_charged(config)
-    settings = list(candidates(config, trials))
-    config.resolved().privacy()  # refuses what no trial could promise, before there is a folder
+        _check_charged(full)
+    settings = list(candidates(options, full, trials))
+    full.privacy()  # refuses what no trial could promise, before there is a folder
     private_folder(out)
     done: list[Trial] = []
     examples: int | None = None
-    scored = full_epsilon(config) / (len(settings) + 1) if charge else None
+    base, scored = full, None
+    if charge:
+        assert full.epsilon is not None
+        scored, count = full.epsilon / (len(settings) + 1), len(settings)
+        base = replace(full, epsilon=full.epsilon / count, delta=full.delta / count, secure_noise=True)
     for k, setting in enumerate(settings):
-        run = _trained(config, setting, out / f"trial-{k}", len(settings) if charge else None)
+        same_rate = options.lr_local is None and "lr_shared" in setting
+        local = {"lr_local": setting["lr_shared"]} if same_rate else {}
+        held_out = options.hold_out or HELD_OUT
+        trial = replace(base, **setting, **local, hold_out=held_out, quiet=True)
+        run = Run.from_options(trial, out / f"trial-{k}").fit()
         if examples is None:
             if scored is not None:
                 _charge_scores(run, out, len(settings) + 1, scored)
-            examples = _noised(_held_out(run), scored)
+            examples = _noised(run.results.held_out_examples, scored)
         accuracy = _percent(_noised(_right(run), scored), examples)
         done.append(Trial(setting, accuracy, run.privacy.epsilon, out / f"trial-{k}"))
-        if tell:
-            tell(done[-1])
+        if after_trial:
+            after_trial(done[-1])
     done.sort(key=lambda trial: -trial.accuracy)
-    full = config.resolved()
     spent = (full.epsilon, full.delta) if charge else (None, None)
     found = Tuning(tuple(done), *spent)
     write_private(out / "tuning.json", json.dumps(found.to_json(), indent=1, default=str).encode())
     return found
 
 
-def full_epsilon(config: TrainConfig) -> float:
-    """What a charged search may spend."""
-    found = config.resolved().epsilon
-    if found is None:
-        raise UsageError("--charge divides --epsilon among the trials: give one")
-    return found
-
-
-def _check_charged(config: TrainConfig) -> None:
+def _check_charged(full: Options) -> None:
     """Refuse, before anything is spent, what the promise of a charged search does not hold for."""
-    full = config.resolved()
-    if config.node_data is None:
+    if full.node_data is None:
         raise UsageError("--charge is for private data (--node-data): that of --data is public")
     if not full.per_example or full.records_per_user != 1:
         raise UsageError(
             f"--charge promises something for one example: --unit {full.unit} with --records-per-user "
             f"{full.records_per_user} hides more; use --unit record and --records-per-user 1, or tune on stand-in data"
         )
-    full_epsilon(config)
-
-
-def _trained(config: TrainConfig, setting: dict[str, Any], folder: Path, shared_by: int | None) -> Run:
-    full = config.resolved()
-    if shared_by is not None:
-        assert full.epsilon is not None
-        epsilon, delta = full.epsilon / shared_by, full.delta / shared_by
-        full = replace(full, epsilon=epsilon, delta=delta, secure_noise=True)
-    rates = {"lr_local": setting["lr_shared"]} if config.lr_local is None and "lr_shared" in setting else {}
-    options = {**setting, **rates, "hold_out": config.hold_out or HELD_OUT, "out": folder, "quiet": True}
-    run = make_run(replace(full, **options))
-    return run.fit(options.get("epochs", full.epochs))
+    if full.epsilon is None:
+        raise UsageError("--charge divides --epsilon among the trials: give one")
 
 
 def _charge_scores(run: Run, out: Path, numbers: int, epsilon: float) -> None:
@@ -245,14 +234,9 @@ def _charge_scores(run: Run, out: Path, numbers: int, epsilon: float) -> None:
         ledger.charge(Release(0, cost, "laplace", float(numbers), 1 / epsilon))
 
 
-def _held_out(run: Run) -> int:
-    """How many examples trials are scored on."""
-    return sum(len(labels) for _, labels in run._held_out)
-
-
 def _right(run: Run) -> int:
     """How many of them the nodes' models get right."""
-    sizes = [len(labels) for _, labels in run._held_out]
+    sizes = [len(labels) for _, labels in run.results.held_out]
     return sum(round(p * n / 100) for p, n in zip(run.own_accuracy_by_node, sizes, strict=True))
 
 

@@ -18,5 +18,5 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.sensitivity.certified import WINDOW, Certified, coefficients, mean_abs, noise_factor
     from dpps.sensitivity.paper import Paper
     from dpps.sensitivity.simulated import Oracle, Recorder, WorstCase
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

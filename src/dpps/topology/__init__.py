@@ -20,5 +20,5 @@ if TYPE_CHECKING:  # imported when first asked for
         from_networkx,
     )
     from dpps.topology.weights import Weights
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

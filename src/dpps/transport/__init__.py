@@ -28,5 +28,5 @@ if TYPE_CHECKING:  # imported when first asked for
         started_distributed,
     )
     from dpps.transport.distributed import ROWS, SMALL, Distributed, Message, blocks, rounds_until_heard
-
-__getattr__, __dir__, __all__ = lazy_imports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_imports(__name__)

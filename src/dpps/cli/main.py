@@ -1,0 +1,267 @@
+"""The program: one tree of commands, and how words become options. A command's module is imported when it is called."""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from rich.table import Table
+
+from dpps.cli.console import log_lines, plain_console
+from dpps.errors import RunError, UsageError, unknown
+
+DONE, FAILED, WRONG, STOPPED = 0, 1, 2, 3
+"""Exit codes."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: a function of the words behind its name, which gives the exit code."""
+
+    help: str
+    place: str
+    """module:function, within this package."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands behind one name."""
+
+    help: str
+    commands: Mapping[str, Command]
+    about: str = ""
+    """What `--help` says before the list."""
+
+
+COMMANDS: dict[str, Command | Group] = {
+    "train": Command("train a model privately over many nodes", "train:train"),
+    "data": Group(
+        "draft a schema for your own tables or images: columns, ranges, classes",
+        {"describe": Command("write a first schema, guessed from one file or folder", "data:describe")},
+        "All nodes read their files by the same schema: dpps train --node-data DIR/node-{rank} --schema schema.toml",
+    ),
+    "secret": Command("make a secret that keeps strangers out of a run on several machines", "train:secret"),
+    "member": Group(
+        "between organisations: make the key of a member, which never leaves it",
+        {
+            "init": Command("make a key, and a request for the convener", "federation:member_init"),
+            "show": Command("print the fingerprint again", "federation:member_show"),
+        },
+    ),
+    "federation": Group(
+        "between organisations: the convener signs members and the contract of a run",
+        {
+            "create": Command("sign the members' requests and write the contract", "federation:create"),
+            "expel": Command("write the next epoch without a member", "federation:expel_member"),
+            "renew": Command("write the next epoch with new certificates", "federation:renew_certificates"),
+            "show": Command("check a federation file and print who is in it", "federation:show"),
+        },
+        "The plan is what dpps train --print-config writes. Send a new epoch to all members.",
+    ),
+    "join": Command(
+        "between organisations: take part in a run, and continue it after a crash", "federation:join"
+    ),
+    "status": Command(
+        "between organisations: how a run stands, who is here, what was spent", "federation:status"
+    ),
+    "leave": Command("between organisations: take no further part in a run", "federation:leave"),
+    "predict": Command("predictions of a trained model for new examples", "models:predict"),
+    "evaluate": Command("how good a run's models are on labelled examples", "models:evaluate"),
+    "report": Command("one page about a run, or a comparison of several", "models:report"),
+    "ledger": Command("how much privacy a data set has spent, over all its runs", "privacy:ledger"),
+    "plan": Command(
+        "what noise for this epsilon, what epsilon for this noise, and will the sensitivity diverge?",
+        "plan:plan",
+    ),
+    "tune": Command(
+        "search batch, epochs, clip and rate for a run, on public or stand-in data", "train:tune"
+    ),
+    "audit": Command("attack the shipped mechanism and bound its epsilon from below", "privacy:audit"),
+    "attack": Command(
+        "what a curious neighbour reconstructs of nodes that it never heard from", "privacy:attack"
+    ),
+    "paper": Command(
+        "every table and figure of the paper, computed again, beside the published numbers", "paper:main"
+    ),
+    "topology": Command(
+        "facts about a communication graph: period, connectivity, contraction; draw it", "plan:topology"
+    ),
+}
+
+GONE = {
+    "launch": "torchrun starts the processes: torchrun --nproc-per-node 4 -m dpps train --nodes 8 --out DIR"
+}
+"""Commands of earlier versions, and what to use instead."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the result is the exit code: 0 done, 1 the run failed, 2 the request is wrong, 3 stopped on request.
+
+    Args:
+        arguments: without the program's name; by default those of this process.
+    """
+    args, code = list(sys.argv[1:] if arguments is None else arguments), DONE
+    try:
+        with log_lines():
+            code = _dispatch(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (UsageError, RunError) as error:
+        _complain(str(error).replace("[", r"\["))
+        return WRONG if isinstance(error, UsageError) else FAILED
+    except KeyboardInterrupt:  # where no run takes it as a request to stop after its round
+        _complain("stopped on request")
+        return STOPPED
+    except BrokenPipeError:  # whoever we print to has seen enough (dpps ... | head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as error:  # the parser has already said what is wrong
+        return int(error.code or 0) if not isinstance(error.code, str) else WRONG
+    return code
+
+
+def _complain(words: str) -> None:
+    plain_console(stderr=True).print(f"[bold red]dpps:[/] {words}")
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        _overview()
+        return DONE
+    if args[0] in ("-V", "--version"):
+        _versions()
+        return DONE
+    name, *words = args
+    if name in GONE:
+        raise UsageError(f"dpps {name} is gone: {GONE[name]}")
+    if name not in COMMANDS:
+        raise unknown("command", name, COMMANDS)
+    found = COMMANDS[name]
+    if isinstance(found, Group):
+        if not words or words[0] in ("-h", "--help"):
+            _explain(name, found)
+            return DONE
+        if words[0] not in found.commands:
+            raise unknown(f"command of dpps {name}", words[0], found.commands)
+        found, words = found.commands[words[0]], words[1:]
+    module, _, function = found.place.partition(":")
+    code: int = getattr(importlib.import_module(f"dpps.cli.{module}"), function)(words)
+    return code
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    """The words of every command in the tree."""
+    for name, found in COMMANDS.items():
+        yield from [(name, each) for each in found.commands] if isinstance(found, Group) else [(name,)]
+
+
+def _overview() -> None:
+    out = plain_console(soft_wrap=False)
+    out.print("[bold]dpps[/]: learn together without a server and without trusting each other\n")
+    out.print(_table("dpps", COMMANDS))
+    out.print("\nStart here:  [bold]dpps train[/]   (ten nodes, embedded data, epsilon 3, under a minute)")
+    out.print("Every command explains itself with --help; dpps --version prints what a bug report needs.")
+
+
+def _explain(name: str, group: Group) -> None:
+    out = plain_console(soft_wrap=False, markup=False)
+    out.print(f"dpps {name}: {group.help}\n")
+    plain_console(soft_wrap=False).print(_table(f"dpps {name}", group.commands))
+    out.print(f"\n{group.about}" if group.about else "")
+    out.print(f"dpps {name} {next(iter(group.commands))} --help has the options of a command.")
+
+
+def _table(before: str, listed: Mapping[str, Command | Group]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, command in listed.items():
+        table.add_row(f"  [bold cyan]{before} {name}[/]", command.help)
+    return table
+
+
+def _versions() -> None:
+    from dpps.version import versions
+
+    for name, value in versions().items():
+        print(f"{name} {value}")
+
+
+# From words to options
+
+Options = TypeVar("Options")
+
+
+def parse_options(
+    kind: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None
+) -> Options:
+    """The options in `arguments`. What the parser refuses is one line, like every other mistake.
+
+    Args:
+        kind: a dataclass with one field per option.
+        arguments: as typed.
+        prog: the command, for messages and --help.
+        default: where options that are not given come from.
+    """
+    import tyro
+    from tyro._errors import on_parse_error
+
+    _refuse_unknown(kind, arguments, prog)
+
+    def refuse(event: Any) -> None:
+        raise UsageError(f"{_one_line(event, arguments, prog)}; {prog} --help explains every option")
+
+    more: dict[str, Any] = {} if default is None else {"default": default}
+    with on_parse_error(refuse):
+        found: Options = tyro.cli(kind, args=arguments, prog=prog, **more)
+    return found
+
+
+def _refuse_unknown(kind: type[Any], arguments: Sequence[str], prog: str) -> None:
+    known = {"--help"}
+    for name in (field.name.replace("_", "-") for field in fields(kind)):
+        known |= {f"--{name}", f"--no-{name}"}
+    for word in arguments:
+        name = word.partition("=")[0].replace("_", "-")
+        if name.startswith("--") and name not in known:
+            near = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"{prog} has no option {name}: {hint}{prog} --help lists them")
+
+
+def _one_line(event: Any, arguments: Sequence[str], prog: str) -> str:
+    """What is wrong: the option, what it was, what is allowed."""
+    from tyro import _errors as kinds
+
+    if isinstance(event, kinds.MissingArgs):
+        return f"{prog} needs {' and '.join(_spelled(missing.arg) for missing in event.missing_arguments)}"
+    if isinstance(event, kinds.UnrecognizedArgs):
+        return f"unexpected {' '.join(event.tokens)}: a value belongs right behind its option"
+    flag = event.argument.lowered.name_or_flags[-1] if getattr(event, "argument", None) else prog
+    if isinstance(event, kinds.InvalidChoice):
+        return f"{flag} is {event.value!r}: choose one of {', '.join(map(repr, event.choices))}"
+    if isinstance(event, kinds.BadValue):
+        return f"{flag} needs a value"
+    message = str(getattr(event, "message", type(event).__name__))
+    expected = f"{getattr(event.argument, 'lowered', None) and event.argument.lowered.metavar} {message}"
+    for pattern, kind in ((r"\bfloat\b", "a number"), (r"\bint\b", "a whole number")):
+        if re.search(pattern, expected, re.IGNORECASE):
+            return f"{flag} is {_value_of(flag, arguments)!r}: it must be {kind}"
+    return f"{flag}: {' '.join(message.split())}"
+
+
+def _spelled(argument: Any) -> str:
+    """As --help spells it: a positional argument by what it stands for, an option by its name and that."""
+    name, metavar = argument.lowered.name_or_flags[-1], argument.lowered.metavar
+    return f"{name} {metavar}" if name.startswith("--") else str(metavar)
+
+
+def _value_of(flag: str, arguments: Sequence[str]) -> str:
+    """The word that an option was given, also as --option=word."""
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    spelled = [word.replace("_", "-") if word.startswith("--") else word for word in words]
+    with suppress(ValueError, IndexError):
+        return words[spelled.index(flag) + 1]
+    return " ".join(arguments)

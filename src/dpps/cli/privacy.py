@@ -1,0 +1,550 @@
+"""Attacks on the mechanism, and what data has spent: `dpps audit`, `dpps attack`, `dpps ledger`."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from rich import box
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from dpps.audit import (
+    ALPHA,
+    CLAIM,
+    ENOUGH,
+    LEAST,
+    Attack,
+    Case,
+    Finding,
+    MeanFinding,
+    Outcome,
+    Progress,
+    audit_mean,
+    cases,
+    certifiable,
+    check_picture,
+    draw_inversion,
+    draw_reconstruction,
+    invert,
+    pair_cases,
+    reconstruct,
+    work,
+)
+from dpps.audit import audit as audit_case
+from dpps.audit.leaks import DELTA
+from dpps.cli.console import plain_console, wide_console
+from dpps.cli.main import DONE, FAILED, parse_options
+from dpps.errors import UsageError
+from dpps.logs import only_from
+from dpps.privacy.accountant import label
+from dpps.runs.data_ledger import Spent, Together, alone, notes_of, spent, together
+from dpps.topology import TOPOLOGIES, parse
+
+_PATIENCE = 2.0  # seconds without a bar
+_THOROUGH = 100_000
+_OF_ATTACK = ("attack", "plot", "seed", "json")
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """Attack the shipped mechanism and bound its epsilon from below.
+
+    Everything that is sent over two rounds is recorded and an observer guesses the input from it. The noise is rescaled to
+    epsilon 1 over the two rounds: a claim holds if the bound stays below 1, and every claim has a twin, with the noise cut by
+    a third, that must be caught. Exit code 1 if anything is not as documented.
+
+    Examples:
+      dpps audit                              two minutes on an idle machine
+      dpps audit --thorough                   100,000 runs in either world instead of 10,000
+      dpps audit --unit record --samples 5000
+      dpps audit --attack --plot images.png   read training images off messages, with and without noise
+    """
+
+    unit: Literal["all", "contribution", "record", "node-swap"] = "all"
+    """Whose claim."""
+    sensitivity: Literal["all", "certified", "paper", "worst-case"] = "all"
+    """Where the sensitivity comes from in the unit node-swap."""
+    thorough: bool = False
+    """100,000 runs in either world of every claim: bounds within 5 % of the truth."""
+    samples: int | None = None
+    """Runs in either world of every claim that is chosen; by default 10,000, which catch the twins. Known leaks have their own number."""
+    secure_noise: bool = True
+    """Also audit the noise of messages that really leave (integer grid, key from the operating system)."""
+    epsilon: float | None = None
+    """Epsilon of your run: says whether it could be tested as it is."""
+    seed: int = 0
+    """Of seeded noise and sampling."""
+    attack: bool = False
+    """Instead: read training images off real messages, with and without noise."""
+    plot: Path | None = None
+    """With --attack: picture of what was read (.png or .svg)."""
+    json: bool = False
+    """For programs."""
+
+    def check(self) -> None:
+        """Refuse what is wrong. (Not at construction: the parser would wrap the message.)"""
+        if self.attack:
+            idle = [
+                f for f in fields(self) if f.name not in _OF_ATTACK and getattr(self, f.name) != f.default
+            ]
+            if idle:
+                option = idle[0].name.replace("_", "-")
+                raise UsageError(
+                    f"--attack reads images off messages and would ignore --{option}: leave one out"
+                )
+        if self.samples is not None and self.samples < LEAST:
+            raise UsageError(
+                f"--samples is {self.samples}: so few show nothing; use {LEAST} or more ({ENOUGH} catch every twin)"
+            )
+        if self.thorough and self.samples is not None:
+            raise UsageError("--thorough and --samples: leave one out")
+        if self.plot and not self.attack:
+            raise UsageError("--plot belongs to --attack: add it")
+        if self.plot:
+            check_picture(self.plot)
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise UsageError(f"--epsilon is {self.epsilon}: it must be above 0")
+        if self.sensitivity != "all" and self.unit not in ("all", "node-swap"):
+            raise UsageError(f"--sensitivity belongs to the unit node-swap, not to {self.unit}: leave it out")
+
+
+def audit(arguments: list[str]) -> int:
+    """Attack, print what came out, and say by the exit code whether it is as documented."""
+    config = parse_options(AuditConfig, arguments, "dpps audit")
+    config.check()
+    console = plain_console()
+    if config.attack:
+        return _illustrate(config, console)
+    chosen = _chosen(config)
+    jobs = [
+        (case, secure)
+        for case in chosen
+        for secure in ((False, True) if config.secure_noise else (False,))
+        if secure or not case.secure_only
+    ]
+    total = sum(work(case, _samples(config)) * case.seconds for case, _ in jobs)
+    if not config.json:
+        _announce(config, jobs, total)
+    findings = []
+    # the networks under attack are no runs of the user's, who needs no advice about them
+    with _bar(total) as advance, only_from(logging.ERROR, logging.getLogger("dpps")):
+        for case, secure in jobs:
+            trials = _samples(config)
+            progress = advance(case)
+            findings.append(
+                audit_case(case, trials=trials, seed=config.seed, secure_noise=secure, progress=progress)
+            )
+    means = _means(config)
+    if config.json:
+        found = {"findings": [_finding(f) for f in findings], "means": [asdict(m) for m in means]}
+        print(json.dumps({**found, "epsilon": _about(config)}))
+    else:
+        _print_findings(console, findings)
+        _print_means(console, means)
+        if config.epsilon is not None:
+            console.print(_about(config))
+    right = [f.as_expected for f in findings] + [m.as_expected for m in means]
+    return DONE if all(right) else FAILED
+
+
+def _means(config: AuditConfig) -> list[MeanFinding]:
+    """Whether noise shared by partners cancels: not asked where the unit has no partners."""
+    if config.unit == "node-swap" or config.sensitivity != "all":
+        return []
+    kinds = (False, True) if config.secure_noise else (False,)
+    return [audit_mean(_samples(config), config.seed, secure_noise=secure) for secure in kinds]
+
+
+def _chosen(config: AuditConfig) -> list[Case]:
+    """The cases asked for; asking for a sensitivity means node-swap."""
+    if config.sensitivity != "all":
+        return [c for c in cases() if c.name == "node-swap" and c.kind.startswith(config.sensitivity)]
+    return [c for c in (*cases(), *pair_cases()) if config.unit in ("all", c.name)]
+
+
+def _samples(config: AuditConfig) -> int:
+    if config.samples is not None:
+        return config.samples
+    return _THOROUGH if config.thorough else ENOUGH
+
+
+def _announce(config: AuditConfig, jobs: list[tuple[Case, bool]], total: float) -> None:
+    """What will be done, and how long it takes."""
+    runs = sum(work(case, _samples(config)) for case, _ in jobs)
+    long = f"{max(total, 1):.0f} s" if total < 100 else f"{total / 60:.0f} minutes"
+    said = f"{len(jobs)} audits, {runs:,} runs: about {long} of an idle core."
+    plain_console(stderr=True).print(said)
+
+
+@contextmanager
+def _bar(total: float) -> Iterator[Callable[[Case], Progress]]:
+    """A bar on a terminal, once it has taken longer than two seconds."""
+    console, begun = plain_console(stderr=True, soft_wrap=False), time.monotonic()
+    bar = bars.Progress(
+        bars.TextColumn("{task.description}"),
+        bars.TaskProgressColumn(),
+        bars.BarColumn(),
+        bars.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("", total=total)
+
+    def begin(case: Case) -> Progress:
+        bar.update(task, description=f"{case.name}, {case.kind}")
+
+        def advance(count: int) -> None:
+            bar.advance(task, count * case.seconds)
+            if not bar.live.is_started and time.monotonic() - begun > _PATIENCE:
+                bar.start()
+
+        return advance
+
+    try:
+        yield begin
+    finally:
+        bar.stop()
+
+
+def _print_findings(console: Console, findings: list[Finding]) -> None:
+    table = Table(
+        title="Epsilon of two rounds, bounded from below", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("claim", min_width=20)
+    table.add_column("noise")
+    for name in ("runs", "epsilon\nclaimed", "at\nleast", "twin\nat least"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for f in findings:
+        colour = (
+            "yellow"
+            if f.trials_needed
+            else "red"
+            if not f.as_expected
+            else "yellow"
+            if f.case.leaks
+            else "green"
+        )
+        table.add_row(
+            f"{f.case.name}, {f.case.kind}",
+            f.noise,
+            f"{f.bound.trials:,}",
+            f"{f.case.claim:g}" + (f" ({f.case.delta:g})" if f.case.delta else ""),
+            f"{f.bound.epsilon:.3f}",
+            "" if f.twin is None else f"{f.twin.epsilon:.3f}",
+            f"[{colour}]{f.verdict}[/]{', twin caught' if f.caught else ''}",
+        )
+    console.print(table)
+    console.print(
+        f"Runs are in either world; delta stands in brackets; a bound is too high with probability {ALPHA:g} at most."
+    )
+    console.print("The twin is the same code with its noise cut by a third: it must be caught.")
+    needed = [f.trials_needed for f in findings if f.trials_needed]
+    if needed:
+        console.print(
+            f"[yellow]Too few runs[/] to catch {len(needed)} of the twins, which says nothing about the code: repeat with --samples {max(needed)}."
+        )
+
+
+def _print_means(console: Console, means: list[MeanFinding]) -> None:
+    for m in means:
+        twin = (
+            ""
+            if m.twin is None
+            else f"; twin in which both partners add: at least {m.twin:.3g}, {'caught' if m.caught else 'MISSED'}"
+        )
+        colour, verdict = ("green", "cancels") if m.as_expected else ("red", "FAILS")
+        console.print(
+            f"Pairs, {m.noise} noise: variance of the mean over the promised one {m.low:.3f} to {m.high:.3f} ({m.trials:,} means){twin}: "
+            f"[{colour}]{verdict}[/]"
+        )
+
+
+def _about(config: AuditConfig) -> str | None:
+    """What the audit says about the epsilon of a real run."""
+    if config.epsilon is None:
+        return None
+    samples = _samples(config)
+    most = certifiable(samples)
+    tested = f"the same code was tested at epsilon {CLAIM:g}"
+    if config.epsilon > most:
+        return f"{label(config.epsilon)}: beyond testing ({samples:,} runs can show at most {most:.1f}); {tested}"
+    return f"{label(config.epsilon)}: not tested by itself; {tested}, where an error shows best"
+
+
+def _finding(f: Finding) -> dict[str, Any]:
+    return {
+        "unit": f.case.name,
+        "mechanism": f.case.kind,
+        "noise": f.noise,
+        "claim": f.case.claim,
+        "delta": f.case.delta,
+        "alpha": ALPHA,
+        "samples": f.bound.trials,
+        "hits": f.bound.hits,
+        "false_alarms": f.bound.false,
+        "epsilon_lower": f.bound.epsilon,
+        "twin_epsilon_lower": None if f.twin is None else f.twin.epsilon,
+        "twin_caught": None if f.twin is None else f.caught,
+        "samples_needed": f.trials_needed,
+        "verdict": f.verdict,
+        "as_expected": f.as_expected,
+    }
+
+
+def _illustrate(config: AuditConfig, console: Console) -> int:
+    images, probes = invert(seed=config.seed)
+    if config.plot:
+        draw_inversion(config.plot, images, probes)
+    if config.json:
+        facts = ("setting", "correlation", "identified", "images", "candidates")
+        print(json.dumps({"probes": [{name: getattr(p, name) for name in facts} for p in probes]}))
+        return DONE
+    table = Table(
+        title="Training images read off messages (batch of one, first layer shared)", title_justify="left"
+    )
+    table.add_column("messages sent with")
+    table.add_column("correlation (median)", justify="right")
+    table.add_column(f"picked out of {probes[0].candidates:,}", justify="right")
+    for p in probes:
+        table.add_row(p.setting, f"{p.correlation:.3f}", f"{p.identified} of {p.images}")
+    console.print(table)
+    if config.plot:
+        console.print(f"picture   {config.plot}")
+    return DONE
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    """What a curious neighbour reconstructs of nodes that never sent it anything.
+
+    The nodes average private values by gossip. One of them follows the protocol, keeps all it hears and solves for the
+    others' values: gossip is linear and its weights are public. Then the same with noise on what is sent.
+
+    Examples:
+      dpps attack                                    ten nodes in a ring, one private number each
+      dpps attack --images --plot attack.png         private images
+      dpps attack --topology exp --nodes 16          a graph that mixes too fast to be undone
+    """
+
+    topology: Annotated[str, arg(metavar="{" + ",".join(TOPOLOGIES.names()) + "}")] = "ring"
+    """Who sends to whom."""
+    nodes: int = 10
+    """How many nodes."""
+    attacker: int = 0
+    """The curious node."""
+    rounds: int = 10
+    """How long it listens."""
+    epsilon: tuple[float, ...] = (10.0, 3.0, 1.0)
+    """Of all that a node sends, at delta 1e-5: one or several."""
+    images: bool = False
+    """The private values are digits of mnist-mini instead of one number from 0 to 100 a node."""
+    plot: Path | None = None
+    """With --images: picture of the truth and of what was reconstructed (.png or .svg)."""
+    seed: int = 0
+    """Of values and independent noise; cancelling noise is keyed by the operating system."""
+    json: bool = False
+    """For programs."""
+
+
+def attack(arguments: list[str]) -> int:
+    """Attack, print what came out, draw it."""
+    config = parse_options(AttackConfig, arguments, "dpps attack")
+    _check_attack(config)
+    topology = parse(config.topology, config.nodes)
+    found = reconstruct(
+        topology,
+        attacker=config.attacker,
+        rounds=config.rounds,
+        epsilons=config.epsilon,
+        images=config.images,
+        seed=config.seed,
+    )
+    if config.plot:
+        draw_reconstruction(config.plot, found, f"What node {config.attacker} of {topology!r} reconstructs")
+    if config.json:
+        print(json.dumps(_attack(found)))
+        return DONE
+    console = plain_console()
+    _print_who(console, found, repr(topology), config.rounds)
+    _print_attack(console, found)
+    if config.plot:
+        console.print(f"picture   {config.plot}")
+    return DONE
+
+
+def _check_attack(config: AttackConfig) -> None:
+    """What the parser cannot see, before anything is computed."""
+    if not config.epsilon:
+        raise UsageError("--epsilon is empty: give one or several numbers, such as 10 3 1")
+    if config.seed < 0:
+        raise UsageError(f"--seed is {config.seed}: it must be 0 or more")
+    if config.plot and not config.images:
+        raise UsageError("--plot draws images: add --images")
+    if config.plot:
+        check_picture(config.plot)
+
+
+def _print_who(console: Console, attack: Attack, graph: str, rounds: int) -> None:
+    known = attack.knowledge
+    beyond = [i for i in known.recovered if i not in known.neighbours]
+    console.print(f"[bold]Node {known.attacker} of {graph} listens for {rounds} rounds[/]\n")
+    console.print(f"hears              {_nodes(known.neighbours)}")
+    console.print(
+        f"recovers exactly   {_nodes(known.recovered)}" + (" (without noise)" if known.recovered else "")
+    )
+    console.print(f"  never heard      {_nodes(beyond)}")
+    console.print(f"in sums at most    {_nodes(known.hidden)}")
+    console.print(
+        f"equations          of rank {known.rank} for {len(attack.truth)} values, its own included\n"
+    )
+
+
+def _print_attack(console: Console, attack: Attack) -> None:
+    table = Table(
+        title="Error of what it reconstructs",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("noise")
+    for name in ("epsilon", "error", "least\nsquares", "error of\nthe mean"):
+        table.add_column(name, justify="right")
+    if attack.candidates:
+        table.add_column("corre-\nlation", justify="right")
+        table.add_column(f"picked of\n{attack.candidates:,}", justify="right")
+    for o in attack.outcomes:
+        row = [
+            o.noise,
+            "" if o.noise == "none" else f"{o.epsilon:g}",
+            *map(_short, (o.error, o.theory, o.mean_error)),
+        ]
+        if attack.candidates:
+            row += ["-" if o.correlation is None else f"{o.correlation:.3f}", f"{o.identified} of {o.images}"]
+        table.add_row(*row)
+    console.print(table)
+    unit = "Pixels are from 0 to 1" if attack.candidates else "Values are from 0 to 100"
+    console.print(
+        f"{unit}; delta {DELTA:g}. Errors are root mean squares over the recovered nodes; beside them the deviation of least squares "
+        "by theory, and the error of the network's mean, which is what all wanted to know. Noise is drawn once, before the first "
+        "message: listening longer does not help."
+    )
+
+
+def _short(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2g}" if abs(value) < 1 else f"{value:.1f}"
+
+
+def _nodes(nodes: Sequence[int]) -> str:
+    if not nodes:
+        return "nobody"
+    shown = ", ".join(map(str, nodes[:20]))
+    return shown + (f" and {len(nodes) - 20} more" if len(nodes) > 20 else "")
+
+
+def _attack(attack: Attack) -> dict[str, Any]:
+    known = attack.knowledge
+    return {
+        "attacker": known.attacker,
+        "hears": known.neighbours,
+        "recovered": known.recovered,
+        "hidden": known.hidden,
+        "rank": known.rank,
+        "delta": DELTA,
+        "candidates": attack.candidates,
+        "outcomes": [_outcome(o) for o in attack.outcomes],
+    }
+
+
+def _outcome(o: Outcome) -> dict[str, Any]:
+    facts = ("noise", "mean_error", "correlation", "identified", "images")
+    numbers = {name: getattr(o, name) for name in ("epsilon", "error", "theory")}
+    return {name: getattr(o, name) for name in facts} | {
+        name: value if math.isfinite(value) else None for name, value in numbers.items()
+    }
+
+
+@dataclass(frozen=True)
+class LedgerConfig:
+    """How much a data set has ever spent, over all runs of this user whose messages left.
+
+    Example: dpps ledger /srv/data --delta 1e-5
+    """
+
+    data: Positional[Annotated[Path, arg(metavar="DATA")]]
+    """The folder (or file) given as --node-data, wherever it is now; or the folder of a run, for the data of its nodes."""
+    node: int | None = None
+    """Of a run's folder with several nodes: whose data."""
+    delta: float = 1e-5
+    """Of the total."""
+    json: bool = False
+    """For programs."""
+
+
+def ledger(arguments: list[str]) -> int:
+    """Add up and print."""
+    from dpps.peers.store import read_whole
+
+    config = parse_options(LedgerConfig, arguments, "dpps ledger")
+    if not 0 < config.delta < 1:
+        raise UsageError(f"--delta is {config.delta}: it must lie between 0 and 1")
+    runs = spent(notes_of(config.data, config.node), read_whole)
+    units = sorted({run.note.unit for run in runs})
+    totals = {unit: together(runs, unit, config.delta) for unit in units}
+    if config.json:
+        listed = [
+            {**asdict(r.note), "messages": _messages(r), "epsilon": alone(r, config.delta)} for r in runs
+        ]
+        found = {
+            "epsilon": {unit: t.epsilon for unit, t in totals.items()},
+            "records_per_user": {unit: t.records_per_user for unit, t in totals.items()},
+            "remarks": {unit: t.remark for unit, t in totals.items() if t.remark},
+        }
+        print(json.dumps({"data": str(config.data), "delta": config.delta, "runs": listed, **found}))
+        return DONE
+    console = wide_console()
+    if not runs:
+        console.print(f"{config.data}: no run of this data has sent anything, as far as is known here.")
+        return DONE
+    table = Table(box=box.SIMPLE)
+    for title in ("started", "run", "unit", "messages", f"epsilon at delta {config.delta:g}"):
+        table.add_column(title, overflow="fold")
+    for run in runs:
+        messages, place = _messages(run), run.note.ledger.removesuffix("/ledger.jsonl")
+        cells = ("?", _lost(run)) if messages is None else (str(messages), _epsilon(alone(run, config.delta)))
+        table.add_row(run.note.started, place, run.note.unit, *cells)
+    console.print(table)
+    for unit, sum_ in totals.items():
+        console.print(f"together, for the unit {unit}{_total(sum_, config.delta)}")
+    return DONE
+
+
+def _messages(run: Spent) -> int | None:
+    return None if run.charges is None else sum(charge.count for charge in run.charges)
+
+
+def _lost(run: Spent) -> str:
+    note = run.note
+    if note.promised is None:
+        return "ledger gone or not whole: not known"
+    return f"ledger gone or not whole: the promise counts, {note.promised:.4g} at delta {note.delta:g}"
+
+
+def _total(sum_: Together, delta: float) -> str:
+    owned = f" (up to {sum_.records_per_user} records of a person)" if sum_.records_per_user > 1 else ""
+    if sum_.epsilon is None:
+        return f"{owned}: not known: {sum_.remark}"
+    remark = f" ({sum_.remark})" if sum_.remark else f" at delta {delta:g}"
+    return f"{owned}: epsilon {_epsilon(sum_.epsilon)}{remark}"
+
+
+def _epsilon(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.4g}"

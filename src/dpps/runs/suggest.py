@@ -1,0 +1,169 @@
+"""Which batch, epochs, clip and rate a run has whose options leave them open: those of the rule, where there is one."""
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dpps import models
+from dpps.data import DATA_SETS
+from dpps.data.schema import read_schema
+from dpps.errors import UsageError
+from dpps.features import FEATURES
+from dpps.learning.algorithm import ALGORITHMS
+from dpps.learning.nodes import check_record
+from dpps.learning.preflight import refuse_mixing
+from dpps.learning.sampling import parse_batch
+from dpps.learning.suggestion import CLIP, MOMENTUM, USUAL_CLIP, Suggestion, suggest
+from dpps.privacy.units import Plan, PrivacyOptions
+
+if TYPE_CHECKING:
+    from dpps.runs.options import Options
+
+
+def sizes(options: "Options") -> tuple[int, ...] | None:
+    """What every node holds, as far as options and published facts say: declared sizes, or equal shares of a named data set.
+    None: not known before the files are read."""
+    declared = options.sizes()
+    if declared is not None or options.node_data is not None:
+        return declared
+    examples = DATA_SETS[options.data].examples
+    if examples is None:
+        return None
+    held = options.hold_out if options.hold_out is not None else 0.0 if options.split == "iid" else 0.1
+    return (int(examples / options.nodes * (1 - held)),) * options.nodes
+
+
+def shape(options: "Options") -> tuple[int, ...] | None:
+    """Of what a model reads of one example of a named data set or by a schema; None: not known before the files are read."""
+    if options.node_data is not None:
+        if options.schema is None:
+            return None
+        stored: tuple[int, ...] | None = read_schema(options.schema).shape
+        read = stored
+    else:
+        stored, read = DATA_SETS[options.data].shape, DATA_SETS[options.data].input_shape
+    if stored is None:
+        return None
+    if options.features == "none":
+        return read
+    with torch.no_grad():
+        features: torch.Tensor = FEATURES[options.features](stored)(torch.zeros(1, *stored))
+    return tuple(features.shape[1:])
+
+
+def planned(options: "Options") -> tuple[Plan, int]:
+    """The plan of a run with these options, and how many parameters it shares, before any data is read.
+
+    Args:
+        options: resolved.
+    """
+    held, read = sizes(options), shape(options)
+    if options.node_data is None and read is None:
+        raise UsageError(
+            f"--data {options.data}: its recipe does not say what it holds, so there is nothing to plan with; give the recipe "
+            "examples=N and shape=(channels, height, width)"
+        )
+    if read is None:
+        raise UsageError(
+            f"--classes {options.classes} does not say how many columns the files have, and a plan reads none of them: give "
+            "--schema FILE instead (dpps data describe writes one)"
+        )
+    if held is None:
+        raise UsageError(
+            "--declared-sizes is missing: a plan reads no files, so say how many examples each node holds, such as "
+            "--declared-sizes 35,90,180"
+        )
+    assert options.epochs is not None
+    algorithm = ALGORITHMS[options.algorithm]
+    names = options.model, algorithm.shares(options.shared)
+    schema = None if options.schema is None else read_schema(options.schema)
+    classes = DATA_SETS[options.data].classes if schema is None else len(schema.classes)
+    model, prefixes = models.build(*names, read, classes, norm=options.norm, dropout=0.0)
+    made = algorithm(model, prefixes, **options.rates())
+    unit = made.unit(options.privacy())
+    if unit is not None and options.mixes > 1 and not unit.has_total:
+        raise UsageError(
+            f"--mixes is {options.mixes}: the unit {unit.name} hides rows, and more steps would send them without noise; use 1, "
+            "or the unit record or contribution"
+        )
+    if unit is not None and unit.per_example:
+        check_record(made)
+        refuse_mixing(model)
+    plan = made.plan(held, options.epochs, options.spare_rounds, unit)
+    return plan, made.partition.shared_size
+
+
+def by_rule(options: "Options") -> dict[str, Any]:
+    """What the rule fills in for options left open. Of data that nobody has described, epochs, batch and rates stay open: the run
+    chooses them when it has read its files and all nodes have announced their sizes.
+
+    Args:
+        options: with an epsilon or a noise multiplier.
+    """
+    found = suggestion(options)
+    if found is not None:
+        part = isinstance(found.batch_size, float)
+        chosen = {
+            "batch_size": f"{found.batch_size:g}" if part else found.batch_size,
+            "epochs": found.epochs,
+            "clip": found.clip,
+            "momentum": found.momentum,
+        }
+        return chosen | {"lr_shared": found.rate, "lr_local": found.rate}
+    if not _has_rule(options):
+        return {}
+    rates = {} if options.lr_shared is not None else {"batch_size": None, "lr_shared": None, "lr_local": None}
+    clip, momentum = (CLIP, MOMENTUM) if _softmax(options) else (USUAL_CLIP, 0.0)
+    return {"epochs": None, "clip": clip, "momentum": momentum, **rates}
+
+
+def _has_rule(options: "Options") -> bool:
+    left_open = None in (
+        options.batch_size,
+        options.epochs,
+        options.clip,
+        options.momentum,
+        options.lr_shared,
+    )
+    return options.per_example and options.noisy and left_open
+
+
+def _softmax(options: "Options") -> bool:
+    """Whether the model is a softmax regression, for which the rule is finer."""
+    return options.model in models.MODELS and models.MODELS[options.model].softmax_regression
+
+
+def mean_noise(options: "Options") -> float:
+    """Deviation of the noise in the network's mean over that of independent noise:
+    below 1 where partners share noise that cancels."""
+    partners = PrivacyOptions.of(options).trusted().partners(options.nodes)
+    return 1.0 if partners is None else partners.shares().independent
+
+
+def suggestion(options: "Options") -> Suggestion | None:
+    """What the rule says; None where it says nothing: for other units, data nobody has described, or when all is given.
+
+    Args:
+        options: with an epsilon or a noise multiplier.
+    """
+    if not _has_rule(options):
+        return None
+    held, read = sizes(options), shape(options) if _softmax(options) else ()
+    if held is None or read is None:
+        return None
+    return suggest(
+        held,
+        prod(read) if _softmax(options) else None,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        noise_multiplier=options.noise_multiplier,
+        records_per_user=options.records_per_user,
+        spare_rounds=options.spare_rounds,
+        mean_noise=mean_noise(options),
+        batch_size=None if options.batch_size is None else parse_batch(options.batch_size),
+        epochs=options.epochs,
+        clip=options.clip,
+        momentum=options.momentum,
+        local=not _softmax(options) and ALGORITHMS[options.algorithm].shares(options.shared) != "all",
+    )
