@@ -65,7 +65,7 @@ def test_a_mechanism_is_made_of_its_amount_of_noise() -> None:
 
 
 NAMED_ON_PURPOSE = {
-    "cli/audit.py": "an attack is written for one unit",
+    "cli/privacy.py": "an attack is written for one unit",
 }
 """Beside `paper/`, which repeats experiments with given models and units."""
 

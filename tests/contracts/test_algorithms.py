@@ -90,11 +90,11 @@ def test_a_unit_is_kept_or_refused_before_anything_is_sent(name: str, unit: str)
         algorithm(name).unit(PROMISES[unit])
     except UsageError:
         with pytest.raises(UsageError):
-            make(name, PROMISES[unit], where=dpps.Simulation(wire)).start(EPOCHS)
+            make(name, PROMISES[unit], deployment=dpps.Simulation(wire)).start(EPOCHS)
         assert not wire.sent
         return
     assert ALGORITHMS[name].noisy
-    run = make(name, PROMISES[unit], where=dpps.Simulation(wire)).start(EPOCHS)
+    run = make(name, PROMISES[unit], deployment=dpps.Simulation(wire)).start(EPOCHS)
     while run.state.round < run.plan.count:
         before, sent = run.state.shared.s.clone(), len(wire.sent)
         log = run.step()

@@ -117,7 +117,7 @@ def test_a_model_that_is_all_local_never_sends_a_byte():
         toy_data(3),
         topology=dpps.Ring(3),
         privacy=dpps.Contribution(clip=1.0, epsilon=1.0),
-        where=dpps.Simulation(wire),
+        deployment=dpps.Simulation(wire),
         sync_every=2,
         test=toy_data(1, seed=9)[0],
     ).fit(epochs=10)

@@ -51,7 +51,7 @@ def test_a_round_beyond_those_paid_for_is_refused_before_it_is_sent():
         topology=dpps.Ring(3),
         privacy=dpps.Record(epsilon=1.0),
         spare_rounds=2,
-        where=dpps.Simulation(wire),
+        deployment=dpps.Simulation(wire),
         seed=0,
     ).start(epochs=1)
     for _ in range(4 + 2):

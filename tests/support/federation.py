@@ -43,7 +43,7 @@ def make_run(post: SimulatedPost, k: int, folder: Path, **more: Any) -> Run:
     learning = {"lr_shared": 0.5, "lr_local": 0.5, "batch_size": 10} | options.pop("learning", {})
     algorithm = dpps.PartPSP(nn.Linear(FEATURES, 2), **learning)
     data = [TensorDataset(*examples(k + 1))]
-    return Run(algorithm, data, topology=topology, where=where, folder=folder, seed=k, **options)
+    return Run(algorithm, data, topology=topology, deployment=where, folder=folder, seed=k, **options)
 
 
 class Federation:
@@ -60,8 +60,8 @@ class Federation:
             self.runs[NAMES[k]] = run
             try:
                 for _ in run.rounds(self.epochs):
-                    assert isinstance(run.where, Member)
-                    run.where.fabric.wait(self.pace)
+                    assert isinstance(run.deployment, Member)
+                    run.deployment.fabric.wait(self.pace)
             finally:
                 run.close()
 
