@@ -35,11 +35,20 @@ class Moments(Question):
         self.text, self.variables = text, tuple(variables)
         self.terms: list[tuple[Number | Category, str]] = []
         for column in variables:
-            named = [column.name] if isinstance(column, Number) else [f"{column.name}={x}" for x in column.values[1:]]
+            named = (
+                [column.name]
+                if isinstance(column, Number)
+                else [f"{column.name}={x}" for x in column.values[1:]]
+            )
             self.terms += [(column, name) for name in named]
         d, numbers = len(variables), sum(isinstance(column, Number) for column in variables)
         self._squares = [i for i, (column, _) in enumerate(self.terms) if isinstance(column, Number)]
-        different = [(i, j) for i in range(len(self.terms)) for j in range(i) if self.terms[i][0] is not self.terms[j][0]]
+        different = [
+            (i, j)
+            for i in range(len(self.terms))
+            for j in range(i)
+            if self.terms[i][0] is not self.terms[j][0]
+        ]
         self._pairs = torch.tensor(different, dtype=torch.int64).reshape(-1, 2).T
         self.bound = (self.a**2 + d + self.b**2 * numbers / 4 + self.c**2 * d * (d - 1) / 2) ** 0.5
         self.width = 1 + len(self.terms) + len(self._squares) + len(different)
@@ -100,7 +109,9 @@ class Mean(Moments):
         )
         value, low, high = (self._number.unscaled(np.clip(x, -1, 1)) for x in (np.array([mean]), low, high))
         sd = s * np.hypot(1, mean / self.a) / count * self._number.span / 2
-        return Answer(self.text, value, low, high, np.array([sd]), "Fieller", bad | (count < 2 * Z * s / self.a))
+        return Answer(
+            self.text, value, low, high, np.array([sd]), "Fieller", bad | (count < 2 * Z * s / self.a)
+        )
 
 
 class Smooth(Moments):
@@ -135,7 +146,9 @@ class Smooth(Moments):
         bad = not bool(m[0, 0] > 1) or not firm > self.clear * noise * float(slope.norm())
         if bad:
             nothing = np.full(max(1, len(self.labels)), np.nan)
-            return Answer(self.text, *[nothing] * 4, "delta", np.ones(len(nothing), bool), self.labels, self.axis)
+            return Answer(
+                self.text, *[nothing] * 4, "delta", np.ones(len(nothing), bool), self.labels, self.axis
+            )
         value, jacobian = self._with_jacobian(self.estimate, given)
         sd = noise * jacobian.norm(dim=1)
         reach = Z * (sd**2 + self.sampling(m).clamp(min=0)).sqrt()

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpps.registry import Registry
-
 Array = NDArray[np.float64]
 Z = 1.959963984540054
 """Half the width of a 95 % interval in standard errors."""
@@ -122,10 +120,6 @@ class Question(ABC):
         """
 
 
-QUESTIONS: Registry[type[Question]] = Registry("question", "dpps.statistics")
-"""Questions by name: what `dpps stats --ask` offers."""
-
-
 def one_hot(places: Array, count: int) -> Array:
     """A row for each record with a 1 at its place; -1 is the last."""
     rows = np.zeros((len(places), count))
@@ -149,7 +143,9 @@ class Count(Question):
 
     def answer(self, sums: Array, noise: float) -> Answer:
         reach = np.full(1, Z * noise)
-        return Answer(self.text, sums, np.maximum(sums - reach, 0), sums + reach, reach / Z, "noise", none_of(1))
+        return Answer(
+            self.text, sums, np.maximum(sums - reach, 0), sums + reach, reach / Z, "noise", none_of(1)
+        )
 
 
 class Histogram(Question):
@@ -171,7 +167,9 @@ class Histogram(Question):
         for column, names, edges in self._axes:
             values = records[column]
             if edges is not None:
-                inside = np.clip(np.searchsorted(edges, np.nan_to_num(values), "right") - 1, 0, len(names) - 1)
+                inside = np.clip(
+                    np.searchsorted(edges, np.nan_to_num(values), "right") - 1, 0, len(names) - 1
+                )
                 values = np.where(np.isnan(values), -1, inside)
             place = place * (len(names) + 1) + np.where(values < 0, len(names), values)
         return one_hot(place, self.width)
