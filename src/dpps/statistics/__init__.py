@@ -1,0 +1,11 @@
+"""Statistics over the records of all nodes: questions, and answers with intervals that contain the noise."""
+
+from typing import TYPE_CHECKING
+
+from dpps.lazy import lazy_imports
+
+if TYPE_CHECKING:  # imported when first asked for
+    from dpps.statistics.asking import ask
+    from dpps.statistics.questions import Answer, Category, Number, Question
+
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

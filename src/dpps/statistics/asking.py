@@ -1,0 +1,293 @@
+"""From the text of a question, such as `mean(age, by=sex)`, to the question."""
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dpps.errors import UsageError, unknown
+from dpps.statistics.curves import Quantiles, Survival
+from dpps.statistics.moments import Correlation, Mean, Regression, Variance
+from dpps.statistics.questions import (
+    Answer,
+    Array,
+    Category,
+    Columns,
+    Count,
+    Histogram,
+    Number,
+    Question,
+    Records,
+    one_hot,
+)
+
+_TOKEN = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|\[([^\]]*)\]|([=,~+])|([^\s=,~+"'\[\]]+))""")
+MOST_BINS = 4096
+
+
+@dataclass
+class Call:
+    """A question as it was written.
+
+    Attributes:
+        text: as it was written.
+        name: what stands before the parenthesis.
+        given: what stands within it: texts, and lists of numbers.
+        options: what is given by name, such as `bins=10`.
+        formula: the outcome and the inputs of `y ~ x1 + x2`; None elsewhere.
+        columns: what is public of every column.
+    """
+
+    text: str
+    name: str
+    given: list[str]
+    options: dict[str, str | list[float]]
+    formula: tuple[str, list[str]] | None
+    columns: Columns = field(default_factory=dict)
+
+    def column(self, name: str) -> Number | Category:
+        """The column of this name."""
+        if name not in self.columns:
+            raise unknown(f"column in {self.text}", name, sorted(self.columns))
+        return self.columns[name]
+
+    def number(self, name: str) -> Number:
+        """The column of this name, if it holds numbers."""
+        found = self.column(name)
+        if not isinstance(found, Number):
+            raise UsageError(
+                f"{self.text}: {name} is a category: ask for histogram({name}), or declare it as a number with its range"
+            )
+        return found
+
+    def category(self, name: str) -> Category:
+        """The column of this name, if it holds categories."""
+        found = self.column(name)
+        if not isinstance(found, Category):
+            raise UsageError(f"{self.text}: {name} is a number: only a category can be used there")
+        return found
+
+    def numbers(self, least: int = 1, most: int | None = None) -> list[Number]:
+        """All that was given, as columns of numbers."""
+        self.expect(least, least if most is None else most)
+        return [self.number(name) for name in self.given]
+
+    def expect(self, least: int, most: int) -> None:
+        """Refuse too few or too many columns."""
+        if not least <= len(self.given) <= most:
+            wanted = str(least) if least == most else f"{least} or more"
+            raise UsageError(f"{self.text}: {len(self.given)} given in parentheses, {wanted} expected")
+
+    def list_of(self, option: str) -> list[float] | None:
+        """An option that is a list of increasing numbers, such as `times=[12, 24]`."""
+        found = self.options.get(option)
+        if found is None or isinstance(found, str):
+            return None
+        if len(found) < 2 or any(not a < b for a, b in itertools.pairwise(found)):
+            raise UsageError(
+                f"{self.text}: {option}={found}: give two or more numbers, each above the one before it"
+            )
+        return found
+
+    def whole(self, option: str, usual: int, least: int = 2) -> int:
+        """An option that is a whole number."""
+        found = self.options.get(option, str(usual))
+        if not isinstance(found, str) or not found.isdecimal() or not least <= int(found) <= MOST_BINS:
+            raise UsageError(
+                f"{self.text}: {option}={found}: give a whole number from {least} to {MOST_BINS}"
+            )
+        return int(found)
+
+
+def ask(text: str, columns: Columns) -> Question:
+    """The question in a text.
+
+    Args:
+        text: such as `quantiles(age, 0.25, 0.5, 0.75)`.
+        columns: what is public of every column.
+    """
+    call = _read(text)
+    call.columns = columns
+    make, allowed = QUESTIONS[call.name]
+    for option in call.options:
+        if option not in (*allowed, "by"):
+            raise unknown(f"option of {call.name} in {text}", option, (*allowed, "by"))
+    if (call.formula is not None) != (call.name == "regression"):
+        raise UsageError(f"{text}: a formula belongs to regression, such as regression(pressure ~ age + sex)")
+    question = make(call)
+    by = call.options.get("by")
+    return question if by is None else Grouped(question, call.category(str(by)))
+
+
+def _read(text: str) -> Call:
+    outer = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
+    if outer is None:
+        raise UsageError(f"the question {text!r} cannot be read: write it as mean(age) or table(sex, stage)")
+    name, inner = outer.groups()
+    if name not in QUESTIONS:
+        raise unknown("question", name, tuple(QUESTIONS))
+    tokens: list[tuple[str, Any]] = []
+    place = 0
+    while inner[place:].strip():
+        found = _TOKEN.match(inner, place)
+        if found is None:
+            raise UsageError(f"{text}: {inner[place:].strip()!r} cannot be read: close quotes and brackets")
+        place = found.end()
+        quoted, single, listed, sign, word = found.groups()
+        if sign:
+            tokens.append(("sign", sign))
+        elif listed is not None:
+            tokens.append(("list", _numbers(listed, text)))
+        else:
+            tokens.append(("word", next(x for x in (quoted, single, word) if x is not None)))
+    return _parsed(text.strip(), name, tokens)
+
+
+def _numbers(listed: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in listed.split(",")]
+    except ValueError:
+        raise UsageError(f"{text}: [{listed}] is no list of numbers: write [0, 18, 65]") from None
+
+
+def _parsed(text: str, name: str, tokens: list[tuple[str, Any]]) -> Call:
+    """Parts between commas: a column or number, `option=value`, or a formula."""
+    parts: list[list[tuple[str, Any]]] = [[]]
+    for token in tokens:
+        if token == ("sign", ","):
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    call = Call(text, name, [], {}, None)
+    for part in parts if tokens else []:
+        kinds = [kind if kind != "sign" else value for kind, value in part]
+        values = [value for _, value in part]
+        if kinds == ["word"]:
+            call.given.append(values[0])
+        elif kinds in (["word", "=", "word"], ["word", "=", "list"]):
+            call.options[values[0]] = values[2]
+        elif kinds[:3] == ["word", "~", "word"] and kinds[3:] == ["+", "word"] * ((len(kinds) - 3) // 2):
+            call.formula = values[0], values[2::2]
+        else:
+            shown = " ".join(str(value) for value in values)
+            raise UsageError(
+                f"{text}: {shown!r} cannot be read: separate columns by commas, options as bins=10"
+            )
+    return call
+
+
+class Grouped(Question):
+    """A question asked for every value of a category: a record's block stands in its own group's place."""
+
+    def __init__(self, question: Question, by: Category) -> None:
+        self._question, self._by = question, by
+        self.text, self.largest_sum = question.text, question.largest_sum
+        self.width = question.width * len(by.values)
+
+    def encode(self, records: Records) -> Array:
+        block, group = self._question.encode(records), records[self._by.name]
+        own = one_hot(group, len(self._by.values)) * (group >= 0)[:, None]
+        return (own[:, :, None] * block[:, None, :]).reshape(len(block), -1)
+
+    def answer(self, sums: Array, noise: float) -> Answer:
+        each = [self._question.answer(part, noise) for part in sums.reshape(len(self._by.values), -1)]
+        groups = list(zip(self._by.values, each, strict=True))
+        labels = tuple((g, *_pair(x)) for g, a in groups for x in (a.labels or ((),)))
+        joined = [
+            np.concatenate([getattr(a, name) for a in each]) for name in ("value", "low", "high", "noise")
+        ]
+        counts = (
+            None
+            if each[0].counts is None
+            else np.concatenate([a.counts for a in each if a.counts is not None])
+        )
+        lost = np.concatenate([a.too_noisy for a in each])
+        return Answer(self.text, *joined, each[0].method, lost, labels, each[0].axis, counts)
+
+
+def _pair(label: Any) -> tuple[Any, ...]:
+    return label if isinstance(label, tuple) else (label,)
+
+
+def _axis(call: Call, name: str) -> tuple[str, tuple[str, ...], Array | None]:
+    """A column as an axis of a histogram: its name, its cells, and the edges of a number's bins."""
+    column = call.column(name)
+    if isinstance(column, Category):
+        return name, column.values, None
+    if "bins" not in call.options:
+        raise UsageError(
+            f"{call.text}: {name} is a number: say which bins, as bins=10 or bins=[0, 18, 65, 120]"
+        )
+    edges = np.array(call.list_of("bins") or np.linspace(column.low, column.high, call.whole("bins", 10) + 1))
+    return name, tuple(f"{a:g} to {b:g}" for a, b in itertools.pairwise(edges)), edges
+
+
+def _count(call: Call) -> Question:
+    call.expect(0, 0)
+    return Count(call.text)
+
+
+def _histogram(call: Call) -> Question:
+    call.expect(1, 1)
+    return Histogram(call.text, [_axis(call, name) for name in call.given])
+
+
+def _table(call: Call) -> Question:
+    call.expect(2, 2)
+    return Histogram(call.text, [_axis(call, name) for name in call.given])
+
+
+def _quantiles(call: Call) -> Question:
+    call.expect(2, 1000)
+    try:
+        at = tuple(float(p) for p in call.given[1:])
+    except ValueError:
+        at = (-1.0,)
+    if not all(0 < p < 1 for p in at):
+        raise UsageError(
+            f"{call.text}: quantiles are numbers between 0 and 1, such as quantiles(age, 0.25, 0.5, 0.75)"
+        )
+    return Quantiles(call.text, call.number(call.given[0]), at, call.whole("bins", 128, 8))
+
+
+def _correlation(call: Call) -> Question:
+    return Correlation(call.text, call.numbers(2, 1000))
+
+
+def _regression(call: Call) -> Question:
+    assert call.formula is not None
+    outcome, inputs = call.formula
+    if outcome in inputs or len(set(inputs)) < len(inputs):
+        raise UsageError(f"{call.text}: every column may stand in a formula once")
+    return Regression(call.text, call.number(outcome), [call.column(name) for name in inputs])
+
+
+def _survival(call: Call) -> Question:
+    call.expect(2, 2)
+    time, event = call.number(call.given[0]), call.category(call.given[1])
+    if len(event.values) != 2:
+        raise UsageError(
+            f"{call.text}: {event.name} has {len(event.values)} values: an event either happened or not, so declare two"
+        )
+    happened = str(call.options.get("event", event.values[1]))
+    if happened not in event.values:
+        raise unknown(f"value of {event.name} in {call.text}", happened, event.values)
+    times = call.list_of("times") or np.linspace(time.low, time.high, call.whole("bins", 24) + 1)[1:].tolist()
+    return Survival(call.text, time, event.name, event.values.index(happened), tuple(times))
+
+
+QUESTIONS: Mapping[str, tuple[Callable[[Call], Question], Sequence[str]]] = {
+    "count": (_count, ()),
+    "mean": (lambda call: Mean(call.text, *call.numbers()), ()),
+    "variance": (lambda call: Variance(call.text, *call.numbers()), ()),
+    "histogram": (_histogram, ("bins",)),
+    "table": (_table, ("bins",)),
+    "quantiles": (_quantiles, ("bins",)),
+    "correlation": (_correlation, ()),
+    "regression": (_regression, ()),
+    "km": (_survival, ("times", "bins", "event")),
+}
+"""What can be asked, and the options of each."""
