@@ -18,6 +18,7 @@ MAY = {
     "sensitivity": {"topology", "transport", "noise"},
     "privacy": {"noise", "sensitivity", "topology"},
     "protocol": {"topology", "noise", "transport", "sensitivity", "privacy"},
+    "statistics": set(),
     "models": set(),
     "data": set(),
     "features": {"data"},

@@ -77,7 +77,8 @@ def test_a_record_moves_a_sum_by_at_most_one(
     columns = np.array(numbers).T
     records = dict(zip(("age", "bmi", "pressure", "time"), columns, strict=True))
     records |= {
-        name: np.full(len(numbers), float(k)) for name, k in zip(("sex", "stage", "event"), places, strict=True)
+        name: np.full(len(numbers), float(k))
+        for name, k in zip(("sex", "stage", "event"), places, strict=True)
     }
     question = ask(text, COLUMNS)
     block = question.encode(records)
@@ -111,7 +112,9 @@ ORACLES: dict[str, Callable[[dict[str, Array]], object]] = {
     "histogram(stage)": lambda r: [*np.bincount(r["stage"].astype(int), minlength=5) / len(r["age"])],
     "mean(age, by=sex)": lambda r: [r["age"][r["sex"] == k].mean() for k in (0, 1)],
     "correlation(age, pressure)": lambda r: [np.corrcoef(r["age"], r["pressure"])[0, 1]],
-    "km(time, event, times=[10, 20, 40, 80])": lambda r: kaplan_meier(r["time"], r["event"], [10, 20, 40, 80]),
+    "km(time, event, times=[10, 20, 40, 80])": lambda r: kaplan_meier(
+        r["time"], r["event"], [10, 20, 40, 80]
+    ),
 }
 
 
@@ -145,7 +148,9 @@ def test_missing_values_are_left_out_or_counted_as_missing() -> None:
     np.testing.assert_allclose(answer("histogram(stage)", records).value[-1], 0.25)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("text", ["mean(age)", "regression(pressure ~ age)", "quantiles(age, 0.5)", "variance(age)"])
+@pytest.mark.parametrize(
+    "text", ["mean(age)", "regression(pressure ~ age)", "quantiles(age, 0.5)", "variance(age)"]
+)
 def test_an_answer_lost_in_noise_is_not_given(text: str) -> None:
     found = answer(text, people(20, 4), noise=500.0)
     assert found.too_noisy.all()  # type: ignore[attr-defined]
@@ -187,7 +192,9 @@ def test_a_wrong_question_is_refused_in_one_line(text: str, named: str) -> None:
 def test_names_with_spaces_stand_in_quotes() -> None:
     columns = {"age at entry": Number("age at entry", 0, 120)}
     question = ask('mean("age at entry")', columns)
-    assert question.answer(question.encode({"age at entry": np.full(50, 30.0)}).sum(0), 0.0).value == pytest.approx(30)
+    assert question.answer(
+        question.encode({"age at entry": np.full(50, 30.0)}).sum(0), 0.0
+    ).value == pytest.approx(30)
 
 
 COVERED = {

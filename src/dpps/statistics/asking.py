@@ -196,16 +196,19 @@ class Grouped(Question):
         each = [self._question.answer(part, noise) for part in sums.reshape(len(self._by.values), -1)]
         groups = list(zip(self._by.values, each, strict=True))
         labels = tuple((g, *_pair(x)) for g, a in groups for x in (a.labels or ((),)))
-        joined = [
-            np.concatenate([getattr(a, name) for a in each]) for name in ("value", "low", "high", "noise")
-        ]
-        counts = (
-            None
-            if each[0].counts is None
-            else np.concatenate([a.counts for a in each if a.counts is not None])
+        counts = [a.counts for a in each if a.counts is not None]
+        return Answer(
+            self.text,
+            value=np.concatenate([a.value for a in each]),
+            low=np.concatenate([a.low for a in each]),
+            high=np.concatenate([a.high for a in each]),
+            noise=np.concatenate([a.noise for a in each]),
+            method=each[0].method,
+            too_noisy=np.concatenate([a.too_noisy for a in each]),
+            labels=labels,
+            axis=each[0].axis,
+            counts=np.concatenate(counts) if counts else None,
         )
-        lost = np.concatenate([a.too_noisy for a in each])
-        return Answer(self.text, *joined, each[0].method, lost, labels, each[0].axis, counts)
 
 
 def _pair(label: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from dpps.statistics.questions import Answer, Array, Number, Question, Records, Z
+from dpps.statistics.questions import Answer, Array, Number, Question, Records, Z, with_jacobian
 
 
 @lru_cache(maxsize=32)
@@ -24,7 +24,8 @@ def root(bins: int) -> Array:
     values = np.fft.fft(turn * np.ones(bins))
     first = (np.fft.ifft(np.sqrt(values)) / turn).real
     shift = np.subtract.outer(np.arange(bins), np.arange(bins))
-    return np.where(shift >= 0, first[shift], -first[shift])
+    found: Array = np.where(shift >= 0, first[shift], -first[shift])
+    return found
 
 
 def _column_length(bins: int) -> float:
@@ -109,9 +110,9 @@ class Survival(Question):
 
     def answer(self, sums: Array, noise: float) -> Answer:
         given = torch.from_numpy(sums)
-        log, events, risk = self._curve(given)
-        jacobian = torch.autograd.functional.jacobian(lambda x: self._curve(x)[0], given)
-        risk_jacobian = torch.autograd.functional.jacobian(lambda x: self._curve(x)[2], given)
+        log, jacobian = with_jacobian(lambda x: self._curve(x)[0], given)
+        risk, risk_jacobian = with_jacobian(lambda x: self._curve(x)[2], given)
+        events = self._curve(given)[1]
         sd = noise * jacobian.norm(dim=1)
         left = (risk - events).clamp(min=1)
         greenwood = (events.clamp(min=0) / (risk.clamp(min=1) * left)).cumsum(0)

@@ -18,6 +18,7 @@ from dpps.statistics.questions import (
     Z,
     between_roots,
     one_hot,
+    with_jacobian,
 )
 
 
@@ -55,7 +56,7 @@ class Moments(Question):
 
     def encode(self, records: Records) -> Array:
         x = np.column_stack([_inputs(column, records[column.name]) for column in self.variables])
-        whole = ~np.isnan(x).any(1)
+        whole = np.asarray(~np.isnan(x).any(1))
         x = np.where(whole[:, None], x, 0.0)
         i, j = self._pairs.numpy()
         parts = [
@@ -142,26 +143,18 @@ class Smooth(Moments):
     def answer(self, sums: Array, noise: float) -> Answer:
         given = torch.from_numpy(sums)
         m = self.matrix(given)
-        firm, (slope,) = self._with_jacobian(self.firmness, given)
+        firm, slope = with_jacobian(lambda sums: self.firmness(self.matrix(sums)), given)
         bad = not bool(m[0, 0] > 1) or not firm > self.clear * noise * float(slope.norm())
         if bad:
-            nothing = np.full(max(1, len(self.labels)), np.nan)
-            return Answer(
-                self.text, *[nothing] * 4, "delta", np.ones(len(nothing), bool), self.labels, self.axis
-            )
-        value, jacobian = self._with_jacobian(self.estimate, given)
+            none = np.full(max(1, len(self.labels)), np.nan)
+            lost = np.ones(len(none), bool)
+            return Answer(self.text, none, none, none, none, "delta", lost, self.labels, self.axis)
+        value, jacobian = with_jacobian(lambda sums: self.estimate(self.matrix(sums)), given)
         sd = noise * jacobian.norm(dim=1)
         reach = Z * (sd**2 + self.sampling(m).clamp(min=0)).sqrt()
         v, d, r = value.numpy(), sd.numpy(), reach.numpy()
         found = self.in_units(v, v - r, v + r, d)
         return Answer(self.text, *found, "delta", np.zeros(len(v), bool), self.labels, self.axis)
-
-    def _with_jacobian(self, function: Any, sums: Tensor) -> tuple[Tensor, Tensor]:
-        def of(given: Tensor) -> Tensor:
-            found: Tensor = function(self.matrix(given))
-            return found.reshape(-1)
-
-        return of(sums), torch.autograd.functional.jacobian(of, sums)
 
 
 def _covariance(m: Tensor) -> Tensor:
@@ -234,19 +227,21 @@ class Regression(Smooth):
         self._to_units[1:, 1:] = torch.diag(torch.from_numpy(1 / half))
 
     def _solved(self, m: Tensor) -> Tensor:
-        return torch.linalg.solve(m[:-1, :-1], m[:-1, -1])
+        solved: Tensor = torch.linalg.solve(m[:-1, :-1], m[:-1, -1])
+        return solved
 
     def estimate(self, m: Tensor) -> Tensor:
         return self._to_units @ self._solved(m)
 
     def firmness(self, m: Tensor) -> Tensor:
-        c = _covariance(m)[:-1, :-1]
-        return torch.linalg.eigvalsh(c)[0]
+        smallest: Tensor = torch.linalg.eigvalsh(_covariance(m)[:-1, :-1])[0]
+        return smallest
 
     def sampling(self, m: Tensor) -> Tensor:
         beta = self._solved(m)
         left = ((m[-1, -1] - beta @ m[:-1, -1]) / (m[0, 0] - len(beta)).clamp(min=1)).clamp(min=0)
-        return left * (self._to_units @ torch.linalg.inv(m[:-1, :-1]) @ self._to_units.T).diagonal()
+        inverse: Tensor = torch.linalg.inv(m[:-1, :-1])
+        return left * (self._to_units @ inverse @ self._to_units.T).diagonal()
 
     def in_units(self, value: Array, low: Array, high: Array, sd: Array) -> tuple[Array, Array, Array, Array]:
         half, middle = self._outcome.span / 2, (self._outcome.low + self._outcome.high) / 2

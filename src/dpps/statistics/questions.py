@@ -6,12 +6,14 @@ and time points from the question. Nothing is ever taken from the data.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Array = NDArray[np.float64]
 Z = 1.959963984540054
@@ -192,6 +194,11 @@ def between_roots(square: Array, linear: Array, constant: Array) -> tuple[Array,
     bad = square <= 0
     twice = np.where(bad, 1.0, 2 * square)
     return (linear - root) / twice, (linear + root) / twice, bad
+
+
+def with_jacobian(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
+    """The values of a function, and a row of derivatives for each."""
+    return function(at), torch.func.jacrev(function)(at)
 
 
 def none_of(count: int) -> NDArray[np.bool_]:
