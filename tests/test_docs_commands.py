@@ -83,7 +83,8 @@ class Parsed(BaseException):
 
 def _lines(text: str) -> tuple[list[str], list[str]]:
     """Lines of blocks that are no Python, which somebody copies; and code within sentences, which may be a part of a command."""
-    blocks = re.findall(r"^ *```(?!python)[a-z]*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^ *```([a-z]*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    blocks = [body for language, body in fenced if language != "python"]
     plain = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
     blocks += re.findall(r"^(?: {4,}|\t).*", plain, re.MULTILINE)
     whole = [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
