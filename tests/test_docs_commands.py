@@ -107,7 +107,7 @@ PARTS = {line: file for file, text in TEXTS.items() for line in _commands(_lines
 
 def test_commands_are_found_where_they_are_written() -> None:
     places = {*WHOLE.values(), *PARTS.values()}
-    assert {"README.md", "docs/commands.md", "docs/howto-epsilon.md", "src/dpps/cli/plan.py"} <= places
+    assert {"README.md", "docs/commands.md", "docs/accuracy.md", "src/dpps/cli/plan.py"} <= places
     assert len(WHOLE) > 60
     assert len(PARTS) > 40
 

@@ -50,7 +50,7 @@ def test_mathematics_and_examples_are_set(site: Path, chromium: Browser) -> None
     for page, formulas in (("certified-sensitivity", 50), ("theory", 40), ("concepts", 15)):
         chromium.open(site / page / "index.html")
         assert chromium.run("return document.querySelectorAll('.katex').length") > formulas
-    chromium.open(site / "howto-data" / "index.html")
+    chromium.open(site / "data" / "index.html")
     assert "#N/A, <NA>, NaN" in chromium.run("return document.body.innerText")  # not taken for a tag
     chromium.open(site / "python" / "index.html")
     examples = chromium.run(
