@@ -47,7 +47,7 @@ def test_page(site: Path, chromium: Browser, page: str) -> None:
 
 
 def test_mathematics_and_examples_are_set(site: Path, chromium: Browser) -> None:
-    for page, formulas in (("certified-sensitivity", 50), ("theory", 40), ("concepts", 15)):
+    for page, formulas in (("proofs", 90), ("concepts", 15)):
         chromium.open(site / page / "index.html")
         assert chromium.run("return document.querySelectorAll('.katex').length") > formulas
     chromium.open(site / "data" / "index.html")

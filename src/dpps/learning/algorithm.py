@@ -1,7 +1,7 @@
 """An algorithm: `start` and `step` on an explicit state. `dpps.learning.algorithms` has those that come with the library.
 
 A step computes with the :class:`~dpps.learning.nodes.Nodes` held here and changes the state last,
-when the round is complete; so a round happens as a whole or not at all. docs/extending.md adds an algorithm.
+when the round is complete; so a round happens as a whole or not at all. docs/architecture.md adds an algorithm.
 """
 
 from abc import ABC, abstractmethod

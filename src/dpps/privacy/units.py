@@ -1,7 +1,7 @@
 """Who is protected: the privacy units. They differ only in where the sensitivity comes from.
 
 A unit turns what a user says (noise parameters, or a target epsilon and delta) and the plan of a run into `Calibration`: the
-mechanism, the sensitivity and the clipping that the run must keep to. docs/extending.md adds one.
+mechanism, the sensitivity and the clipping that the run must keep to. docs/architecture.md adds one.
 """
 
 import math
