@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.browser import Browser
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = sorted("" if path.stem == "index" else path.stem for path in (ROOT / "docs").glob("*.md"))
 
 

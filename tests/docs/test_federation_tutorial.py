@@ -17,7 +17,7 @@ from dpps.peers import Identity
 from tests.support.holding.sitecustomize import hold
 from tests.support.processes import PATIENCE, context, free_port
 
-PAGE = Path(__file__).parent.parent / "docs" / "organisations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "organisations.md"
 
 
 def blocks() -> list[str]:

@@ -20,7 +20,7 @@ from dpps.report import read_run
 from dpps.runs import Options
 from dpps.topology import TOPOLOGIES
 
-PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 
 from dpps.cli import main
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN_ELSEWHERE = {"architecture.md"}
 """tests/test_extending.py runs these: they register names, which it takes back."""
