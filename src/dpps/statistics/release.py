@@ -1,0 +1,270 @@
+"""One release for all questions: a record becomes one vector, and the sum of all vectors leaves once, with noise.
+
+Every question is a block of length at most 1, times its weight; the squares of all weights add up to 1. So one record moves the
+sum by at most 1, and one charge pays for all questions. A release is a run of one round, in which the shared parameters are the
+sums and every node's only update is its own sum: contract, ledger, deployments and resuming are those of every run.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpps.disk import write_private
+from dpps.errors import UsageError
+from dpps.learning.algorithms import PartPSP
+from dpps.learning.sampling import NodeData
+from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace
+from dpps.privacy.accountant import Total, label
+from dpps.privacy.promise import Privacy
+from dpps.privacy.units import Calibration, Contribution, Plan, Record, Unit
+from dpps.runs.folder import RunFolder
+from dpps.runs.run import Run
+from dpps.sensitivity import Unclipped
+from dpps.statistics.asking import ask
+from dpps.statistics.questions import Answer, Array, Columns, Question, Records
+from dpps.topology import Base, Topology
+
+MOST_RECORDS = 1 << 28
+"""Of a node: sums of so many vectors are exact in float64."""
+_STEP = 2.0**22  # vectors are cut to multiples of 1 / _STEP, so that sums do not depend on their order
+_FEW = 7  # one-hot blocks: with fewer, Laplace noise is smaller than Gaussian noise
+ANSWERS = "answers.json"
+
+
+# The questions of a release
+
+
+class Survey:
+    """Questions that are answered together.
+
+    Args:
+        questions: as texts, such as `mean(age)`.
+        columns: what is public of every column.
+        person: the column that says whose record it is; a person's vectors are averaged, so that each person counts once.
+    """
+
+    def __init__(self, questions: Sequence[str], columns: Columns, person: str | None = None) -> None:
+        if not questions:
+            raise UsageError("there is no question: ask one or more, such as count() or mean(age)")
+        if len(set(questions)) < len(questions):
+            twice = next(text for text in questions if list(questions).count(text) > 1)
+            raise UsageError(
+                f"{twice} is asked twice: every question takes its share of the budget; ask it once"
+            )
+        self.questions: list[Question] = [ask(text, columns) for text in questions]
+        self.columns, self.person = columns, person
+        weights = np.array([question.weight for question in self.questions])
+        self.weights: Array = weights / np.sqrt((weights**2).sum())
+        self.width = sum(question.width for question in self.questions)
+
+    @property
+    def largest_sum(self) -> float:
+        """The most that the absolute values of one record's numbers add up to; infinite: not known."""
+        return float(sum(w * q.largest_sum for w, q in zip(self.weights, self.questions, strict=True)))
+
+    def sums(self, records: Records) -> Array:
+        """The sum over the records of one node. Every person's vector is at most 1 long, before and after it is cut."""
+        blocks = [w * q.encode(records) for w, q in zip(self.weights, self.questions, strict=True)]
+        vectors = np.concatenate(blocks, axis=1)
+        if self.person is not None:
+            _, person, count = np.unique(records[self.person], return_inverse=True, return_counts=True)
+            averages = np.zeros((len(count), self.width))
+            np.add.at(averages, person, vectors)
+            vectors = averages / count[:, None]
+        # toward zero, which makes no vector longer
+        total: Array = np.trunc(vectors * _STEP).sum(0) / _STEP
+        return total
+
+    def answers(self, sums: Array, noise: float) -> list[Answer]:
+        """From the noised sums of all nodes; `noise` is the standard deviation of each of them."""
+        ends = np.cumsum([question.width for question in self.questions])[:-1]
+        parts = zip(self.questions, self.weights, np.split(sums, ends), strict=True)
+        return [question.answer(part / w, noise / w) for question, w, part in parts]
+
+
+# Who is protected
+
+_FIXED = "ranges, bins and questions were fixed before the data were read"
+
+
+@dataclass(frozen=True)
+class OneRecord(Record):
+    """One record of one node, in a sum of vectors: adding or removing it moves the sum by at most `reach`.
+
+    Args:
+        mechanism: "gaussian", or "laplace" where `reach` is a bound on the sum of absolute values.
+        reach: in the mechanism's norm.
+        person: whether a person's records at one node count as one.
+    """
+
+    mechanism: str = Gaussian.name
+    reach: float = 1.0
+    person: bool = False
+    protects = "one record"
+
+    def noise(self, plan: Plan) -> float:
+        if self.mechanism == Laplace.name:
+            assert self.epsilon is not None
+            return self.epsilon
+        return super().noise(plan)
+
+    def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
+        amount = self.noise(plan) if noise is None else noise
+        bound = Unclipped(self.reach, coordinates=plan.coordinates, largest=self.reach * MOST_RECORDS)
+        mechanism = MECHANISMS[self.mechanism].of(amount)
+        return Calibration(mechanism, bound, partners=self.trust.partners(plan.nodes))
+
+    def promise(self, total: Total, rounds: int) -> str:
+        return _promise(total)
+
+    def who(self) -> str:
+        owned = "all records of one person at one node" if self.person else "one record of one node"
+        return (
+            f"{owned}, against anybody who sees all messages of all nodes and the answers{self.trust.who()}: adding or removing "
+            f"{'them' if self.person else 'it'} changes little; {_FIXED}"
+        )
+
+    def not_covered(self) -> str:
+        several = "" if self.person else "who owns several records, or "
+        return (
+            f"a person {several}whose records lie with several nodes is protected less; further questions and runs on the same "
+            f"data add up; questions chosen by looking at the data are not counted{self.trust.not_covered()}"
+        )
+
+
+class WholeNode(Contribution):
+    """All records of one node: they move its sum by at most twice the largest number of records."""
+
+    def promise(self, total: Total, rounds: int) -> str:
+        return _promise(total)
+
+    def who(self) -> str:
+        return f"{super().who()}; {_FIXED}"
+
+
+def _promise(total: Total) -> str:
+    return f"Guarantee: {label(total.epsilon)}, delta {total.delta:g}, for all answers together (by {total.accountant})."
+
+
+# The run
+
+
+class Sums(nn.Module):
+    """The sums as parameters. The loss of an example is minus their product with it, so a step of rate 1 adds the example."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.sums = nn.Parameter(torch.zeros(width, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product with every example."""
+        return x @ self.sums
+
+
+def added(outputs: Tensor, _: Tensor) -> Tensor:
+    """The loss of `Sums`."""
+    return -outputs.mean()
+
+
+class Release(Run):
+    """The run of a survey; `fit` releases, and `found` has the answers.
+
+    Args:
+        survey: the questions.
+        sums: of the nodes held here, a row each.
+        nodes: how many there are in all.
+        unit: who is protected.
+        options: further arguments of `Run`.
+    """
+
+    def __init__(self, survey: Survey, sums: Array, nodes: int, unit: Unit, **options: Any) -> None:
+        topology: Topology = Base(nodes, min(2, nodes - 1))
+        data = [(torch.from_numpy(row[None]), torch.zeros(1, dtype=torch.int64)) for row in sums]
+        self.survey = survey
+        super().__init__(
+            PartPSP(Sums(survey.width), "all", lr_shared=1.0, batch_size=1, loss=added),
+            data,
+            topology=topology,
+            privacy=unit,
+            mixes=topology.period or 1,
+            declared_sizes=1,
+            **options,
+        )
+
+    def _check_data(self, data: NodeData, rows: Sequence[int], _: Sequence[tuple[Any, Tensor]]) -> None:
+        """Sums need no scaling, and how large they are is for nobody to read."""
+
+    def _warnings(self) -> Iterator[str]:
+        yield from ()  # what is foreseen of training does not apply
+
+    def _warn_of_noise(self) -> None:
+        """Every answer says itself when it is lost in noise."""
+
+    @property
+    def found(self) -> "Found":
+        """The answers, after the release."""
+        released = self.topology.nodes
+        sums = released * self.shared.numpy()
+        return Found(
+            self.survey.answers(sums, noise_of_sums(self, released)), (released, released), self.privacy
+        )
+
+    def _write_results(self, folder: RunFolder) -> None:
+        found = json.dumps(self.found.to_json(), indent=1, allow_nan=False) + "\n"
+        write_private(folder.path / ANSWERS, found.encode())
+
+
+def noise_of_sums(run: Run, released: int) -> float:
+    """The standard deviation of the noise in the sum over all nodes."""
+    calibration = run.nodes.calibration
+    assert calibration is not None
+    scale = run.log[-1].scale * (math.sqrt(2) if calibration.mechanism.name == Laplace.name else 1.0)
+    own = 1.0 if calibration.partners is None else calibration.partners.shares().independent
+    return scale * own * math.sqrt(released)
+
+
+@dataclass(frozen=True, eq=False)
+class Found(Mapping[str, Answer]):
+    """The answers, by question.
+
+    Attributes:
+        answers: in the order of the questions.
+        nodes: how many nodes released, of how many.
+        privacy: what it cost, and whom it protects.
+    """
+
+    answers: Sequence[Answer]
+    nodes: tuple[int, int]
+    privacy: Privacy
+
+    def __getitem__(self, query: str) -> Answer:
+        return {answer.query: answer for answer in self.answers}[query]
+
+    def __iter__(self) -> Iterator[str]:
+        return (answer.query for answer in self.answers)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def to_json(self) -> dict[str, Any]:
+        """As answers.json has it."""
+        found = [answer.as_json() for answer in self.answers]
+        return {"answers": found, "nodes": list(self.nodes), "privacy": self.privacy.to_json()}
+
+    def to_frame(self) -> Any:
+        """A pandas frame with a row for every number: query, label, value, low, high, noise, too_noisy."""
+        import pandas
+
+        return pandas.DataFrame(
+            {"query": a.query, "label": label, "value": a.value[k], "low": a.low[k], "high": a.high[k]}
+            | {"noise": a.noise[k], "too_noisy": bool(a.too_noisy[k])}
+            for a in self.answers
+            for k, label in enumerate(a.labels or ("",))
+        )
