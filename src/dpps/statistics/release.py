@@ -8,7 +8,7 @@ sums and every node's only update is its own sum: contract, ledger, deployments 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,119 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpps.data.encoding import column_values
+from dpps.data.node_files import node_table
+from dpps.data.schema import Column, Schema, read_schema
+from dpps.data.tables import frame_table, read_table
 from dpps.disk import write_private
-from dpps.errors import UsageError
+from dpps.errors import UsageError, unknown
 from dpps.learning.algorithms import PartPSP
 from dpps.learning.sampling import NodeData
 from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace
 from dpps.privacy.accountant import Total, label
+from dpps.privacy.partners import NOBODY, Trust
 from dpps.privacy.promise import Privacy
 from dpps.privacy.units import Calibration, Contribution, Plan, Record, Unit
 from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run
 from dpps.sensitivity import Unclipped
 from dpps.statistics.asking import ask
-from dpps.statistics.questions import Answer, Array, Columns, Question, Records
+from dpps.statistics.questions import Answer, Array, Category, Columns, Number, Question, Records
 from dpps.topology import Base, Topology
 
 MOST_RECORDS = 1 << 28
 """Of a node: sums of so many vectors are exact in float64."""
 _STEP = 2.0**22  # vectors are cut to multiples of 1 / _STEP, so that sums do not depend on their order
-_FEW = 7  # one-hot blocks: with fewer, Laplace noise is smaller than Gaussian noise
 ANSWERS = "answers.json"
+
+
+def stats(
+    nodes: Sequence[Any],
+    schema: Schema | str | Path,
+    questions: Sequence[str],
+    *,
+    epsilon: float = 1.0,
+    delta: float = 1e-5,
+    person: str | None = None,
+    trust: Trust = NOBODY,
+    records_per_node: int | None = None,
+    folder: str | Path | None = None,
+    seed: int | None = None,
+    overwrite: bool = False,
+) -> "Found":
+    """Answers to questions about the records of all nodes, released once and with noise; every record is protected.
+
+    Args:
+        nodes: one table per node: a file, a folder that holds `train.csv`, or a pandas frame.
+        schema: what is public of the columns: their ranges and categories.
+        questions: such as `mean(age)`, `quantiles(age, 0.25, 0.5, 0.75)` or `regression(pressure ~ age + sex)`.
+        epsilon: for all questions together.
+        delta: well below 1 / (number of records).
+        person: the column that says whose record it is: then all records of a person at one node are protected, and answers are
+            per person.
+        trust: `Pairs(colluders=C)`: noise of which most cancels in the sum.
+        records_per_node: protects everything that a node contributes, which may be at most so many records; None protects
+            records.
+        folder: where ledger and answers.json go; None keeps all in memory.
+        seed: for a simulation whose noise can be repeated and which protects nobody; None: noise that nobody knows.
+        overwrite: replace the release that the folder holds.
+
+    Examples:
+        >>> import dpps, pandas
+        >>> clinics = [pandas.DataFrame({"age": [30 + k, 50, 70], "sex": ["f", "m", "f"]}) for k in range(3)]
+        >>> columns = (dpps.data.Column("age", "number", (0, 120)), dpps.data.Column("sex", "category", values=("f", "m")))
+        >>> found = dpps.stats(clinics, dpps.data.Schema(columns), ["count()", "mean(age)"], epsilon=5, seed=0)
+        >>> found["count()"].low[0] < 9 < found["count()"].high[0]
+        True
+    """
+    known = schema if isinstance(schema, Schema) else read_schema(Path(schema))
+    if not isinstance(known, Schema):
+        raise UsageError(f"the schema {schema} describes images: questions are asked about tables")
+    survey = Survey(questions, columns_of(known), person)
+    if len(nodes) < 2:
+        raise UsageError(f"there are {len(nodes)} nodes: give the tables of two or more")
+    unit = choose_unit(survey, epsilon, delta, trust, records_per_node)
+    sums = np.stack([survey.sums(records_of(source, known, survey)) for source in nodes])
+    options = {"folder": folder, "seed": seed, "secure_noise": seed is None, "overwrite": overwrite}
+    with Release(survey, sums, len(nodes), unit, **options) as run:
+        return run.fit(1).found
+
+
+def columns_of(schema: Schema) -> dict[str, Number | Category]:
+    """What is public of every column that can be asked about, the label's included."""
+    found: dict[str, Number | Category] = {
+        c.name: Number(c.name, *c.range) if c.kind == "number" else Category(c.name, c.values)
+        for c in schema.used
+    }
+    return found | ({schema.label: Category(schema.label, schema.classes)} if schema.label else {})
+
+
+def records_of(source: Any, schema: Schema, survey: "Survey") -> Records:
+    """The columns of one node's table that are asked about."""
+    table = read_table(node_table(Path(source))) if isinstance(source, (str, Path)) else frame_table(source)
+    label = Column(schema.label, "category", values=schema.classes)
+    columns = {column.name: column for column in (*schema.used, label)}
+    records = {name: column_values(table, columns[name], schema) for name in survey.columns}
+    if survey.person is not None:
+        if survey.person not in table.columns:
+            raise unknown(f"column in {table.path} for --person", survey.person, table.names)
+        records[survey.person] = np.array(table.columns[survey.person])
+    return records
+
+
+def choose_unit(
+    survey: "Survey", epsilon: float, delta: float, trust: Trust, records_per_node: int | None = None
+) -> Unit:
+    """Who is protected, with the mechanism that adds the least noise by what is public."""
+    if records_per_node is not None:
+        return WholeNode(float(records_per_node), epsilon, delta, Gaussian.name, trust=trust)
+    gaussian_noise = OneRecord(epsilon, delta, trust=trust, person=survey.person is not None)
+    laplace = replace(gaussian_noise, mechanism=Laplace.name, reach=survey.largest_sum)
+    if trust != NOBODY or not math.isfinite(survey.largest_sum):
+        return gaussian_noise
+    one = Plan(((1.0, 1),), 1.0, 1.0)
+    smaller = math.sqrt(2) * survey.largest_sum / epsilon < gaussian_noise.noise(one)
+    return laplace if smaller else gaussian_noise
 
 
 # The questions of a release
