@@ -6,16 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from scipy import stats
 
-from dpps import Pairs
+from dpps import DPPS, Pairs
 from dpps.errors import UsageError
 from dpps.noise.events import gaussian
 from dpps.privacy.accountant import noise_for
+from dpps.protocol import Message
 from dpps.statistics import Category, Number
-from dpps.statistics.release import OneRecord, Release, Survey, WholeNode, noise_of_sums
+from dpps.statistics.release import OnceOnly, OneRecord, Release, Survey, WholeNode, noise_of_sums
 
 COLUMNS = {
     "age": Number("age", 0, 120),
@@ -172,6 +175,54 @@ def test_one_charge_pays_for_all_questions(tmp_path: Path) -> None:
     assert written["privacy"]["epsilon"] == run.found.privacy.epsilon
     with pytest.raises(UsageError):
         Release(survey, sums, 3, OneRecord(epsilon=1), folder=tmp_path / "out").fit(1)
+
+
+def test_killed_after_its_charge_it_sends_the_same_message_and_pays_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey = Survey(QUESTIONS, COLUMNS)
+    sums = np.stack([survey.sums(records(100, node)) for node in range(3)])
+    options = {"folder": tmp_path / "out", "secure_noise": True}
+    sent = []
+
+    def killed(self: OnceOnly, state: object, message: Message) -> None:
+        sent.append(message.rows.clone())
+        raise KeyboardInterrupt
+
+    first = Release(survey, sums, 3, OneRecord(epsilon=1, delta=1e-5), **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(OnceOnly, "exchange", killed)
+        with pytest.raises(KeyboardInterrupt):
+            first.fit(1)
+    again = Release(survey, sums, 3, OneRecord(epsilon=1, delta=1e-5), **options)
+    again.resumed = True
+    again.fit(1)
+    assert again.ledger.messages == 1
+    assert torch.allclose(again.shared, sent[0].mean(0), rtol=0, atol=1e-9)
+    assert again.found.privacy.epsilon <= 1
+
+
+def test_killed_before_its_charge_it_pays_when_it_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey = Survey(["count()"], COLUMNS)
+    sums = np.stack([survey.sums(records(100, node)) for node in range(3)])
+    options = {"folder": tmp_path / "out", "secure_noise": True}
+
+    def killed(self: DPPS, round_: int, level: object) -> None:
+        raise KeyboardInterrupt
+
+    first = Release(survey, sums, 3, OneRecord(epsilon=1, delta=1e-5), **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(DPPS, "_charge", killed)
+        with pytest.raises(KeyboardInterrupt):
+            first.fit(1)
+    kept = load_file(tmp_path / "out" / "message.safetensors")["message"]
+    again = Release(survey, sums, 3, OneRecord(epsilon=1, delta=1e-5), **options)
+    again.resumed = True
+    again.fit(1)
+    assert again.ledger.messages == 1
+    assert torch.allclose(again.shared, kept.mean(0), rtol=0, atol=1e-9)
 
 
 def test_a_whole_node_is_bounded_by_its_largest_number_of_records() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from dpps.data.encoding import column_values
@@ -24,22 +25,25 @@ from dpps.disk import write_private
 from dpps.errors import UsageError, unknown
 from dpps.learning.algorithms import PartPSP
 from dpps.learning.sampling import NodeData
+from dpps.noise import NoiseLevel
 from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace
 from dpps.privacy.accountant import Total, label
 from dpps.privacy.partners import NOBODY, Trust
 from dpps.privacy.promise import Privacy
 from dpps.privacy.units import Calibration, Contribution, Plan, Record, Unit
+from dpps.protocol import DPPS, State
 from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run
+from dpps.runs.summary import Description, fingerprint, model_facts
 from dpps.sensitivity import Unclipped
 from dpps.statistics.asking import ask
 from dpps.statistics.questions import Answer, Array, Category, Columns, Number, Question, Records
 from dpps.topology import Base, Topology
+from dpps.transport import Fabric
 
 MOST_RECORDS = 1 << 28
 """Of a node: sums of so many vectors are exact in float64."""
 _STEP = 2.0**22  # vectors are cut to multiples of 1 / _STEP, so that sums do not depend on their order
-ANSWERS = "answers.json"
 
 
 def stats(
@@ -85,12 +89,11 @@ def stats(
     if not isinstance(known, Schema):
         raise UsageError(f"the schema {schema} describes images: questions are asked about tables")
     survey = Survey(questions, columns_of(known), person)
-    if len(nodes) < 2:
-        raise UsageError(f"there are {len(nodes)} nodes: give the tables of two or more")
     unit = choose_unit(survey, epsilon, delta, trust, records_per_node)
-    sums = np.stack([survey.sums(records_of(source, known, survey)) for source in nodes])
-    options = {"folder": folder, "seed": seed, "secure_noise": seed is None, "overwrite": overwrite}
-    with Release(survey, sums, len(nodes), unit, **options) as run:
+    run = Release.of_tables(
+        survey, known, nodes, len(nodes), unit, folder=folder, seed=seed, overwrite=overwrite
+    )
+    with run:
         return run.fit(1).found
 
 
@@ -174,6 +177,30 @@ class Survey:
         # toward zero, which makes no vector longer
         total: Array = np.trunc(vectors * _STEP).sum(0) / _STEP
         return total
+
+    def made_up(self, count: int) -> Records:
+        """Records drawn uniformly from what is public, for planning."""
+        draw = np.random.default_rng(0)
+        return {
+            name: draw.uniform(c.low, c.high, count)
+            if isinstance(c, Number)
+            else draw.integers(0, len(c.values), count).astype(float)
+            for name, c in self.columns.items()
+        }
+
+    def expected(self, unit: Unit, nodes: int, records: int) -> list[Answer]:
+        """What answers would look like if so many records in all were spread evenly: before any data are read.
+
+        Args:
+            unit: who is protected.
+            nodes: how many there are.
+            records: a guess at how many they hold together.
+        """
+        plan = Plan(((1.0, 1),), 1.0, 1.0, declared_sizes=(1,) * nodes)
+        calibration = unit.calibrate(plan)
+        bound = 1.0 if not isinstance(unit, WholeNode) else 2 * unit.clip
+        scale = calibration.mechanism.scale(getattr(unit, "reach", bound))
+        return self.answers(self.sums(self.made_up(records)), _of_sum(calibration, scale, nodes))
 
     def answers(self, sums: Array, noise: float) -> list[Answer]:
         """From the noised sums of all nodes; `noise` is the standard deviation of each of them."""
@@ -266,6 +293,32 @@ def added(outputs: Tensor, _: Tensor) -> Tensor:
     return -outputs.mean()
 
 
+class OnceOnly(DPPS):
+    """Releases one message and keeps it: a process that is killed after its charge sends the same message, and pays once.
+
+    The message is on this machine's disk before it is charged for, and charged for before it leaves.
+    """
+
+    kept: Path | None = None
+    """Where the message is kept; None: it is not."""
+
+    def _charge(self, round_: int, level: NoiseLevel) -> None:
+        if self.kept is None:
+            super()._charge(round_, level)
+
+    def _add_noise(self, state: State, eps: Tensor, half: Tensor, level: NoiseLevel) -> Tensor:
+        if self.kept is None:
+            return super()._add_noise(state, eps, half, level)
+        if self.kept.exists():
+            half.copy_(load_file(self.kept)["message"])
+        else:
+            super()._add_noise(state, eps, half, level)
+            write_private(self.kept, save({"message": half}))
+        if self.ledger.messages == 0:
+            super()._charge(state.round, level)
+        return torch.zeros(len(half), dtype=torch.float64)
+
+
 class Release(Run):
     """The run of a survey; `fit` releases, and `found` has the answers.
 
@@ -277,7 +330,54 @@ class Release(Run):
         options: further arguments of `Run`.
     """
 
+    @classmethod
+    def of_tables(
+        cls,
+        survey: Survey,
+        schema: Schema,
+        sources: Sequence[Any],
+        nodes: int,
+        unit: Unit,
+        seed: int | None = None,
+        **options: Any,
+    ) -> "Release":
+        """The release of the tables of the nodes held here.
+
+        Args:
+            survey: the questions.
+            schema: of the tables.
+            sources: files, folders or frames, one per node held here.
+            nodes: how many there are in all.
+            unit: who is protected.
+            seed: of noise that can be repeated, for a simulation; None: noise that nobody knows.
+            options: further arguments of `Run`.
+        """
+        sums = np.stack([survey.sums(records_of(source, schema, survey)) for source in sources])
+        asked = {
+            "ask": [question.text for question in survey.questions],
+            "person": survey.person,
+            "nodes": nodes,
+            "unit": unit.name,
+            "epsilon": unit.epsilon,
+            "delta": unit.delta,
+            "trust": str(unit.trust),
+            "seed": seed,
+        }
+        files = tuple(str(source) for source in sources if isinstance(source, (str, Path)))
+        text = schema.to_toml()
+        facts = model_facts(Sums(survey.width))
+        described = Description(
+            asked, asked, fingerprint(asked | {"schema": text}), facts, sources=files, schema=text
+        )
+        options |= {"seed": seed, "secure_noise": seed is None, "description": described}
+        return cls(survey, sums, nodes, unit, **options)
+
+    kind = OnceOnly
+    protocol: OnceOnly
+
     def __init__(self, survey: Survey, sums: Array, nodes: int, unit: Unit, **options: Any) -> None:
+        if nodes < 2:
+            raise UsageError(f"there are {nodes} nodes: give the tables of two or more")
         topology: Topology = Base(nodes, min(2, nodes - 1))
         data = [(torch.from_numpy(row[None]), torch.zeros(1, dtype=torch.int64)) for row in sums]
         self.survey = survey
@@ -293,6 +393,21 @@ class Release(Run):
 
     def _check_data(self, data: NodeData, rows: Sequence[int], _: Sequence[tuple[Any, Tensor]]) -> None:
         """Sums need no scaling, and how large they are is for nobody to read."""
+
+    def _make_protocol(self, calibration: Calibration | None, fabric: Fabric) -> DPPS:
+        protocol = super()._make_protocol(calibration, fabric)
+        assert isinstance(protocol, OnceOnly)
+        # what partners in other processes share is drawn anew when they start again, and would not cancel a kept message
+        shared = (
+            calibration is not None and calibration.partners is not None and self.deployment.processes > 1
+        )
+        if self.folder is not None and self.deployment.repeats_rounds and not shared:
+            protocol.kept = self.folder.message
+        return protocol
+
+    def affords_rest(self, position: int) -> bool:
+        """A message that was paid for is kept, and sent again as it is."""
+        return self.protocol.kept is not None or super().affords_rest(position)
 
     def _warnings(self) -> Iterator[str]:
         yield from ()  # what is foreseen of training does not apply
@@ -311,16 +426,20 @@ class Release(Run):
 
     def _write_results(self, folder: RunFolder) -> None:
         found = json.dumps(self.found.to_json(), indent=1, allow_nan=False) + "\n"
-        write_private(folder.path / ANSWERS, found.encode())
+        write_private(folder.answers, found.encode())
 
 
 def noise_of_sums(run: Run, released: int) -> float:
     """The standard deviation of the noise in the sum over all nodes."""
-    calibration = run.nodes.calibration
-    assert calibration is not None
-    scale = run.log[-1].scale * (math.sqrt(2) if calibration.mechanism.name == Laplace.name else 1.0)
+    assert run.nodes.calibration is not None
+    return _of_sum(run.nodes.calibration, run.log[-1].scale, released)
+
+
+def _of_sum(calibration: Calibration, scale: float, nodes: int) -> float:
+    """What the noise of so many messages adds up to; that of partners cancels."""
+    deviation = scale * (math.sqrt(2) if calibration.mechanism.name == Laplace.name else 1.0)
     own = 1.0 if calibration.partners is None else calibration.partners.shares().independent
-    return scale * own * math.sqrt(released)
+    return deviation * own * math.sqrt(nodes)
 
 
 @dataclass(frozen=True, eq=False)
