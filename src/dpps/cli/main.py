@@ -40,6 +40,9 @@ class Group:
 
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("train a model privately over many nodes", "train:train"),
+    "stats": Command(
+        "ask questions about the records of all nodes: counts, means, survival, ...", "stats:stats"
+    ),
     "data": Group(
         "draft a schema for your own tables or images: columns, ranges, classes",
         {"describe": Command("write a first schema, guessed from one file or folder", "data:describe")},

@@ -62,15 +62,23 @@ class Schema:
 
     Attributes:
         columns: all but the label.
-        label: the name of the label's column.
+        label: the name of the label's column; empty: there is none, as statistics need none.
         classes: the label's values, in the order of the model's outputs.
         missing: what stands for a value that is not known.
     """
 
     columns: tuple[Column, ...]
-    label: str
-    classes: tuple[str, ...]
+    label: str = ""
+    classes: tuple[str, ...] = ()
     missing: tuple[str, ...] = MISSING
+
+    def check_label(self, where: str | Path) -> None:
+        """Refuse a schema without a label where a model is to learn one."""
+        if not self.label:
+            raise UsageError(
+                f'the schema {where} names no label: add label = "COLUMN" and its classes to learn from these tables; without one '
+                "they can be asked questions (dpps stats)"
+            )
 
     @property
     def width(self) -> int:
@@ -93,7 +101,8 @@ class Schema:
 
     def to_toml(self) -> str:
         """The text of a schema file."""
-        lines = [f"{name} = {_toml(getattr(self, name))}" for name in ("label", "classes", "missing")]
+        named = ("label", "classes", "missing") if self.label else ("missing",)
+        lines = [f"{name} = {_toml(getattr(self, name))}" for name in named]
         for column in self.columns:
             lines += ["", "[[columns]]", f"name = {_toml(column.name)}", f"kind = {_toml(column.kind)}"]
             if column.kind == "number":
@@ -162,12 +171,15 @@ def _parse_columns(table: Mapping[str, Any], where: str) -> Schema:
     for key in table:
         if key not in _KEYS:
             raise unknown(f"entry in {where}", key, _KEYS)
-    label = table.get("label")
-    if not isinstance(label, str) or not label:
-        raise UsageError(
-            f'{where}: label is {label!r}: name the column to predict, such as label = "diagnosis"'
-        )
-    classes = _texts(table.get("classes"), f"{where}: classes", least=2)
+    label: Any = ""
+    classes: tuple[str, ...] = ()
+    if "label" in table or "classes" in table:
+        label = table.get("label")
+        if not isinstance(label, str) or not label:
+            raise UsageError(
+                f'{where}: label is {label!r}: name the column to predict, such as label = "diagnosis"'
+            )
+        classes = _texts(table.get("classes"), f"{where}: classes", least=2)
     missing = table.get("missing", list(MISSING))
     if not isinstance(missing, list) or not all(isinstance(word, str) for word in missing):
         raise UsageError(
@@ -273,15 +285,17 @@ def _toml(value: Any) -> str:
 # Guessing
 
 
-def guess_schema(table: Table, label: str) -> Schema:
+def guess_schema(table: Table, label: str | None = None) -> Schema:
     """A first schema: kinds, rounded ranges, categories and classes as this table has them.
 
     What is guessed is read off private data and becomes public with the schema.
 
     Args:
         table: one node's data, or better a made-up example of them.
-        label: the column to predict.
+        label: the column to predict; None: there is none.
     """
+    if label is None:
+        return _as_read(Schema(tuple(_guess(name, table) for name in table.names)), table)
     if label not in table.names:
         raise unknown(f"label for {table.path}", label, table.names)
     classes = _values(table.columns[label])
@@ -292,10 +306,12 @@ def guess_schema(table: Table, label: str) -> Schema:
             "classes that occur again and again is needed; choose another label"
         )
     columns = tuple(_guess(name, table) for name in table.names if name != label)
-    schema = Schema(columns, label, classes)
-    return _parse_columns(
-        tomllib.loads(schema.to_toml()), f"the schema of {table.path}"
-    )  # as it will be read
+    return _as_read(Schema(columns, label, classes), table)
+
+
+def _as_read(schema: Schema, table: Table) -> Schema:
+    """A guessed schema as it will be read from its file."""
+    return _parse_columns(tomllib.loads(schema.to_toml()), f"the schema of {table.path}")
 
 
 def _guess(name: str, table: Table) -> Column:

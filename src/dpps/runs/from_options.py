@@ -46,6 +46,8 @@ def make_run(
     unit, topology = options.privacy(), options.network()  # refused before any data is read
     rows = deployment.rows(options.nodes)
     schema = None if options.schema is None else read_schema(options.schema)
+    if isinstance(schema, Schema):
+        schema.check_label(str(options.schema))
     identity = options.fingerprint()
     if schema is not None:  # where a schema file lies does not matter; what it says does
         identity = fingerprint({identity: schema.checksum()})

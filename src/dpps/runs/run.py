@@ -111,6 +111,9 @@ class Run(Frozen):
         {"algorithm", "topology", "unit", "sync_every", "mixes", "plan", "contract", "protocol", "nodes"}
     )
 
+    kind: type[DPPS] = DPPS
+    """The protocol's class."""
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -373,7 +376,7 @@ class Run(Frozen):
         ):  # the largest rate of all, or each node's own where every node chose its batch
             rates = calibration.rates
             sampling = [rates[row] for row in fabric.rows] if rates else calibration.sampling
-        return DPPS(
+        return self.kind(
             self.topology,
             calibration.mechanism if calibration else NoNoise(),
             calibration.sensitivity if calibration else None,
