@@ -160,13 +160,26 @@ def test_no_arguments_show_what_to_do_next(capsys):
     assert "torch 2" in capsys.readouterr().out
 
 
-def test_a_command_that_is_gone_names_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
-    """`dpps launch` was; torchrun starts the processes."""
-    assert main(["launch", "--nproc", "4", "--out", "train"]) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert "torchrun --nproc-per-node 4 -m dpps train" in said
-    assert main(["train", "--share-metrics"]) == 2
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("launch --nproc 4 --out train", "torchrun --nproc-per-node 4 -m dpps train"),
+        ("member init --name a --out a", "dpps federation key"),
+        ("member show a", "dpps federation show DIR"),
+        ("join f/federation.toml --member a --out run", "dpps federation join"),
+        ("status run", "dpps federation status"),
+        ("leave run", "dpps federation leave"),
+        ("secret", "openssl rand -hex 32"),
+    ],
+)
+def test_a_command_that_is_gone_names_what_to_use(
+    words: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == WRONG
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1
+    assert instead in said.err
+    assert said.out == ""
 
 
 # `dpps` as a program: what it loads, how it ends, and who still listens
@@ -318,5 +331,5 @@ def test_log_lines_go_to_the_standard_error_and_leave_no_handler_behind(capsys):
         logger.warning("again")
     assert capsys.readouterr().err.splitlines() == ["in words", "<inner>", "again"]
     assert root.handlers == before
-    assert main(["secret"]) == 0
+    assert main(["--version"]) == 0
     assert root.handlers == before, "a program that calls the command line keeps its own logging"

@@ -1,4 +1,4 @@
-"""dpps train: what it shows, writes, and goes on with; dpps tune and dpps secret."""
+"""dpps train: what it shows, writes, and goes on with; dpps tune."""
 
 import csv
 import io
@@ -541,22 +541,3 @@ def test_the_best_setting_is_said_as_options_with_what_the_search_cost(tmp_path,
         said = capsys.readouterr().out
         assert " 91.50 %  --lr-shared 2.0 --batch-size 100" in said
         assert ("epsilon 1, delta 1e-05" in said) == charged
-
-
-# `dpps secret`
-
-
-def test_every_secret_is_another_one_and_long_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    found = set()
-    for _ in range(3):
-        assert main(["secret"]) == 0
-        found.add(capsys.readouterr().out.strip())
-    assert len(found) == 3
-    assert min(map(len, found)) >= 43  # 256 bits
-
-
-def test_it_takes_no_options_but_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["secret", "--help"]) == 0
-    assert "export" in capsys.readouterr().out
-    assert main(["secret", "--long"]) == 2
-    assert "--long" in capsys.readouterr().err

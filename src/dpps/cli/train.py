@@ -1,4 +1,4 @@
-"""`dpps train`, `dpps tune`, and the secret of a run on several machines, `dpps secret`."""
+"""`dpps train` and `dpps tune`."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ from dpps.runs.options import RETIRED, Options, refuse_ignored
 from dpps.runs.run import Run
 from dpps.runs.summary import Summary
 from dpps.runs.torch_distributed import TorchDistributed
-from dpps.transport.cluster import Rendezvous, make_secret, started_distributed
+from dpps.transport.cluster import Rendezvous, started_distributed
 
 
 def train(arguments: list[str]) -> int:
@@ -327,22 +327,3 @@ def _print_tuning(console: Console, found: tuning.Tuning, out: Path) -> None:
             f"privacy   the search cost {label(found.epsilon)}, delta {found.delta:g}; training costs what it costs in addition"
         )
     console.print(f"files     {out}", markup=False)
-
-
-# dpps secret
-
-
-@dataclass(frozen=True)
-class SecretConfig:
-    """Print a new secret for the processes of a run: 256 random bits.
-
-    All processes of a run need the same ones, and nobody else: pass them on by telephone or a password manager, and set them
-    on every machine with: export DPPS_SECRET=...
-    """
-
-
-def secret(arguments: list[str]) -> int:
-    """Print a new secret."""
-    parse_options(SecretConfig, arguments, "dpps secret")
-    print(make_secret())
-    return DONE

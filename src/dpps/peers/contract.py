@@ -477,7 +477,7 @@ def convene(
         if not one.address and not other.address:
             raise UsageError(
                 f"{one.name} and {other.name} are neighbours in the topology {plan['topology']} and neither listens: "
-                "one of the two needs dpps member init --listen, or choose another topology or order of members"
+                "one of the two needs dpps federation key --listen, or choose another topology or order of members"
             )
     return made.signed(key)
 

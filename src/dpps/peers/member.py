@@ -410,7 +410,7 @@ class Member(Deployment):
         if self.agreement is None:
             raise RunError(
                 f"the others have finished, and none of them has handed the final model over to this member, which has spent "
-                f"{self._spent()}: ask one of them to give its dpps join once more, and meanwhile give this command again"
+                f"{self._spent()}: ask one of them to give its dpps federation join once more, and meanwhile give this command again"
             )
         if self.fabric.late:
             log.warning(

@@ -127,7 +127,7 @@ class TorchDistributed(Deployment):
         if not self.cluster.secret:
             raise UsageError(
                 f"--trust pairs: without ${SECRET} nobody knows whose keys are whose; set the same secret "
-                "for all processes (dpps secret)"
+                "for all processes (openssl rand -hex 32 makes one)"
             )
         assert run.folder is not None
         identity = IdentityKey.kept_in(run.folder.identity)

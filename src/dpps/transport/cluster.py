@@ -117,11 +117,6 @@ _ALPHABETS = (
 _DISTINCT = 8  # of 32 random hexadecimal digits, fewer are different once in 25 million times
 
 
-def make_secret() -> str:
-    """A new secret of 256 random bits, as text."""
-    return secrets.token_hex(32)
-
-
 def read_secret() -> bytes:
     """$DPPS_SECRET; empty when it is not set.
 
@@ -139,7 +134,7 @@ def check_secret(text: str) -> None:
     if text and bits < BITS:
         raise UsageError(
             f"${SECRET} has at most {bits:.0f} bits: it must have {BITS} or more, because a recorded handshake lets anybody try "
-            "secrets at leisure; make one with: dpps secret"
+            "secrets at leisure; make one with: openssl rand -hex 32"
         )
 
 
