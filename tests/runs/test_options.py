@@ -132,7 +132,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(config.to_toml())
     assert Options.from_toml(file) == config
-    assert Options.from_json(config.to_json(), "other") == config
+    assert Options.from_json(config.to_json(), "run", "other") == config
 
 
 def test_a_configuration_of_own_data_does_not_name_another(tmp_path):
@@ -164,15 +164,17 @@ def test_what_is_no_option_or_no_value_is_refused_by_name(tmp_path: Path, text: 
 def test_a_file_that_is_not_there_and_options_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--config.*no\.toml"):
         Options.from_toml(tmp_path / "no.toml")
-    for found in ({}, {"algorithm": "partpsp"}, {"data": "mnist", "colour": "red"}):
+    for found in ({}, {"algorithm": "partpsp"}):
         with pytest.raises(UsageError, match="otherwise"):
-            Options.from_json(found, "otherwise")
+            Options.from_json(found, "somewhere", "otherwise")
+    with pytest.raises(UsageError, match=r"somewhere.*colour"):
+        Options.from_json({"data": "mnist", "colour": "red"}, "somewhere", "otherwise")
 
 
 def test_an_option_of_an_earlier_version_is_dropped_from_a_folder_and_refused_in_a_file(tmp_path):
     """A run that was started with --threads can be opened; a file to write settings in says what to do instead."""
     kept = Options(seed=3).to_json() | {"threads": 2}
-    assert Options.from_json(kept, "not options") == Options(seed=3)
+    assert Options.from_json(kept, "run", "not options") == Options(seed=3)
     (tmp_path / "old.toml").write_text("threads = 2\n")
     with pytest.raises(UsageError, match="OMP_NUM_THREADS"):
         Options.from_toml(tmp_path / "old.toml")

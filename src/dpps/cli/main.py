@@ -40,6 +40,7 @@ class Group:
 
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("train a model privately over many nodes", "train:train"),
+    "resume": Command("continue a run that was stopped or has crashed", "train:resume"),
     "data": Group(
         "draft a schema for your own tables or images: columns, ranges, classes",
         {"describe": Command("write a first schema, guessed from one file or folder", "data:describe")},

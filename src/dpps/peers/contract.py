@@ -555,9 +555,8 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
     Raises:
         UsageError: the plan is none that `read_plan` makes, whoever signed it.
     """
-    config = Options.from_json(
-        federation.plan, "the plan in the federation file is of another version of dpps"
-    )
+    named = "the plan in the federation file"
+    config = Options.from_json(federation.plan, named, f"{named} is of another version of dpps")
     _check_plan(config, len(federation.members))
     if wrong := sorted(set(federation.plan) - set(_common(config))):
         raise UsageError(

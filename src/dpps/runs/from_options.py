@@ -23,6 +23,7 @@ from dpps.learning.inputs import check_examples
 from dpps.learning.sampling import parse_batch
 from dpps.runs.callbacks import Callback, TensorBoard
 from dpps.runs.deployment import Deployment, Simulation
+from dpps.runs.folder import RunFolder
 from dpps.runs.options import Options
 from dpps.runs.run import Run
 from dpps.runs.summary import Description, fingerprint, model_facts
@@ -110,15 +111,42 @@ def make_run(
     return run
 
 
+def kept_options(out: Path, rank: int | None = None) -> Options:
+    """The options of the run in a folder, to continue it.
+
+    Args:
+        out: the run's folder.
+        rank: of this process among several. A process that died before it wrote anything takes what another one kept.
+
+    Raises:
+        UsageError: there is no run that options can continue.
+    """
+    ranks = sorted(out.glob("rank-*"))
+    if rank is None and ranks and not RunFolder(out).settings.exists():
+        raise UsageError(
+            f"{out} is a run of several processes: start them all again, "
+            f"torchrun --nproc-per-node {len(ranks)} -m dpps resume {out}"
+        )
+    if rank is not None and RunFolder(out).settings.exists():
+        raise UsageError(f"{out} is a run of one process: continue it without torchrun, dpps resume {out}")
+    places = [out] if rank is None else [out / f"rank-{rank}", *ranks]
+    folder = next((f for f in map(RunFolder, places) if f.settings.exists()), None)
+    if folder is None:
+        raise UsageError(f"there is no run in {out}: name the folder given with --out")
+    settings = folder.read_settings()
+    if settings.get("federation"):
+        raise UsageError(f"{out} is one member's part of a federation: give its dpps federation join again")
+    return Options.from_json(
+        settings.get("config", {}),
+        str(out),
+        f"{out} was made in Python: open it with its algorithm and data (dpps.Run.open)",
+    )
+
+
 def reopen(out: Path, deployment: Deployment | None = None, **more: Any) -> Run:
     """The run that `dpps train` left in a folder, made again from the options it keeps there."""
-    folder = (deployment or Simulation()).folder(out)
-    if not folder.settings.exists():
-        several = "its processes have folders of their own, start them all again with --resume"
-        remedy = several if any(out.glob("rank-*")) else "name the folder of a run"
-        raise UsageError(f"there is no run in {folder.path}: {remedy}")
-    kept = folder.read_settings().get("config", {})
-    options = Options.from_json(kept, f"{out} was made in Python: open it with its algorithm and data")
+    deployment = deployment or Simulation()
+    options = kept_options(out, deployment.rank)
     return make_run(replace(options, resume=True, overwrite=False), out, deployment=deployment, **more)
 
 

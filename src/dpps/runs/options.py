@@ -397,16 +397,26 @@ class Options:
         return Options(**values)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any], otherwise: str) -> "Options":
+    def from_json(cls, found: Mapping[str, Any], where: str, otherwise: str) -> "Options":
         """What `to_json` wrote.
 
+        Args:
+            found: options by name.
+            where: what they were found in, for messages.
+            otherwise: the message where these are not options of `dpps train`.
+
         Raises:
-            UsageError: with the message `otherwise`: these are not options of `dpps train`.
+            UsageError: they are no options, or those of another version.
         """
         hints = get_type_hints(Options)
         values = {name.replace("-", "_"): value for name, value in found.items() if name not in RETIRED}
-        if not set(values) <= set(hints) or "data" not in values:
+        if "data" not in values:
             raise UsageError(otherwise)
+        if strange := sorted(set(values) - set(hints)):
+            raise UsageError(
+                f"{where} was made by another version of dpps (this one has no option "
+                f"{strange[0].replace('_', '-')}): use that version"
+            )
         paths = {name for name, hint in hints.items() if Path in get_args(hint)}
         typed: dict[str, Any] = {n: Path(v) if n in paths and v else v for n, v in values.items()}
         return Options(**typed)

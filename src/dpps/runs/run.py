@@ -446,6 +446,7 @@ class Run(Frozen):
                 "versions": versions(),
                 "private_noise": self.protocol.noise.private,
                 "federation": self.deployment.federation,
+                "directory": str(Path.cwd()),  # which paths in the options are relative to
             }
         )
 

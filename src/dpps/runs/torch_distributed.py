@@ -52,7 +52,7 @@ class TorchDistributed(Deployment):
     def __init__(self, cluster: Cluster, *, seeded_noise: bool = False) -> None:
         self.cluster, self.seeded_noise = cluster, seeded_noise
         self.log_prefix = f"rank {cluster.rank}: "
-        self.processes = cluster.rendezvous.size
+        self.processes, self.rank = cluster.rendezvous.size, cluster.rank
         self._fabric: Distributed | None = None
         self._asked = self._had_run = False
         self._sent: list[int] = []

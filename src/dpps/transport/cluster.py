@@ -414,7 +414,7 @@ def verdict(
         words = cannot_reach(silent, named)
     else:
         words = "; ".join(f"rank {named(r)} has stopped: {what}" for r in sorted(lost))
-    return RunError(f"{words}; the last checkpoint is intact, go on with --resume (in Python Run.open)")
+    return RunError(f"{words}; the last checkpoint is intact, continue with dpps resume (in Python Run.open)")
 
 
 def all_said(reports: Mapping[int, Report], processes: int) -> bool:
