@@ -140,7 +140,7 @@ def test_nobody_comes_twice_and_who_is_missing_is_named() -> None:
     place = Rendezvous(0, 2, "127.0.0.1", processes.free_port())
     cluster = Cluster(place).join()
     cluster.join_timeout = 1.0
-    with pytest.raises(dpps.errors.RunError, match=r"rank 1 .*1 s: .*--join-timeout"):
+    with pytest.raises(dpps.errors.RunError, match=r"rank 1 .*1 s: "):
         cluster.meet(GOOD)
     with pytest.raises(dpps.errors.UsageError, match=r"rank 0 .*RANK"):
         cluster.meet(GOOD)

@@ -52,7 +52,7 @@ def take_config(arguments: list[str]) -> tuple[list[str], Options | None]:
     """--config FILE gives the defaults; options on the command line win."""
     for word in arguments:
         if (name := word.partition("=")[0].removeprefix("--")) in RETIRED and word.startswith("--"):
-            raise UsageError(f"--{name} is no longer an option: {RETIRED[name]}")
+            raise UsageError(f"--{name} is no longer an option: {RETIRED[name].instead}")
     for k, word in enumerate(arguments):
         if word == "--config":
             if k + 1 == len(arguments):
@@ -72,7 +72,7 @@ def _train_together(options: Options) -> int:
         )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         options = replace(options, quiet=True)
-    given = {name: getattr(options, name) for name in ("timeout", "join_timeout", "seeded_noise")}
+    given = {name: getattr(options, name) for name in ("timeout", "seeded_noise")}
     try:
         with TorchDistributed.from_environment(**given) as deployment:
             return _train(options, deployment)

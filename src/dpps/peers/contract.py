@@ -38,7 +38,7 @@ from dpps.peers.identity import (
     verify,
 )
 from dpps.privacy.units import UNITS
-from dpps.runs.options import Options
+from dpps.runs.options import RETIRED, Options
 from dpps.topology import Topology, parse
 from dpps.version import __version__
 
@@ -558,7 +558,7 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
     named = "the plan in the federation file"
     config = Options.from_json(federation.plan, named, f"{named} is of another version of dpps")
     _check_plan(config, len(federation.members))
-    if wrong := sorted(set(federation.plan) - set(_common(config))):
+    if wrong := sorted(set(federation.plan) - set(_common(config)) - set(RETIRED)):
         raise UsageError(
             f"the plan in the federation file sets {', '.join(wrong)}: that is each member's own to choose"
         )

@@ -24,7 +24,7 @@ from dpps.learning.sampling import parse_batch
 from dpps.runs.callbacks import Callback, TensorBoard
 from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder
-from dpps.runs.options import Options
+from dpps.runs.options import Options, refuse_retired
 from dpps.runs.run import Run
 from dpps.runs.summary import Description, fingerprint, model_facts
 
@@ -52,6 +52,7 @@ def make_run(
         identity = fingerprint({identity: schema.checksum()})
     if kept is not None:  # early, before data is read; the run looks again when it starts
         if resumed:
+            refuse_retired(kept.read_settings().get("config", {}) if kept.settings.exists() else {}, str(out))
             kept.check_same(identity, options.to_json())
         else:
             kept.check_new(overwrite)

@@ -25,7 +25,6 @@ from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.nodes import Nodes
 from dpps.learning.sampling import NodeData, announce, for_every_node
-from dpps.learning.schedules import WarmUp
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource, fresh_seed
 from dpps.privacy.ledger import Ledger
@@ -387,12 +386,7 @@ class Run(Frozen):
 
     def _warnings(self) -> Iterator[str]:
         """What can be foreseen to go wrong although nothing is refused."""
-        schedule, rounds, unit = self.algorithm.schedule, self.plan.count, self.unit
-        if isinstance(schedule, WarmUp) and schedule.over > rounds:
-            yield (
-                f"schedule {schedule}: the run has {rounds} rounds, so the rates only reach {schedule.factor(rounds - 1, rounds):.2g} "
-                "of what they should be; warm up over fewer"
-            )
+        rounds, unit = self.plan.count, self.unit
         if unit is None:
             return
         new = self.folder is not None and not self.resumed
@@ -502,7 +496,6 @@ class Run(Frozen):
         with self.nodes.transaction(self.state):
             if within == 0:
                 self.nodes.start_epoch(self.state, epoch + 1)
-            self.nodes.start_round(self.state)
             record, losses = self.algorithm.step(self.nodes, self.state)
         spent, exchange = time.perf_counter() - t0, self.nodes.protocol_seconds
         self.seconds["protocol"] += exchange

@@ -611,7 +611,7 @@ class Cluster:
         text = json.dumps(mine, sort_keys=True)
         if self.store.compare_set(f"hello/{self.rank}", "", text).decode(errors="replace") != text:
             raise UsageError(f"rank {self.rank} is already here: every process needs its own RANK")
-        hellos = self._collect("hello", self._joining, "start all processes within --join-timeout")
+        hellos = self._collect("hello", self._joining, "start all processes within this time")
         if hellos[self.rank] != text:  # an earlier one would bring earlier keys back
             raise PeerError(f"the rendezvous changed the hello of rank {self.rank}; nothing was sent")
         said = [understood(rank, hello) for rank, hello in enumerate(hellos)]
