@@ -75,6 +75,10 @@ def test_help_is_printed(capsys):
 # The command line as a user meets it: every wrong request answered in one useful line, every command explained
 
 
+NO_CARD = pytest.mark.skipif(
+    "__import__('torch').cuda.is_available()", reason="this machine has such a device"
+)
+
 REFUSED = [
     (["trian"], "'trian'.*'train'"),
     (["train", "--data", "mnits"], "'mnits'.*'mnist'"),
@@ -120,6 +124,9 @@ REFUSED = [
     (["train", "--unit", "node-swap", "--epsilon", "3"], "round [0-9]+"),
     (["train", "--unit", "node-swap"], "--sync-every 3"),
     (["train", "--seed", "-1"], "--seed is -1"),
+    (["train", "--device", "quantum"], "device is 'quantum'.*cuda"),
+    (["train", "--device", "mps"], "device is 'mps'.*float64.*cpu"),
+    pytest.param(["train", "--device", "cuda"], "device is 'cuda'.*cpu", marks=NO_CARD),
     (["train", "--delta", "0.1"], "delta is 0.1"),
     (["train", "--delta", "0.002"], "delta is 0.002.*1000 records"),
     (["topology", "base-0", "--nodes", "5"], "0"),

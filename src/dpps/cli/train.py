@@ -279,6 +279,8 @@ class ResumeConfig:
 
     run: Positional[Annotated[Path, arg(metavar="DIR")]]
     """Folder of the run, written by dpps train --out."""
+    device: Annotated[str | None, arg(metavar="{auto,cpu,cuda,cuda:N}", help_behavior_hint="")] = None
+    """Another device than at the first start."""
     quiet: bool = False
     """No progress display."""
 
@@ -289,8 +291,7 @@ def resume(arguments: list[str]) -> int:
     together = started_distributed()
     options = kept_options(config.run, Rendezvous.from_environment().rank if together else None)
     options = replace(options, out=config.run.resolve(), resume=True, overwrite=False)
-    if config.quiet:
-        options = replace(options, quiet=True)
+    options = replace(options, device=config.device or options.device, quiet=config.quiet or options.quiet)
     with _first_directory(config.run):
         return _train_together(options) if together else _train(options, Simulation())
 

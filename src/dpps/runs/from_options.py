@@ -27,6 +27,7 @@ from dpps.runs.folder import RunFolder
 from dpps.runs.options import Options, refuse_retired
 from dpps.runs.run import Run
 from dpps.runs.summary import Description, fingerprint, model_facts
+from dpps.runs.validation import as_device
 
 AnySchema = Schema | data.ImageSchema
 
@@ -45,6 +46,7 @@ def make_run(
     resumed, overwrite = deployment.decide_resume(kept, options.resume, options.overwrite)
     options = replace(options, resume=resumed, overwrite=overwrite)
     unit, topology = options.privacy(), options.network()  # refused before any data is read
+    device = as_device(options.device)
     rows = deployment.rows(options.nodes)
     schema = None if options.schema is None else read_schema(options.schema)
     identity = options.fingerprint()
@@ -94,6 +96,7 @@ def make_run(
         checkpoint_every=options.checkpoint_every,
         callbacks=callbacks,
         track_real=options.track_real,
+        device=device,
         overwrite=overwrite,
         description=Description(
             options.to_json(),

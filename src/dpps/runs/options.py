@@ -175,6 +175,8 @@ class Options:
     """Noise from a cryptographic keystream on an integer grid, keyed by the operating system: for messages that really leave."""
     track_real: bool = False
     """Record the real sensitivity of every round (simulation; costs nodes^2)."""
+    device: Annotated[str, _names("auto", "cpu", "cuda", "cuda:N"), Runtime] = "auto"
+    """Where model, data and noise live. auto: CUDA if there is any, otherwise the CPU."""
     out: Annotated[Path | None, _optional("PATH"), Runtime] = None
     """Folder for the results (default: runs/DATE-TIME)."""
     resume: Annotated[bool, Runtime] = False

@@ -92,7 +92,7 @@ class Run(Frozen):
         watch: sensitivities to evaluate along without using them.
         track_real: record the real sensitivity of every round (simulation).
         engine: how gradients are computed; "auto" decides by the model.
-        device: where tensors live; the model is moved there.
+        device: where model, data and noise live: "cpu", "cuda", "cuda:1", or "auto" for CUDA if there is any.
         overwrite: replace the run that the folder holds.
         description: the run's settings, where it was made by options; otherwise read off the arguments.
 
@@ -160,8 +160,7 @@ class Run(Frozen):
         self.folder = None if folder is None else self.deployment.folder(Path(folder))
         self.sync_every, self.mixes = sync_every if algorithm.synchronises else 0, mixes
         self.seed = fresh_seed() if seed is None else validation.check_seed(seed)
-        validation.check_device(device)
-        self._device = device
+        self._device = device = validation.as_device(device)
         algorithm.model.to(device)  # what is not trained, too: frozen parameters and buffers
         self.secure_noise, self.checkpoint_every = secure_noise, checkpoint_every
         self.callbacks: list[Callback] = validation.as_callbacks(callbacks)
