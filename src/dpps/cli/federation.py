@@ -1,4 +1,4 @@
-"""Runs between organisations: `dpps member`, `federation`, `join`, `status`, `leave`."""
+"""Runs between organisations: the commands of `dpps federation`."""
 
 import json
 import logging
@@ -49,12 +49,12 @@ FILE, KEY = "federation.toml", "convener.key"
 
 
 @dataclass(frozen=True)
-class InitConfig:
+class KeyConfig:
     """Make the key of a member, and a request for the convener's certificate.
 
     Send DIR/member.csr to the convener, and compare the fingerprint on the telephone. member.key stays where it is.
 
-    Example: dpps member init --name hospital-b --listen 0.0.0.0:7443 --out me
+    Example: dpps federation key --name hospital-b --listen 0.0.0.0:7443 --out me
     """
 
     name: Annotated[str, arg(metavar="NAME")]
@@ -67,28 +67,14 @@ class InitConfig:
     """Where the others reach it, when that differs: behind a port forwarding, or with --listen 0.0.0.0 (default then: this machine's name)."""
 
 
-@dataclass(frozen=True)
-class ShowMemberConfig:
-    """Print a member's fingerprint again."""
-
-    folder: Positional[Annotated[Path, arg(metavar="DIR")]]
-    """What dpps member init wrote."""
-
-
-def member_init(arguments: list[str]) -> int:
+def key(arguments: list[str]) -> int:
     """Make an identity."""
-    config = parse_options(InitConfig, arguments, "dpps member init")
-    return _print_identity(Identity.make(config.out, config.name, config.listen, config.address))
+    config = parse_options(KeyConfig, arguments, "dpps federation key")
+    _print_identity(Identity.make(config.out, config.name, config.listen, config.address))
+    return DONE
 
 
-def member_show(arguments: list[str]) -> int:
-    """Show an identity."""
-    return _print_identity(
-        Identity.open(parse_options(ShowMemberConfig, arguments, "dpps member show").folder)
-    )
-
-
-def _print_identity(identity: Identity) -> int:
+def _print_identity(identity: Identity) -> None:
     console = plain_console()
     request = identity.folder / REQUEST
     dialled = Request.read(request).address
@@ -100,7 +86,6 @@ def _print_identity(identity: Identity) -> int:
     console.print(
         f"Send {request} to the convener, and read the fingerprint out on the telephone.", markup=False
     )
-    return DONE
 
 
 # The convener
@@ -160,10 +145,17 @@ class RenewConfig:
 
 @dataclass(frozen=True)
 class ShowConfig:
-    """Check a federation file and print who is in it."""
+    """Check a federation file and print who is in it; or print a member's name, addresses and fingerprint again.
 
-    file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """federation.toml"""
+    Examples:
+      dpps federation show f/federation.toml    who takes part, and in what
+      dpps federation show me                   what dpps federation key printed
+    """
+
+    path: Positional[Annotated[Path, arg(metavar="PATH")]]
+    """federation.toml, or the folder that dpps federation key wrote."""
+    json: bool = False
+    """Print JSON."""
 
 
 def create(arguments: list[str]) -> int:
@@ -219,10 +211,53 @@ def renew_certificates(arguments: list[str]) -> int:
 
 
 def show(arguments: list[str]) -> int:
-    """Print who is in a federation."""
-    path = parse_options(ShowConfig, arguments, "dpps federation show").file
-    _print_federation(Federation.read(path), path)
+    """Print who is in a federation, or who a member is."""
+    config = parse_options(ShowConfig, arguments, "dpps federation show")
+    path = config.path
+    if path.is_dir() and not (path / FILE).exists():
+        identity = Identity.open(path)
+        if config.json:
+            print(json.dumps(_identity_facts(identity)))
+        else:
+            _print_identity(identity)
+        return DONE
+    path = path / FILE if path.is_dir() else path
+    federation = Federation.read(path)
+    if config.json:
+        print(json.dumps(_federation_facts(federation)))
+    else:
+        _print_federation(federation, path)
     return DONE
+
+
+def _identity_facts(identity: Identity) -> dict[str, Any]:
+    request = identity.folder / REQUEST
+    return {
+        "member": identity.name,
+        "listen": identity.listen,
+        "address": Request.read(request).address,
+        "fingerprint": identity.fingerprint,
+        "request": str(request),
+    }
+
+
+def _federation_facts(federation: Federation) -> dict[str, Any]:
+    return {
+        "federation": federation.id,
+        "revision": federation.revision,
+        "convener": federation.convener_fingerprint,
+        "plan": dict(federation.plan),
+        "members": [
+            {
+                "member": member.name,
+                "address": member.address,
+                "fingerprint": member.fingerprint,
+                "certificate_until": member.certificate.not_valid_after_utc.isoformat(),
+                "expelled": member.expelled,
+            }
+            for member in federation.members
+        ],
+    }
 
 
 def _opened(path: Path) -> tuple[Federation, Key]:
@@ -233,7 +268,7 @@ def _write_next(federation: Federation, path: Path) -> int:
     _write(federation, path)
     _print_federation(federation, path)
     wide_console().print(
-        f"Send {path} to every member: dpps join takes the new revision from whoever has it, and refuses older ones.",
+        f"Send {path} to every member: dpps federation join takes the new revision from whoever has it, and refuses older ones.",
         markup=False,
     )
     return DONE
@@ -275,13 +310,13 @@ class JoinConfig:
     After a crash, a power cut or Ctrl-C the same command goes on where this member was: nothing is sent twice with other noise,
     and nothing is paid twice.
 
-    Example: dpps join f/federation.toml --member me --node-data /srv/data --out run
+    Example: dpps federation join f/federation.toml --member me --node-data /srv/data --out run
     """
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
     """The contract that the convener has signed, federation.toml. A later revision may be put in its place while the run goes on."""
     member: Annotated[Path, arg(metavar="DIR")]
-    """Folder of this member's key, made by dpps member init."""
+    """Folder of this member's key, made by dpps federation key."""
     out: Annotated[Path, arg(metavar="DIR")]
     """Folder of the run: ledger, outbox, log, models, summary."""
     node_data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
@@ -302,7 +337,7 @@ class JoinConfig:
 
 def join(arguments: list[str]) -> int:
     """Take part."""
-    config = parse_options(JoinConfig, arguments, "dpps join")
+    config = parse_options(JoinConfig, arguments, "dpps federation join")
     if config.page:
         check_page(config.page)
     with _json_lines() if config.log_json else nullcontext():
@@ -479,9 +514,9 @@ def _json_lines() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StatusConfig:
-    """How a run of dpps join stands: round, who is here, epsilon spent, bytes sent.
+    """How a run of dpps federation join stands: round, who is here, epsilon spent, bytes sent.
 
-    Example: dpps status run
+    Example: dpps federation status run
     """
 
     run: Positional[Annotated[Path, arg(metavar="DIR")]]
@@ -492,7 +527,7 @@ class StatusConfig:
 
 def status(arguments: list[str]) -> int:
     """Show a run's status."""
-    config = parse_options(StatusConfig, arguments, "dpps status")
+    config = parse_options(StatusConfig, arguments, "dpps federation status")
     found = read_status(config.run)
     if config.json:
         print(json.dumps({**found.to_json(), "alive": found.alive}))
@@ -538,9 +573,9 @@ def _print_status(status: Status) -> None:
 class LeaveConfig:
     """Leave a run for good: this member's share of the model goes to a neighbour, and the others go on without it.
 
-    The dpps join of this member must be running. To come back later, do not leave: Ctrl-C, and the same dpps join again.
+    The dpps federation join of this member must be running. To come back later, do not leave: Ctrl-C, and the same dpps federation join again.
 
-    Example: dpps leave run
+    Example: dpps federation leave run
     """
 
     run: Positional[Annotated[Path, arg(metavar="DIR")]]
@@ -551,14 +586,14 @@ class LeaveConfig:
 
 def leave(arguments: list[str]) -> int:
     """Ask the running process to leave."""
-    config = parse_options(LeaveConfig, arguments, "dpps leave")
+    config = parse_options(LeaveConfig, arguments, "dpps federation leave")
     console = plain_console()
     status = read_status(config.run)
     if not status.alive:
         over = "it takes no further part already"
-        more = "leaving means to hand its share over; start its dpps join again, then ask again"
+        more = "leaving means to hand its share over; start its dpps federation join again, then ask again"
         raise UsageError(
-            f"dpps leave {config.run}: no process of {status.member} is running there (it is {status.state}), and "
+            f"dpps federation leave {config.run}: no process of {status.member} is running there (it is {status.state}), and "
             + (over if status.state in (FINISHED, LEFT) else more)
         )
     write_private(config.run / LEAVE, b"")

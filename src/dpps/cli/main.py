@@ -43,36 +43,28 @@ COMMANDS: dict[str, Command | Group] = {
     "stats": Command(
         "ask questions about the records of all nodes: counts, means, survival, ...", "stats:stats"
     ),
+    "resume": Command("continue a run that was stopped or has crashed", "train:resume"),
     "data": Group(
         "draft a schema for your own tables or images: columns, ranges, classes",
         {"describe": Command("write a first schema, guessed from one file or folder", "data:describe")},
         "All nodes read their files by the same schema: dpps train --node-data DIR/node-{rank} --schema schema.toml",
     ),
-    "secret": Command("make a secret that keeps strangers out of a run on several machines", "train:secret"),
-    "member": Group(
-        "between organisations: make the key of a member, which never leaves it",
-        {
-            "init": Command("make a key, and a request for the convener", "federation:member_init"),
-            "show": Command("print the fingerprint again", "federation:member_show"),
-        },
-    ),
     "federation": Group(
-        "between organisations: the convener signs members and the contract of a run",
+        "train between organisations: keys, the contract, taking part",
         {
+            "key": Command("make a member's key, and a request for the convener", "federation:key"),
             "create": Command("sign the members' requests and write the contract", "federation:create"),
-            "expel": Command("write the next epoch without a member", "federation:expel_member"),
-            "renew": Command("write the next epoch with new certificates", "federation:renew_certificates"),
-            "show": Command("check a federation file and print who is in it", "federation:show"),
+            "join": Command("take part in a run, and continue it after a crash", "federation:join"),
+            "status": Command("the round, who is here, what was spent", "federation:status"),
+            "leave": Command("take no further part in a run", "federation:leave"),
+            "expel": Command("write the next revision without a member", "federation:expel_member"),
+            "renew": Command(
+                "write the next revision with new certificates", "federation:renew_certificates"
+            ),
+            "show": Command("who is in a federation file, or who a member is", "federation:show"),
         },
-        "The plan is what dpps train --print-config writes. Send a new epoch to all members.",
+        "PLAN is what dpps train --print-config writes. Send a new revision to all members.",
     ),
-    "join": Command(
-        "between organisations: take part in a run, and continue it after a crash", "federation:join"
-    ),
-    "status": Command(
-        "between organisations: how a run stands, who is here, what was spent", "federation:status"
-    ),
-    "leave": Command("between organisations: take no further part in a run", "federation:leave"),
     "predict": Command("predictions of a trained model for new examples", "models:predict"),
     "evaluate": Command("how good a run's models are on labelled examples", "models:evaluate"),
     "report": Command("one page about a run, or a comparison of several", "models:report"),
@@ -97,7 +89,12 @@ COMMANDS: dict[str, Command | Group] = {
 }
 
 GONE = {
-    "launch": "torchrun starts the processes: torchrun --nproc-per-node 4 -m dpps train --nodes 8 --out DIR"
+    "launch": "torchrun starts the processes: torchrun --nproc-per-node 4 -m dpps train --nodes 8 --out DIR",
+    "member": "use dpps federation key (was: member init) or dpps federation show DIR (was: member show)",
+    "join": "use dpps federation join",
+    "status": "use dpps federation status",
+    "leave": "use dpps federation leave",
+    "secret": "use openssl rand -hex 32",
 }
 """Commands of earlier versions, and what to use instead."""
 

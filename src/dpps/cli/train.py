@@ -1,19 +1,20 @@
-"""`dpps train`, `dpps tune`, and the secret of a run on several machines, `dpps secret`."""
+"""`dpps train`, `dpps resume` and `dpps tune`."""
 
 import logging
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Annotated
 
 from rich.console import Console
 from rich.progress import TaskID
+from tyro.conf import Positional, arg
 
 from dpps.cli.console import plain_console, rounds_bar
 from dpps.cli.main import DONE, STOPPED, parse_options
@@ -26,11 +27,13 @@ from dpps.runs import tuning
 from dpps.runs.baselines import ALONE, NO_PRIVACY, OWN_EYES, Baseline, compare, gained
 from dpps.runs.callbacks import RoundLog
 from dpps.runs.deployment import Deployment, Simulation
+from dpps.runs.folder import RunFolder
+from dpps.runs.from_options import kept_options
 from dpps.runs.options import RETIRED, Options, refuse_ignored
 from dpps.runs.run import Run
 from dpps.runs.summary import Summary
 from dpps.runs.torch_distributed import TorchDistributed
-from dpps.transport.cluster import Rendezvous, make_secret, started_distributed
+from dpps.transport.cluster import Rendezvous, started_distributed
 
 
 def train(arguments: list[str]) -> int:
@@ -49,7 +52,7 @@ def take_config(arguments: list[str]) -> tuple[list[str], Options | None]:
     """--config FILE gives the defaults; options on the command line win."""
     for word in arguments:
         if (name := word.partition("=")[0].removeprefix("--")) in RETIRED and word.startswith("--"):
-            raise UsageError(f"--{name} is no longer an option: {RETIRED[name]}")
+            raise UsageError(f"--{name} is no longer an option: {RETIRED[name].instead}")
     for k, word in enumerate(arguments):
         if word == "--config":
             if k + 1 == len(arguments):
@@ -69,7 +72,7 @@ def _train_together(options: Options) -> int:
         )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         options = replace(options, quiet=True)
-    given = {name: getattr(options, name) for name in ("timeout", "join_timeout", "seeded_noise")}
+    given = {name: getattr(options, name) for name in ("timeout", "seeded_noise")}
     try:
         with TorchDistributed.from_environment(**given) as deployment:
             return _train(options, deployment)
@@ -257,15 +260,52 @@ def _print_stopped(console: Console, run: Run) -> None:
     console.print(
         f"{prefix}stopped after round {done} of {planned}; everything is in {run.out}", markup=False
     )
-    again = f"dpps train {_again(run.out)} --resume"
-    if started_distributed():
-        again = "the same command and --resume, for all processes"
-    console.print(f"{prefix}go on with: {again}", markup=False)
+    started = "torchrun ... -m " if started_distributed() else ""
+    console.print(f"{prefix}continue with: {started}dpps resume {shlex.quote(str(run.out))}", markup=False)
 
 
-def _again(folder: Path) -> str:
-    words = [w for w in sys.argv[2:] if w not in ("--resume", "--overwrite")]
-    return shlex.join(words if "--out" in words else [*words, "--out", str(folder)])
+# dpps resume
+
+
+@dataclass(frozen=True)
+class ResumeConfig:
+    """Continue a run that was stopped or has crashed, from its newest checkpoint.
+
+    The folder holds everything that is needed: options, checkpoint and ledger. The ledger decides what may still be spent.
+    For a run of several processes, start them all: torchrun ... -m dpps resume DIR
+
+    Example: dpps resume out/demo
+    """
+
+    run: Positional[Annotated[Path, arg(metavar="DIR")]]
+    """Folder of the run, written by dpps train --out."""
+    device: Annotated[str | None, arg(metavar="{auto,cpu,cuda,cuda:N}", help_behavior_hint="")] = None
+    """Another device than at the first start."""
+    quiet: bool = False
+    """No progress display."""
+
+
+def resume(arguments: list[str]) -> int:
+    """Continue the run in a folder as its options say."""
+    config = parse_options(ResumeConfig, arguments, "dpps resume")
+    together = started_distributed()
+    options = kept_options(config.run, Rendezvous.from_environment().rank if together else None)
+    options = replace(options, out=config.run.resolve(), resume=True, overwrite=False)
+    options = replace(options, device=config.device or options.device, quiet=config.quiet or options.quiet)
+    with _first_directory(config.run):
+        return _train_together(options) if together else _train(options, Simulation())
+
+
+@contextmanager
+def _first_directory(out: Path) -> Iterator[None]:
+    """Within, the directory is that of the run's first start, which paths in its options are relative to."""
+    folders = [RunFolder(path) for path in (out, *sorted(out.glob("rank-*")))]
+    kept = next((f.read_settings().get("directory") for f in folders if f.settings.exists()), None)
+    if kept is None or not Path(kept).is_dir():  # of an earlier version, or of another machine
+        yield
+        return
+    with chdir(kept):
+        yield
 
 
 # dpps tune
@@ -327,22 +367,3 @@ def _print_tuning(console: Console, found: tuning.Tuning, out: Path) -> None:
             f"privacy   the search cost {label(found.epsilon)}, delta {found.delta:g}; training costs what it costs in addition"
         )
     console.print(f"files     {out}", markup=False)
-
-
-# dpps secret
-
-
-@dataclass(frozen=True)
-class SecretConfig:
-    """Print a new secret for the processes of a run: 256 random bits.
-
-    All processes of a run need the same ones, and nobody else: pass them on by telephone or a password manager, and set them
-    on every machine with: export DPPS_SECRET=...
-    """
-
-
-def secret(arguments: list[str]) -> int:
-    """Print a new secret."""
-    parse_options(SecretConfig, arguments, "dpps secret")
-    print(make_secret())
-    return DONE

@@ -124,7 +124,7 @@ class Participation:
             since=now(),
         )
         self._over, self._thread = threading.Event(), threading.current_thread()
-        self._watcher = threading.Thread(target=self._watch, name="dpps status", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="federation status", daemon=True)
         self._writing = threading.Lock()
         self._expelled, self._connected = "", False
         self._next_epsilon, self._stamp = 0.0, self._stamped()

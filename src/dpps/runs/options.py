@@ -20,10 +20,8 @@ from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.evaluation import of_classes
-from dpps.learning.released import Averaging, Momentum
+from dpps.learning.released import Momentum
 from dpps.learning.sampling import batches, for_every_node, parse_batch, parse_sizes
-from dpps.learning.schedules import FORMS as SCHEDULES
-from dpps.learning.schedules import parse_schedule
 from dpps.learning.suggestion import USUAL_BATCH, USUAL_EPOCHS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.partners import TRUSTS, Pairs
@@ -37,9 +35,37 @@ OWN_DATA = "own data"
 """What --data says, in files and titles, of a run on --node-data."""
 
 
-RETIRED = {"threads": "set the environment variable OMP_NUM_THREADS=N instead"}
-"""Options of earlier versions, and what to do instead. They changed how a run was executed, not what it computed, so options
-kept in a folder are read without them."""
+@dataclass(frozen=True)
+class Retired:
+    """An option of an earlier version.
+
+    Attributes:
+        instead: what to do.
+        default: what it was where nobody gave it: options with this value are read without it. None: it has no default.
+        runtime: it said how a run was executed, not what was computed: options kept in a folder are read without it.
+    """
+
+    instead: str
+    default: Any = None
+    runtime: bool = False
+
+
+RETIRED = {
+    "threads": Retired("set the environment variable OMP_NUM_THREADS=N instead", runtime=True),
+    "join-timeout": Retired("leave it out, processes wait 300 seconds for each other", 300.0, runtime=True),
+    "schedule": Retired("use --lr-step K instead", "constant"),
+    "averaging": Retired("use it in Python, dpps.PartPSP(..., averaging=0.5)", 0.0),
+}
+"""Options of earlier versions."""
+
+
+def refuse_retired(kept: Mapping[str, Any], where: str) -> None:
+    """Refuse options of an earlier version that asked for something this one does not do."""
+    for name, retired in RETIRED.items():
+        if not retired.runtime and kept.get(name, retired.default) != retired.default:
+            raise UsageError(
+                f"{where} has {name} = {kept[name]!r}, which this version of dpps cannot do: use the version that made it"
+            )
 
 
 class Runtime:
@@ -135,12 +161,8 @@ class Options:
     """Learning rate of the local parameters (default as --lr-shared)."""
     lr_step: int = 0
     """All rates divided by 10 at the start of epochs K, 2K, ... (the authors: 5; 0 = never); restarts the counters of topology and synchronisation."""
-    schedule: Annotated[str, _names(*SCHEDULES)] = "constant"
-    """Factor on all rates in every round, fixed at the start. step:K: a tenth after each K-th of the run; warm-up:K: growing over K rounds."""
     momentum: Annotated[float | None, _optional("FLOAT")] = None
     """Of released updates, in [0, 1): costs no privacy; choose rates smaller by the factor 1 - momentum (default 0; with --model linear and the unit record 0.8)."""
-    averaging: float = 0.0
-    """Average what comes out over this part of the rounds at the end (0 = take the last): costs no privacy."""
     mixes: int = 1
     """Gossip steps per released message: more agreement without more privacy loss (not in the unit node-swap)."""
     local_steps: int = 1
@@ -153,6 +175,8 @@ class Options:
     """Noise from a cryptographic keystream on an integer grid, keyed by the operating system: for messages that really leave."""
     track_real: bool = False
     """Record the real sensitivity of every round (simulation; costs nodes^2)."""
+    device: Annotated[str, _names("auto", "cpu", "cuda", "cuda:N"), Runtime] = "auto"
+    """Where model, data and noise live. auto: CUDA if there is any, otherwise the CPU."""
     out: Annotated[Path | None, _optional("PATH"), Runtime] = None
     """Folder for the results (default: runs/DATE-TIME)."""
     resume: Annotated[bool, Runtime] = False
@@ -169,8 +193,6 @@ class Options:
     """No progress display."""
     timeout: Annotated[float, Runtime] = 60.0
     """Distributed: seconds within which a dead or hung process is noticed; longer than the longest round."""
-    join_timeout: Annotated[float, Runtime] = 300.0
-    """Distributed: seconds to wait at the start until all processes are there."""
     node_data: Annotated[Path | None, _optional("PATH"), Runtime] = None
     """Folder of a node's own examples, such as data/node-{rank}: train.csv (.tsv, .parquet, .npz), and the same for test if wanted; or folders train and test of images, with a sub-folder for every class. {rank} stands for the node's number. Replaces --data; needs --schema, or --classes for plain numbers."""
     schema: Annotated[Path | None, _optional("PATH"), Runtime] = None
@@ -196,10 +218,7 @@ class Options:
         for name in ("nodes", "epochs", "local_steps", "mixes"):
             if getattr(self, name) is not None:
                 _least(name, getattr(self, name), 2 if name == "nodes" else 1)
-        parse_schedule(self.schedule)
         self._optimizer()
-        if self.averaging:
-            Averaging(self.averaging)
         self._check_batch()
         for name in ("sync_every", "lr_step", "checkpoint_every", "spare_rounds"):
             _least(name, getattr(self, name), 0)
@@ -211,10 +230,8 @@ class Options:
             raise UsageError("--resume and --overwrite exclude each other: choose one")
         self._check_options()
         self.sizes()
-        for name in ("timeout", "join_timeout"):
-            if not 1 <= getattr(self, name) < float("inf"):
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} is {getattr(self, name)}: it must be 1 second or more")
+        if not 1 <= self.timeout < float("inf"):
+            raise UsageError(f"--timeout is {self.timeout}: it must be 1 second or more")
         self._check_data()
         of_classes(self.measures())
         if self.seeded_noise and self.secure_noise:
@@ -348,12 +365,11 @@ class Options:
 
     def rates(self) -> dict[str, Any]:
         """The arguments of the algorithm beside model and shared layers."""
-        names = ("lr_shared", "lr_local", "lr_step", "batch_size", "local_steps", "averaging")
-        schedule = None if self.schedule == "constant" else parse_schedule(self.schedule)
+        names = ("lr_shared", "lr_local", "lr_step", "batch_size", "local_steps")
         given = {name: getattr(self, name) for name in names}
         if self.batch_size is not None:
             given["batch_size"] = parse_batch(self.batch_size)
-        return given | {"schedule": schedule, "optimizer": self._optimizer()}
+        return given | {"optimizer": self._optimizer()}
 
     def measures(self) -> tuple[str, ...]:
         """The names in --metrics."""
@@ -388,8 +404,10 @@ class Options:
         values: dict[str, Any] = {}
         for name, value in table.items():
             if name in RETIRED:
+                if value == RETIRED[name].default:
+                    continue
                 raise UsageError(
-                    f"{path}: {name} is no longer an option: {RETIRED[name]}, and delete this line"
+                    f"{path}: {name} is no longer an option: {RETIRED[name].instead}, and delete this line"
                 )
             if name not in hints:
                 raise unknown(f"option in {path}", name, hints)
@@ -397,16 +415,27 @@ class Options:
         return Options(**values)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any], otherwise: str) -> "Options":
+    def from_json(cls, found: Mapping[str, Any], where: str, otherwise: str) -> "Options":
         """What `to_json` wrote.
 
+        Args:
+            found: options by name.
+            where: what they were found in, for messages.
+            otherwise: the message where these are not options of `dpps train`.
+
         Raises:
-            UsageError: with the message `otherwise`: these are not options of `dpps train`.
+            UsageError: they are no options, or those of another version.
         """
         hints = get_type_hints(Options)
+        refuse_retired(found, where)
         values = {name.replace("-", "_"): value for name, value in found.items() if name not in RETIRED}
-        if not set(values) <= set(hints) or "data" not in values:
+        if "data" not in values:
             raise UsageError(otherwise)
+        if strange := sorted(set(values) - set(hints)):
+            raise UsageError(
+                f"{where} was made by another version of dpps (this one has no option "
+                f"{strange[0].replace('_', '-')}): use that version"
+            )
         paths = {name for name, hint in hints.items() if Path in get_args(hint)}
         typed: dict[str, Any] = {n: Path(v) if n in paths and v else v for n, v in values.items()}
         return Options(**typed)
@@ -422,8 +451,10 @@ class Options:
         return {k: v for k, v in self.to_json().items() if k.replace("-", "_") not in runtime}
 
     def fingerprint(self) -> str:
-        """Equal for two configurations that compute the same."""
-        return fingerprint(self._computed())
+        """Equal for two configurations that compute the same. The options of 0.2 count as it had them by default, so that
+        its runs can be continued."""
+        before = {name: retired.default for name, retired in RETIRED.items() if not retired.runtime}
+        return fingerprint(before | self._computed())
 
 
 # Which options have an effect

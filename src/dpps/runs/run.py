@@ -25,7 +25,6 @@ from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.nodes import Nodes
 from dpps.learning.sampling import NodeData, announce, for_every_node
-from dpps.learning.schedules import WarmUp
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource, fresh_seed
 from dpps.privacy.ledger import Ledger
@@ -93,7 +92,7 @@ class Run(Frozen):
         watch: sensitivities to evaluate along without using them.
         track_real: record the real sensitivity of every round (simulation).
         engine: how gradients are computed; "auto" decides by the model.
-        device: where tensors live; the model is moved there.
+        device: where model, data and noise live: "cpu", "cuda", "cuda:1", or "auto" for CUDA if there is any.
         overwrite: replace the run that the folder holds.
         description: the run's settings, where it was made by options; otherwise read off the arguments.
 
@@ -164,8 +163,7 @@ class Run(Frozen):
         self.folder = None if folder is None else self.deployment.folder(Path(folder))
         self.sync_every, self.mixes = sync_every if algorithm.synchronises else 0, mixes
         self.seed = fresh_seed() if seed is None else validation.check_seed(seed)
-        validation.check_device(device)
-        self._device = device
+        self._device = device = validation.as_device(device)
         algorithm.model.to(device)  # what is not trained, too: frozen parameters and buffers
         self.secure_noise, self.checkpoint_every = secure_noise, checkpoint_every
         self.callbacks: list[Callback] = validation.as_callbacks(callbacks)
@@ -390,12 +388,7 @@ class Run(Frozen):
 
     def _warnings(self) -> Iterator[str]:
         """What can be foreseen to go wrong although nothing is refused."""
-        schedule, rounds, unit = self.algorithm.schedule, self.plan.count, self.unit
-        if isinstance(schedule, WarmUp) and schedule.over > rounds:
-            yield (
-                f"schedule {schedule}: the run has {rounds} rounds, so the rates only reach {schedule.factor(rounds - 1, rounds):.2g} "
-                "of what they should be; warm up over fewer"
-            )
+        rounds, unit = self.plan.count, self.unit
         if unit is None:
             return
         new = self.folder is not None and not self.resumed
@@ -449,6 +442,7 @@ class Run(Frozen):
                 "versions": versions(),
                 "private_noise": self.protocol.noise.private,
                 "federation": self.deployment.federation,
+                "directory": str(Path.cwd()),  # which paths in the options are relative to
             }
         )
 
@@ -504,7 +498,6 @@ class Run(Frozen):
         with self.nodes.transaction(self.state):
             if within == 0:
                 self.nodes.start_epoch(self.state, epoch + 1)
-            self.nodes.start_round(self.state)
             record, losses = self.algorithm.step(self.nodes, self.state)
         spent, exchange = time.perf_counter() - t0, self.nodes.protocol_seconds
         self.seconds["protocol"] += exchange
