@@ -31,12 +31,15 @@ def blocks() -> list[str]:
 
 
 def execute(block: str) -> str:
-    """Carry out a block: a Python program for `python -`, and commands of dpps; what it printed."""
+    """Carry out a block: a Python program for `python -`, files for `cat`, and commands of dpps; what it printed."""
     said = io.StringIO()
-    program = re.match(r"python - <<'END'\n(.*?)^END\n", block, re.DOTALL | re.MULTILINE)
-    if program is not None:
-        exec(compile(program[1], "<tutorial>", "exec"), {})
-        block = block[program.end() :]
+    here = re.compile(r"(python -|cat > (\S+)) <<'END'\n(.*?)^END\n", re.DOTALL | re.MULTILINE)
+    while (found := here.match(block)) is not None:
+        if found[2]:
+            Path(found[2]).write_text(found[3])
+        else:
+            exec(compile(found[3], "<tutorial>", "exec"), {})
+        block = block[found.end() :]
     for line in block.replace("\\\n", " ").splitlines():
         words = shlex.split(line)
         assert words[0] == "dpps", line

@@ -87,7 +87,8 @@ def stats(arguments: list[str]) -> int:
         raise UsageError(f"--schema {options.schema} describes images: questions are asked about tables")
     survey = Survey(options.ask, columns_of(schema), options.person)
     trust = PrivacyOptions.of(options).trusted()
-    unit = choose_unit(survey, options.epsilon, options.delta, trust, options.records_per_node)
+    limits = options.epsilon, options.delta, trust, options.records_per_node
+    unit = choose_unit(survey, options.nodes, *limits)
     if options.plan:
         _print(survey.expected(unit, options.nodes, options.records), options, planned=True)
         return DONE
@@ -109,7 +110,7 @@ def _release(options: StatsOptions, survey: Survey, schema: Schema, unit: Any, d
         schema,
         sources,
         options.nodes,
-        unit.for_network(options.nodes),
+        unit,
         options.seed,
         folder=out,
         deployment=deployment,

@@ -82,14 +82,14 @@ def stats(
         >>> clinics = [pandas.DataFrame({"age": [30 + k, 50, 70], "sex": ["f", "m", "f"]}) for k in range(3)]
         >>> columns = (dpps.data.Column("age", "number", (0, 120)), dpps.data.Column("sex", "category", values=("f", "m")))
         >>> found = dpps.stats(clinics, dpps.data.Schema(columns), ["count()", "mean(age)"], epsilon=5, seed=0)
-        >>> found["count()"].low[0] < 9 < found["count()"].high[0]
+        >>> bool(found["count()"].low[0] < 9 < found["count()"].high[0])
         True
     """
     known = schema if isinstance(schema, Schema) else read_schema(Path(schema))
     if not isinstance(known, Schema):
         raise UsageError(f"the schema {schema} describes images: questions are asked about tables")
     survey = Survey(questions, columns_of(known), person)
-    unit = choose_unit(survey, epsilon, delta, trust, records_per_node)
+    unit = choose_unit(survey, len(nodes), epsilon, delta, trust, records_per_node)
     run = Release.of_tables(
         survey, known, nodes, len(nodes), unit, folder=folder, seed=seed, overwrite=overwrite
     )
@@ -120,18 +120,25 @@ def records_of(source: Any, schema: Schema, survey: "Survey") -> Records:
 
 
 def choose_unit(
-    survey: "Survey", epsilon: float, delta: float, trust: Trust, records_per_node: int | None = None
+    survey: "Survey",
+    nodes: int,
+    epsilon: float,
+    delta: float,
+    trust: Trust,
+    records_per_node: int | None = None,
 ) -> Unit:
-    """Who is protected, with the mechanism that adds the least noise by what is public."""
+    """Who is protected, with the mechanism that adds the least noise to the sums, by what is public.
+
+    Laplace noise, which partners cannot share, is the smaller one where few questions put each record into one cell.
+    """
     if records_per_node is not None:
-        return WholeNode(float(records_per_node), epsilon, delta, Gaussian.name, trust=trust)
-    gaussian_noise = OneRecord(epsilon, delta, trust=trust, person=survey.person is not None)
-    laplace = replace(gaussian_noise, mechanism=Laplace.name, reach=survey.largest_sum)
-    if trust != NOBODY or not math.isfinite(survey.largest_sum):
-        return gaussian_noise
-    one = Plan(((1.0, 1),), 1.0, 1.0)
-    smaller = math.sqrt(2) * survey.largest_sum / epsilon < gaussian_noise.noise(one)
-    return laplace if smaller else gaussian_noise
+        whole = WholeNode(float(records_per_node), epsilon, delta, Gaussian.name, trust=trust)
+        return whole.for_network(nodes)
+    gaussian = OneRecord(epsilon, delta, trust=trust, person=survey.person is not None).for_network(nodes)
+    if not math.isfinite(survey.largest_sum):
+        return gaussian
+    laplace = replace(gaussian, trust=NOBODY, mechanism=Laplace.name, reach=survey.largest_sum)
+    return min(gaussian, laplace, key=lambda unit: planned_noise(unit, nodes))
 
 
 # The questions of a release
@@ -196,11 +203,7 @@ class Survey:
             nodes: how many there are.
             records: a guess at how many they hold together.
         """
-        plan = Plan(((1.0, 1),), 1.0, 1.0, declared_sizes=(1,) * nodes)
-        calibration = unit.calibrate(plan)
-        bound = 1.0 if not isinstance(unit, WholeNode) else 2 * unit.clip
-        scale = calibration.mechanism.scale(getattr(unit, "reach", bound))
-        return self.answers(self.sums(self.made_up(records)), _of_sum(calibration, scale, nodes))
+        return self.answers(self.sums(self.made_up(records)), planned_noise(unit, nodes))
 
     def answers(self, sums: Array, noise: float) -> list[Answer]:
         """From the noised sums of all nodes; `noise` is the standard deviation of each of them."""
@@ -433,6 +436,13 @@ def noise_of_sums(run: Run, released: int) -> float:
     """The standard deviation of the noise in the sum over all nodes."""
     assert run.nodes.calibration is not None
     return _of_sum(run.nodes.calibration, run.log[-1].scale, released)
+
+
+def planned_noise(unit: Unit, nodes: int) -> float:
+    """The same before any data are read."""
+    calibration = unit.calibrate(Plan(((1.0, 1),), 1.0, 1.0, declared_sizes=(1,) * nodes))
+    moved = unit.reach if isinstance(unit, OneRecord) else 2 * (unit.clip or 0.0)
+    return _of_sum(calibration, calibration.mechanism.scale(moved), nodes)
 
 
 def _of_sum(calibration: Calibration, scale: float, nodes: int) -> float:
