@@ -109,6 +109,9 @@ COMMANDS: dict[str, Command | Group] = {
         "how much privacy a data set has spent, in all runs", "privacy:ledger", "privacy:LedgerConfig"
     ),
     "paper": Command("the paper's tables and figures, computed again", "paper:main", "paper:PaperConfig"),
+    "completion": Command(
+        "print a completion script for bash or zsh", "completion:completion", "completion:CompletionConfig"
+    ),
 }
 
 GONE = {
