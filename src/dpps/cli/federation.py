@@ -58,13 +58,19 @@ class KeyConfig:
     """
 
     name: Annotated[str, arg(metavar="NAME")]
-    """Of the organisation, for all to see: small letters, digits and hyphens."""
+    """Name of the organisation: a-z, 0-9 and hyphens."""
     out: Annotated[Path, arg(metavar="DIR")]
     """New folder for key and request."""
     listen: Annotated[str, arg(metavar="HOST:PORT")] = ""
-    """Address and port to listen at; without it this member only dials out (behind a firewall)."""
+    """Address to listen at [none: it only dials out].
+
+    A member behind a firewall needs none.
+    """
     address: Annotated[str, arg(metavar="HOST:PORT")] = ""
-    """Where the others reach it, when that differs: behind a port forwarding, or with --listen 0.0.0.0 (default then: this machine's name)."""
+    """Where the others reach it [as --listen].
+
+    When that differs: behind a port forwarding, or with --listen 0.0.0.0, where the default is this machine's name.
+    """
 
 
 def key(arguments: list[str]) -> int:
@@ -102,33 +108,51 @@ class CreateConfig:
     """
 
     plan: Positional[Annotated[Path, arg(metavar="PLAN")]]
-    """The options of the run: dpps train ... --print-config > plan.toml"""
+    """Options of the run (dpps train --print-config)."""
     member: UseAppendAction[Annotated[tuple[Path, ...], arg(metavar="FILE")]]
-    """A member's request; once for each member, in the order of their rows."""
+    """A member's request; once for each member."""
     out: Annotated[Path, arg(metavar="DIR")]
-    """New folder for the convener's key, the certificates and federation.toml."""
+    """New folder for key, certificates and contract."""
     min_members: int = 2
-    """The run goes on while so many members are there."""
+    """Members without whom the run waits."""
     soft_deadline: float = 30.0
-    """Seconds that a round waits for a neighbour; later its share arrives later."""
+    """Seconds that a round waits for a neighbour.
+
+    What comes later is added to a later round.
+    """
     hard_deadline: float = 300.0
-    """Seconds after which the others go on without a member until it is back."""
+    """Seconds until others go on without a member.
+
+    Until it is back.
+    """
     start_deadline: float = 3600.0
-    """Seconds that the first round waits for members who have not come yet; then the run begins without them."""
+    """Seconds that the first round waits for members.
+
+    Then the run begins without them.
+    """
     gossip_clip: float = 0.0
-    """How far (L2) a neighbour's row may pull at most, against members that send nonsense; 0 = no limit."""
+    """How far a neighbour's row may pull [0: no limit].
+
+    In L2, against members that send nonsense.
+    """
     days: int = 365
-    """How long the certificates hold."""
+    """Days that the certificates hold."""
     key: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """convener.key of an earlier federation, which the members know already; by default a new one is made."""
+    """convener.key of an earlier federation [a new key].
+
+    The members know it already.
+    """
 
 
 @dataclass(frozen=True)
 class ExpelConfig:
-    """Write the next revision of a federation without a member. All members need the new file; older ones are refused then."""
+    """Write the next revision of a federation without a member.
+
+    Send it to all members. Older revisions are then refused.
+    """
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """federation.toml, with convener.key beside it."""
+    """federation.toml, next to convener.key."""
     name: Positional[Annotated[str, arg(metavar="NAME")]]
     """Who is expelled."""
 
@@ -138,9 +162,9 @@ class RenewConfig:
     """Write the next revision of a federation with new certificates of the same keys."""
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """federation.toml, with convener.key beside it."""
+    """federation.toml, next to convener.key."""
     days: int = 365
-    """How long they hold."""
+    """Days that they hold."""
 
 
 @dataclass(frozen=True)
@@ -307,30 +331,46 @@ def _print_federation(federation: Federation, path: Path) -> None:
 class JoinConfig:
     """Take part in a run between organisations. Members start in any order; the run waits for the others.
 
-    After a crash, a power cut or Ctrl-C the same command goes on where this member was: nothing is sent twice with other noise,
-    and nothing is paid twice.
+    After a crash, a power cut or Ctrl-C the same command continues where this member was. Nothing is sent twice with other
+    noise, and nothing is paid twice.
 
-    Example: dpps federation join f/federation.toml --member me --node-data /srv/data --out run
+    Example:
+      dpps federation join f/federation.toml --member me --node-data D --out run
     """
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """The contract that the convener has signed, federation.toml. A later revision may be put in its place while the run goes on."""
+    """The signed contract, federation.toml.
+
+    A later revision may replace it while the run goes on.
+    """
     member: Annotated[Path, arg(metavar="DIR")]
-    """Folder of this member's key, made by dpps federation key."""
+    """Folder of this member's key."""
     out: Annotated[Path, arg(metavar="DIR")]
-    """Folder of the run: ledger, outbox, log, models, summary."""
+    """Folder for the results."""
     node_data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Folder with this member's examples: train.csv (.tsv, .parquet, .npz), and the same for test if wanted."""
+    """Folder of this member's data.
+
+    It holds train.csv (.tsv, .parquet, .npz), and the same for test if wanted.
+    """
     data_dir: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Where a data set is looked for that the plan names."""
+    """Folder of a data set that the plan names."""
     convener: Annotated[str, arg(metavar="FINGERPRINT", help_behavior_hint="")] = ""
-    """Of the convener, as read out on the telephone; without it the one seen first is trusted."""
+    """Fingerprint of the convener [the first one seen].
+
+    As read out on the telephone.
+    """
     metrics: Annotated[str | None, arg(metavar="NAME,NAME,..", help_behavior_hint="")] = None
-    """Also measured at the end, as in dpps train; for this member's own eyes."""
+    """Also measure auroc, f1, ... at the end.
+
+    As in dpps train, for this member's own eyes.
+    """
     page: Annotated[str, arg(metavar="HOST:PORT", help_behavior_hint="")] = ""
-    """Show a live page at this address of this machine, such as 127.0.0.1:8080; its whole URL, with a random part, is printed."""
+    """Show a live page, for example at 127.0.0.1:8080.
+
+    The whole URL, with a random part, is printed.
+    """
     log_json: bool = False
-    """One JSON object a line on the standard error, for operators, instead of words."""
+    """Log JSON lines to the standard error."""
     quiet: bool = False
     """No progress display."""
 
@@ -514,7 +554,7 @@ def _json_lines() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StatusConfig:
-    """How a run of dpps federation join stands: round, who is here, epsilon spent, bytes sent.
+    """Show how a run stands: round, who is here, epsilon spent, bytes sent.
 
     Example: dpps federation status run
     """
@@ -522,7 +562,7 @@ class StatusConfig:
     run: Positional[Annotated[Path, arg(metavar="DIR")]]
     """Folder of the run."""
     json: bool = False
-    """As JSON, for programs."""
+    """Print JSON."""
 
 
 def status(arguments: list[str]) -> int:
@@ -581,7 +621,7 @@ class LeaveConfig:
     run: Positional[Annotated[Path, arg(metavar="DIR")]]
     """Folder of the run."""
     wait: float = 600.0
-    """Seconds to wait until it has left; 0: only ask."""
+    """Seconds to wait until it has left; 0 does not wait."""
 
 
 def leave(arguments: list[str]) -> int:

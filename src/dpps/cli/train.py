@@ -4,13 +4,13 @@ import logging
 import os
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -44,7 +44,7 @@ def train(arguments: list[str]) -> int:
         print(parse_options(Options, arguments, "dpps train", default).to_toml(), end="")
         return DONE
     options = parse_options(Options, arguments, "dpps train", default)
-    refuse_ignored(arguments, options)
+    refuse_ignored(arguments, options, distributed=started_distributed())
     return _train_together(options) if started_distributed() else _train(options, Simulation())
 
 
@@ -315,21 +315,37 @@ def _first_directory(out: Path) -> Iterator[None]:
 class TuneConfig(Options):
     """Search batch, epochs, clip and rate for a run, in simulation on public or stand-in data.
 
-    Takes what dpps train takes; options that are given are kept, those left open are tried around what dpps train would use. Trials are
-    scored on examples held out of the training data, not on the test set.
+    Options that are given are kept. Those left open are tried around what dpps train would use. Trials are scored on
+    examples held out of the training data, not on the test set.
 
-    Every trial learns from its data. Tuning on private data therefore costs privacy: dpps tune refuses it, unless --charge pays for it.
+    Every trial learns from its data, so tuning on private data costs privacy. It is refused unless --charge pays for it.
 
     Examples:
-      dpps tune --model linear --features scattering --shared all --epsilon 1     around the rule of docs/recipes.md
-      dpps tune --model cnn --shared all --epsilon 3 --trials 20 --clip 1         the clip is kept
-      dpps tune --node-data site-{rank} --schema s.toml --epsilon 1 --charge      the search spends epsilon 1 of the data at hand
+      dpps tune --model linear --features scattering --shared all --epsilon 1
+      dpps tune --model cnn --shared all --epsilon 3 --trials 20 --clip 1
+      dpps tune --node-data site-{rank} --schema s.toml --epsilon 1 --charge
     """
 
+    groups: ClassVar[Mapping[str, str]] = {**Options.groups, "trials": "tune"}
+    also: ClassVar[Mapping[str, tuple[str, str]]] = {"--config": Options.also["--config"]}
+    unused: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("overwrite", "resume", "checkpoint_every", "metrics", "baselines", "tensorboard", "quiet"),
+            *("timeout", "seeded_noise", "track_real"),
+        )
+    )
+
     trials: int = 12
-    """How many settings are tried; the first is what dpps train would use."""
+    """Number of settings to try.
+
+    The first is what dpps train would use.
+    """
     charge: bool = False
-    """The data is private: every trial gets an equal part of --epsilon and --delta, and scores are noised, so that the whole search costs one example --epsilon (unit record)."""
+    """Pay for the search with --epsilon: the data is private.
+
+    Every trial gets an equal part of --epsilon and --delta, and scores are noised, so that the whole search costs one example
+    --epsilon (unit record). Nothing of it is left for training.
+    """
 
 
 def tune(arguments: list[str]) -> int:
