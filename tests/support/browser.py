@@ -129,9 +129,9 @@ class Browser:
         found: list[str] = self.run(_TOO_WIDE)
         return found
 
-    def pdf(self) -> bytes:
-        """The page as printed."""
-        wish = {"preferCSSPageSize": True, "printBackground": True}
+    def pdf(self, width: float = 8.27, height: float = 11.69) -> bytes:
+        """The page as printed, on paper of this size in inches unless the page says otherwise."""
+        wish = {"preferCSSPageSize": True, "paperWidth": width, "paperHeight": height}
         return base64.b64decode(self._devtools("Page.printToPDF", wish)["data"])
 
     def printed_text(self) -> str:
