@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -427,7 +427,7 @@ def _read(unit: Unit | None, inputs: Tensor, labels: Tensor, seed: int) -> Tenso
     wire = Wiretap(_NODES)
     data = [TensorDataset(x[None], t[None]) for x, t in zip(inputs, labels, strict=True)]
     algorithm = PartPSP(MLP(), ["layer1"], batch_size=1)
-    where = {"topology": Exponential(_NODES), "deployment": Simulation(wire)}
+    where: dict[str, Any] = {"topology": Exponential(_NODES), "deployment": Simulation(wire)}
     run = Run(algorithm, data, privacy=unit, seed=seed, noise=Seeded(seed), **where).start(epochs=1)
     start = run.state.shared.s.clone()
     run.step()

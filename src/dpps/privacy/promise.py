@@ -65,17 +65,10 @@ class Contract:
     @classmethod
     def _with(cls, unit: Unit, plan: Plan, noise: float) -> "Contract":
         partners = unit.trust.partners(plan.nodes)
-        return cls(
-            unit=unit.name,
-            epsilon=unit.epsilon,
-            delta=unit.delta,
-            records_per_user=unit.records_per_user,
-            clip=unit.clip,
-            mechanism=unit.calibrate(plan, noise).mechanism.name,
-            noise=noise,
-            plan=plan,
-            trust=None if partners is None else partners.to_json(),
-        )
+        mechanism = unit.calibrate(plan, noise).mechanism.name
+        trust = None if partners is None else partners.to_json()
+        promised = (unit.name, unit.epsilon, unit.delta, unit.records_per_user, unit.clip)
+        return cls(*promised, mechanism, noise, plan, trust)
 
     def calibrate(self, unit: Unit) -> Calibration:
         """What the run must do. Nothing is solved for: the noise is that of the first start."""
@@ -85,12 +78,7 @@ class Contract:
         """What the ledger may be charged at most; None when no total was promised."""
         if self.epsilon is None:
             return None
-        return Budget(
-            epsilon=self.epsilon,
-            delta=unit.composition_delta,
-            group=self.records_per_user,
-            planned=self.plan.paid,
-        )
+        return Budget(self.epsilon, unit.composition_delta, self.records_per_user, self.plan.paid)
 
     def check(self, unit: Unit, plan: Plan) -> None:
         """Refuse to go on with a run that asks for something else than was promised."""
@@ -284,13 +272,12 @@ def _numbers(
     replacement: float | None,
 ) -> list[str]:
     """The sentences about epsilon; `early`: the run has not reached its last planned round."""
+    parts = [unit.promise(total, rounds)]
     if early:
         parts = [
             f"Guarantee: {label(guarantee)}, delta {total.delta:g}, as promised for all planned rounds, whatever the round at "
             "which the run ends."
         ]
-    else:
-        parts = [unit.promise(total, rounds)]
     if replacement is not None and replacement != guarantee:
         parts.append(f"For replacing it by any other: {label(replacement)} at the same delta.")
     if early:
