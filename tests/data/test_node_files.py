@@ -78,11 +78,6 @@ def test_a_folder_needs_one_training_file(tmp_path):
     (tmp_path / "train.xlsx").touch()
     with pytest.raises(UsageError, match=r"\(train\.xlsx .*UTF-8\)"):
         read_node(tmp_path, 2)
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "train.npz").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(UsageError, match=r"broken/train\.npz "):
-        read_node(broken, 2)
     a = folder(tmp_path / "a", train="1,0\n")
     (a / "train.tsv").write_text("1\t0\n")
     with pytest.raises(UsageError, match=r"train\.csv and train\.tsv"):

@@ -3,7 +3,6 @@
 With a schema they are tables or images as people have them; without one, numbers that are ready for a model.
 """
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from dpps.data.encoding import encode, encode_inputs
 from dpps.data.images import labelled_images, unlabelled_images
 from dpps.data.schema import ImageSchema, Schema
-from dpps.data.tables import ENDINGS, TEXT, Table, read_table
+from dpps.data.tables import ENDINGS, TEXT, Table, read_arrays, read_table
 from dpps.errors import UsageError
 
 
@@ -154,8 +153,13 @@ def _read_numbers(
     """Inputs, labels if asked for, and what the file calls its columns, the label last; `width` numbers per example if given."""
     names, y = None, None
     if path.suffix == ".npz":
-        x, *rest = _read_npz(path, ("x", "y") if labelled else ("x",))
-        y = rest[0] if rest else None
+        arrays = read_arrays(path)
+        for name in ("x", "y") if labelled else ("x",):
+            if name not in arrays:
+                raise UsageError(
+                    f"{path} has no array {name!r}: save with numpy.savez(path, x=inputs, y=labels)"
+                )
+        x, y = arrays["x"], arrays["y"] if labelled else None
     else:
         table = read_table(path, headed=None if path.suffix in TEXT else True)
         found, names = len(table.names), table.names if table.headed else None
@@ -173,18 +177,6 @@ def _read_numbers(
     if len(x) != len(y):
         raise UsageError(f"{path} has {len(x)} examples and {len(y)} labels: give one label each")
     return inputs, torch.from_numpy(y.astype(np.int64)), names
-
-
-def _read_npz(path: Path, names: Sequence[str]) -> list[np.ndarray]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in names if name in arrays}
-    except (OSError, TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} is no .npz file of numbers: {error}") from error
-    for name in names:
-        if name not in found:
-            raise UsageError(f"{path} has no array {name!r}: save with numpy.savez(path, x=inputs, y=labels)")
-    return [found[name] for name in names]
 
 
 def _values(table: Table, names: Sequence[str]) -> np.ndarray:
