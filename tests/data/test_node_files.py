@@ -56,10 +56,7 @@ def test_arrays_need_no_schema(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (
-            "age,label\n1,0\nold,1\n",
-            r"line 3, column 1 \(age\) is 'old'.*--schema .*--classes",
-        ),
+        ("age,label\n1,0\nold,1\n", r"line 3, column 1 \(age\) is 'old'.*--schema .*--classes"),
         ("1,0\n,1\n", r"line 2, column 1 is ''"),
         ("1,0\n2,2\n", "labels .*0 to 2"),
         ("1,0\n2,0.5\n", "labels .*whole numbers"),

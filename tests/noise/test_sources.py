@@ -11,15 +11,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.noise import (
-    STEPS,
-    Gaussian,
-    Keystream,
-    Laplace,
-    Outgoing,
-    SecureNoise,
-    calibrate,
-)
+from dpps.noise import STEPS, Gaussian, Keystream, Laplace, Outgoing, SecureNoise, calibrate
 from dpps.noise.source import _BLOCK, DROPOUT, LOCAL_NOISE, NOISE, SAMPLING, Streams, key, whole_steps
 from tests.support.protocol import Scripted, Wire
 

@@ -49,26 +49,6 @@ def test_a_line_says_all_that_was_charged_and_the_pure_epsilon_for_readers(relea
     assert line["epsilon"] == release.event.pure_epsilon
 
 
-def test_rows_pay_for_their_own_messages() -> None:
-    ledger = Ledger([3, 5])
-    ledger.charge(laplace(0, 0.5))
-    ledger.charge(laplace(1, 0.5, rows=(5,)))
-    assert ledger.mechanism == "laplace"
-    charged = {row: sum(c.count for c in charges) for row, charges in ledger.charges_by_row().items()}
-    assert charged == {3: 1, 5: 2}
-    assert ledger.total(0.0).epsilon == pytest.approx(1.0)
-
-
-def test_what_is_over_budget_is_refused_and_not_charged() -> None:
-    ledger = Ledger([0], Budget(epsilon=1.0, planned=2))
-    ledger.charge(laplace(0, 0.5))
-    ledger.charge(laplace(1, 0.5))
-    with pytest.raises(RunError):
-        ledger.charge(laplace(2, 0.5))
-    assert ledger.total(0.0).epsilon == pytest.approx(1.0)
-    assert ledger.messages == 2
-
-
 def test_equal_charges_are_kept_once_however_many_rounds_there_are() -> None:
     ledger = Ledger([0])
     for round_ in range(5):

@@ -179,14 +179,11 @@ class Outcome:
     """What the attacker gets under one kind of noise. Errors are root mean squares per number over the recovered nodes.
 
     Attributes:
-        noise: which.
         epsilon: of all a node sends; infinite without noise.
-        error: of what was reconstructed, measured.
-        theory: the deviation of the least-squares estimator.
-        mean_error: of the network's mean, which is what everybody wanted to know.
+        error: of what was reconstructed, measured; `theory` is the standard deviation of the least-squares estimator.
+        mean_error: of the network's mean, which everybody wants to know.
         correlation: median over the recovered images.
-        identified: recovered images picked out of all candidates.
-        images: how many there were; 0 for numbers.
+        identified: recovered images picked out of all candidates; `images` counts them (0 for numbers).
         read: (N, d), of the first run.
     """
 

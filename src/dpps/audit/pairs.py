@@ -146,12 +146,9 @@ class AsIfAllWereThere(Partners):
 
 
 class SideBySide(NoiseSource):
-    """One source for many networks: their rows lie behind each other as the columns of one network, whose noise is independent
-    per coordinate anyway.
+    """One source for many networks: their rows are the columns of one network, whose noise is independent per coordinate.
 
-    Args:
-        inner: the source of one network, told of its partners when the run is.
-        make: how a secure source is told, for twins.
+    `make` gives a secure source its partners, so that twins can be made.
     """
 
     def __init__(self, inner: NoiseSource, make: Source = SecurePairs) -> None:
@@ -208,9 +205,7 @@ class Observer:
     def scores(self, rounds: list[Matrix], shifts: list[float]) -> tuple[Scores, Scores]:
         """How far the rows of both rounds lie in the direction of `shifts`, and how far a message without noise would.
 
-        Args:
-            rounds: (nodes, trials), in units of the scale; what the colluders know is subtracted.
-            shifts: of row 0 in each round, in the same units.
+        Rows are (nodes, trials) without what the colluders know; rows and the shifts of row 0 are in units of the scale.
         """
         honest = [k for k in range(self.partners.nodes) if k not in self.coalition]
         inverse = np.linalg.inv(self.covariance(honest))

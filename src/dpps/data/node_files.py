@@ -52,8 +52,7 @@ def check_headers(found: Mapping[Path, tuple[str, ...] | None]) -> None:
 def node_folder(template: Path, node: int, alone: bool) -> Path:
     """The folder of a node: `{rank}` in --node-data stands for its number.
 
-    Args:
-        alone: whether this process holds one node only; then the folder may be named without `{rank}`.
+    It may be left out where a process holds one node only (`alone`).
     """
     if "{rank}" not in str(template) and not alone:
         raise UsageError(
@@ -64,12 +63,9 @@ def node_folder(template: Path, node: int, alone: bool) -> Path:
 
 
 def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = None) -> NodeFiles:
-    """Read a node's folder.
+    """Read `train` and perhaps `test` in a node's folder: tables, or folders of images with a sub-folder for every class.
 
-    Args:
-        folder: where `train` and perhaps `test` are: tables, or folders of images with a sub-folder for every class.
-        classes: every label must lie in 0..classes-1; a schema names its classes itself.
-        schema: how the tables there become numbers.
+    Without a schema every label must lie in 0..classes-1.
     """
     if not folder.is_dir():
         raise UsageError(

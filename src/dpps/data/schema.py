@@ -60,11 +60,7 @@ class Column:
 class Schema:
     """Columns in the order of the model's inputs, and the label.
 
-    Attributes:
-        columns: all but the label.
-        label: the name of the label's column.
-        classes: the label's values, in the order of the model's outputs.
-        missing: what stands for a value that is not known.
+    `classes` are the label's values, in the order of the model's outputs; `missing` what stands for a value that is not known.
     """
 
     columns: tuple[Column, ...]
@@ -107,12 +103,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class ImageSchema:
-    """What all nodes agree on before they read their images.
-
-    Attributes:
-        classes: the names of the sub-folders, in the order of the model's outputs.
-        shape: (channels, height, width) of what the model reads; images of another size are scaled.
-    """
+    """What all nodes agree on before they read their images: the names of the sub-folders, and (channels, height, width)."""
 
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
@@ -149,12 +140,7 @@ def read_schema(path: str | Path) -> Schema | ImageSchema:
 
 
 def parse_schema(table: Mapping[str, Any], where: str) -> Schema | ImageSchema:
-    """The schema in a TOML table, of tables or, where it has an entry `images`, of images.
-
-    Args:
-        table: as `tomllib` reads it.
-        where: the file, for messages.
-    """
+    """The schema in a TOML table, of tables or, where it has an entry `images`, of images; `where` is the file, for messages."""
     return _parse_images(table, where) if "images" in table else _parse_columns(table, where)
 
 
@@ -276,11 +262,7 @@ def _toml(value: Any) -> str:
 def guess_schema(table: Table, label: str) -> Schema:
     """A first schema: kinds, rounded ranges, categories and classes as this table has them.
 
-    What is guessed is read off private data and becomes public with the schema.
-
-    Args:
-        table: one node's data, or better a made-up example of them.
-        label: the column to predict.
+    What is guessed is read off private data and becomes public with the schema: better give a made-up example of the data.
     """
     if label not in table.names:
         raise unknown(f"label for {table.path}", label, table.names)

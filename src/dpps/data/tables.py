@@ -69,11 +69,9 @@ def as_number(text: str, separator: str = "") -> float | None:
 
 
 def read_table(path: Path, headed: bool | None = True) -> Table:
-    """Read a table.
+    """Read a table; the ending of its name says what it is.
 
-    Args:
-        path: its ending says what it is.
-        headed: whether the first line of a text file holds the columns' names; None: it does unless all its cells are numbers.
+    `headed`: whether the first line of a text file holds column names; None: it does unless all its cells are numbers.
     """
     if path.suffix not in ENDINGS:
         raise UsageError(f"{path} is no table that is known here: give one of {', '.join(ENDINGS)}")

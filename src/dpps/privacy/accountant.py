@@ -100,12 +100,11 @@ class Total:
     """The guarantee of a composition.
 
     Attributes:
-        epsilon: smallest of the bounds; infinite when there is none.
-        delta: the whole allowance it holds at.
+        epsilon: the smallest of the bounds; infinite when there is none.
         accountant: the bound that won; ``none`` when there is none.
         epsilon_sum: plain sum of the rounds' pure epsilons; None where a Gaussian round has no pure epsilon.
         by_method: every finite bound by its name.
-        simulated: the noise came from a seed: whoever knows that can subtract it, so these very messages are not protected.
+        simulated: the noise came from a seed: whoever knows it can subtract the noise, so these messages are not protected.
     """
 
     epsilon: float
@@ -122,12 +121,7 @@ class Total:
 
 
 def total(
-    charges: Iterable[Charge],
-    delta: float,
-    group: int = 1,
-    *,
-    distance: float = 0.0,
-    replaced: bool = False,
+    charges: Iterable[Charge], delta: float, group: int = 1, *, distance: float = 0.0, replaced: bool = False
 ) -> Total:
     """The (epsilon, delta) guarantee of all charges together: min(sum, RDP, PLD).
 
@@ -334,13 +328,9 @@ def _rdp(kinds: Sequence[Charge], group: int) -> DeltaToEpsilon:
 
 
 def _pld(kinds: Sequence[Charge], group: int, upper: float, steps: int) -> DeltaToEpsilon:
-    """Accounting by the distribution of the privacy loss.
+    """Accounting by the distribution of the privacy loss; `upper` is a bound that is known already.
 
-    Args:
-        kinds: what happened.
-        group: records that are added, or removed, together.
-        upper: a bound known already.
-        steps: 2 where such a group is replaced by another one: it is removed, and the other one added.
+    `steps` is 2 where a group of records is replaced by another one: it is removed, and the other one is added.
     """
     from dp_accounting import GaussianDpEvent, get_epsilon_gaussian
     from dp_accounting.pld import PLDAccountant

@@ -24,12 +24,10 @@ class Release:
     """The messages of some rows in one round.
 
     Attributes:
-        round: the round t of the message.
-        event: what it costs, as the mechanism states it, sampling included.
+        event: what one message costs, sampling included.
         mechanism: the name of the noise, for the reader.
         sensitivity: S(t), in the norm of the mechanism.
-        scale: scale of the noise in the message.
-        rows: the nodes whose message it is, or ``all`` that the ledger has.
+        rows: the nodes whose message it is, or ``all`` of the ledger's.
     """
 
     round: int
@@ -99,12 +97,7 @@ class Budget:
 
 
 class Ledger:
-    """Releases of the given rows, in memory.
-
-    Args:
-        rows: the nodes whose messages are charged.
-        budget: releases beyond it are refused before they are charged.
-    """
+    """Releases of the given rows (nodes), in memory. Releases beyond the budget are refused before they are charged."""
 
     def __init__(self, rows: Sequence[int], budget: Budget | None = None) -> None:
         if not rows:
@@ -120,11 +113,7 @@ class Ledger:
         self._cleared: dict[Release, int] = {}
 
     def charge(self, release: Release) -> None:
-        """Write a release down; only when this returns may its messages leave.
-
-        Raises:
-            RunError: over budget; nothing was charged.
-        """
+        """Write a release down; its messages may leave only after this returns. RunError: over budget, and nothing was charged."""
         release.check(self.rows)
         self._refuse_over_budget(release)
         self._write(release)

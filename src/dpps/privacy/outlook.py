@@ -72,11 +72,7 @@ class Outlook:
         sync_every: int,
         paper: Paper | None = None,
     ) -> "Outlook":
-        """What `unit` means for a run of `plan` with `dimension` shared parameters.
-
-        Args:
-            paper: constants of the paper's estimate, whose growth is reported in the unit node-swap.
-        """
+        """What `unit` means for a run of `plan` with `dimension` shared parameters; `paper` has constants for its growth."""
         calibration = unit.calibrate(plan)
         total = unit.total(planned_charges(calibration, plan))
         growth = gain = None
@@ -273,11 +269,7 @@ class LimitingNode:
 
 
 def foresee(unit: Unit, plan: Plan, dimension: int, topology: Topology, sync_every: int) -> list[str]:
-    """What to tell a user before the first round.
-
-    Raises:
-        UsageError: the run cannot end well: its bound outgrows all numbers, or delta is no failure probability.
-    """
+    """Warnings for a user before the first round. UsageError: the bound outgrows all numbers, or delta is no failure probability."""
     refuse_large_delta(unit, plan.declared_sizes)
     found = _small_nodes(unit, plan)
     if isinstance(unit, NodeSwap) and dimension:

@@ -170,13 +170,9 @@ class Shares:
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """A partner graph and the noise that makes it safe against a coalition.
+    """A partner graph and the noise that makes it safe against `colluders` nodes.
 
-    Args:
-        nodes: N.
-        edges: (E, 2), i < j in every row, or None: everybody is everybody's partner.
-        colluders: how many nodes may pool their secrets.
-        mean_variance: as in `Pairs`.
+    `edges` is (E, 2), i < j in every row, or None: everybody is everybody's partner. `mean_variance` is as in `Pairs`.
     """
 
     nodes: int

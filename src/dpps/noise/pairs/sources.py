@@ -59,13 +59,7 @@ class Partners(Protocol):
 
 
 class SecurePairs(SecureNoise):
-    """Secure noise, part of it shared with partners.
-
-    Args:
-        partners: who they are, and how much they share.
-        pair_keys: what the nodes here share with them; None when all nodes are in this process.
-        keystream: of the independent noise.
-    """
+    """Secure noise, part of it shared with partners; without `pair_keys` all nodes must be in this process."""
 
     def __init__(
         self, partners: Partners, pair_keys: PairKeys | None = None, keystream: Keystream | None = None
@@ -151,10 +145,6 @@ class SeededPairs(Seeded):
 
     Complete graph: sigma^2 I + tau^2 (n I - J) is a^2 (I - J/n) + sigma^2 J/n with a^2 = sigma^2 + n tau^2, so n independent
     draws g_i suffice: a (g_i - mean) + sigma mean. Any other graph: the square root of its covariance times n draws.
-
-    Args:
-        partners: who they are, and how much they share.
-        seed: any integer; None takes one from the operating system.
     """
 
     def __init__(self, partners: Partners, seed: int | None = None) -> None:
