@@ -13,18 +13,14 @@ needs_data = pytest.mark.skipif(
 )
 
 
+RESIDUAL = {"model": "mlp-residual", "sensitivity": "paper", "sync_every": 5}
+RESIDUAL |= {"epochs": 2, "lr_step": 0, "tests": 0}
+
+
 def test_a_pinned_small_case():
     """Part of MNIST, one layer, EXP, 20 rounds: moves only when the algorithm, the split, the noise or the seeds move."""
-    cell = paper_cell(
-        model="mlp-residual",
-        data="mnist-mini",
-        sensitivity="paper",
-        sync_every=5,
-        epochs=2,
-        lr_step=0,
-        seed=7,
-    )
-    result = run(cell)
+    options = {"model": "mlp-residual", "data": "mnist-mini", "sensitivity": "paper", "sync_every": 5}
+    result = run(paper_cell(**options, epochs=2, lr_step=0, seed=7))
     assert fmean(result["real"]) == pytest.approx(80.1623, rel=1e-3)
     assert fmean(result["estimated"]) == pytest.approx(89.5967, rel=1e-3)
     assert result["accuracy"] == pytest.approx(77.3, abs=0.5)
@@ -34,24 +30,9 @@ def test_a_pinned_small_case():
 @needs_data
 @pytest.mark.parametrize("degree", published.FACTORS)
 def test_mean_real_sensitivity_by_connectivity(degree):
-    cells = [
-        paper_cell(
-            model="mlp-residual",
-            topology=f"{degree}-out",
-            sensitivity="paper",
-            c_prime=0.95,
-            clip=200,
-            sync_every=4,
-            epochs=2,
-            lr_step=0,
-            tests=0,
-            seed=seed,
-        )
-        for seed in SEEDS
-    ]
-    assert fmean(fmean(run(cell)["real"]) for cell in cells) == pytest.approx(
-        published.FACTORS[degree], rel=0.05
-    )
+    options = RESIDUAL | {"topology": f"{degree}-out", "c_prime": 0.95, "clip": 200, "sync_every": 4}
+    real = fmean(fmean(run(paper_cell(**options, seed=seed))["real"]) for seed in SEEDS)
+    assert real == pytest.approx(published.FACTORS[degree], rel=0.05)
 
 
 @slow
@@ -64,20 +45,9 @@ def test_real_against_estimated_noise(noise, shared, topology):
     accuracy = published.REAL_VS_ESTIMATED[noise, shared, "mlp"][k]
     real = published.REAL_VS_ESTIMATED_RAS[noise, shared, "mlp"][k]
     constants = {"1": (0.85, 0.55), "2": (0.82, 0.62)}[shared]
-    results = [
-        run(
-            paper_cell(
-                sensitivity=sensitivity,
-                shared=shared,
-                topology=topology,
-                c_prime=constants[0],
-                decay=constants[1],
-                sync_every=5,
-                seed=seed,
-            )
-        )
-        for seed in SEEDS
-    ]
+    options = {"sensitivity": sensitivity, "shared": shared, "topology": topology, "sync_every": 5}
+    cell = paper_cell(**options, c_prime=constants[0], decay=constants[1])
+    results = [run(cell.but(seed=seed)) for seed in SEEDS]
     assert fmean(r["accuracy"] for r in results) == pytest.approx(accuracy, abs=1.5 if shared == "1" else 3.0)
     assert fmean(fmean(r["real"]) for r in results) == pytest.approx(real, rel=0.08)
 
@@ -88,23 +58,8 @@ def test_real_against_estimated_noise(noise, shared, topology):
 @pytest.mark.parametrize("shared", ["1", "2"])
 def test_the_four_curves_of_the_sensitivity_figure(shared, topology):
     theirs = published.curve(f"mlp-{shared}-{topology}")
-    results = [
-        run(
-            paper_cell(
-                model="mlp-residual",
-                shared=shared,
-                topology=topology,
-                sensitivity="paper",
-                decay=0.55 if shared == "1" else 0.62,
-                sync_every=5,
-                epochs=2,
-                lr_step=0,
-                tests=0,
-                seed=seed,
-            )
-        )
-        for seed in SEEDS
-    ]
+    options = RESIDUAL | {"shared": shared, "topology": topology, "decay": 0.55 if shared == "1" else 0.62}
+    results = [run(paper_cell(**options, seed=seed)) for seed in SEEDS]
     ours = [
         fmean(measure(r[line]) for r in results) for line in ("real", "estimated") for measure in (fmean, max)
     ]
@@ -122,18 +77,8 @@ def test_the_four_curves_of_the_sensitivity_figure(shared, topology):
     [("1", 3.0, 88.5), ("all", 3.0, 89.0), ("1", 1.0, 82.0), ("all", 1.0, 87.0)],
 )
 def test_record_unit_is_useful_at_a_real_budget(shared, epsilon, least):
-    result = run(
-        paper_cell(
-            unit="record",
-            shared=shared,
-            epsilon=epsilon,
-            budget=None,
-            lr_step=0,
-            lr_shared=1.0,
-            lr_local=1.0,
-            seed=0,
-        )
-    )
+    rates = {"lr_step": 0, "lr_shared": 1.0, "lr_local": 1.0}
+    result = run(paper_cell(unit="record", shared=shared, epsilon=epsilon, budget=None, seed=0, **rates))
     assert result["accuracy"] >= least
 
 
@@ -154,19 +99,8 @@ def test_contribution_at_the_papers_noise(shared, least):
 @pytest.mark.parametrize("nodes", [10, 20, 50])
 @pytest.mark.parametrize("topology", ["2-out", "4-out", "6-out", "8-out", "exp"])
 def test_certified_is_never_exceeded_and_not_far_above(topology, nodes, shared, period):
-    cell = paper_cell(
-        model="mlp-residual",
-        shared=shared,
-        topology=topology,
-        nodes=nodes,
-        sensitivity="certified",
-        sync_every=period,
-        epochs=2,
-        lr_step=0,
-        tests=0,
-        seed=0,
-    )
-    result = run(cell)
+    options = RESIDUAL | {"sensitivity": "certified", "sync_every": period, "shared": shared}
+    result = run(paper_cell(**options, topology=topology, nodes=nodes, seed=0))
     ratios = [e / r for r, e in zip(result["real"], result["estimated"], strict=True)]
     assert min(ratios) >= 1
     assert median(ratios) <= (2.0 if nodes == 10 else 2.3)

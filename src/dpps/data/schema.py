@@ -60,11 +60,8 @@ class Column:
 class Schema:
     """Columns in the order of the model's inputs, and the label.
 
-    Attributes:
-        columns: all but the label.
-        label: the name of the label's column; empty: there is none, as statistics need none.
-        classes: the label's values, in the order of the model's outputs.
-        missing: what stands for a value that is not known.
+    `classes` are the label's values, in the order of the model's outputs; `missing` what stands for a value that is not known.
+    `label` is empty where there is nothing to predict: statistics need none.
     """
 
     columns: tuple[Column, ...]
@@ -116,12 +113,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class ImageSchema:
-    """What all nodes agree on before they read their images.
-
-    Attributes:
-        classes: the names of the sub-folders, in the order of the model's outputs.
-        shape: (channels, height, width) of what the model reads; images of another size are scaled.
-    """
+    """What all nodes agree on before they read their images: the names of the sub-folders, and (channels, height, width)."""
 
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
@@ -158,12 +150,7 @@ def read_schema(path: str | Path) -> Schema | ImageSchema:
 
 
 def parse_schema(table: Mapping[str, Any], where: str) -> Schema | ImageSchema:
-    """The schema in a TOML table, of tables or, where it has an entry `images`, of images.
-
-    Args:
-        table: as `tomllib` reads it.
-        where: the file, for messages.
-    """
+    """The schema in a TOML table, of tables or, where it has an entry `images`, of images; `where` is the file, for messages."""
     return _parse_images(table, where) if "images" in table else _parse_columns(table, where)
 
 
@@ -288,11 +275,7 @@ def _toml(value: Any) -> str:
 def guess_schema(table: Table, label: str | None = None) -> Schema:
     """A first schema: kinds, rounded ranges, categories and classes as this table has them.
 
-    What is guessed is read off private data and becomes public with the schema.
-
-    Args:
-        table: one node's data, or better a made-up example of them.
-        label: the column to predict; None: there is none.
+    What is guessed is read off private data and becomes public with the schema: better give a made-up example of the data.
     """
     if label is None:
         return _as_read(Schema(tuple(_guess(name, table) for name in table.names)), table)

@@ -95,12 +95,8 @@ def build(
 
 
 def shared_prefixes(name: str, shared: str) -> tuple[str, ...]:
-    """The parameter prefixes that `shared` stands for in the named model.
-
-    Args:
-        name: one of `MODELS.names()`.
-        shared: "1", "2" or "all", or comma-separated prefixes ending at a dot of the parameter name:
-            "conv1,bn1" is the part of ResNet-18 behind the paper's sensitivity figure (9,536 parameters).
+    """The parameter prefixes that `shared` stands for in the named model: "1", "2" or "all", or comma-separated prefixes that end
+    at a dot of the parameter name. "conv1,bn1" is the part of ResNet-18 in the paper's sensitivity figure (9,536 parameters).
     """
     return _prefixes(name, shared, MODELS[name].shared)
 

@@ -53,16 +53,14 @@ class Nobody:
         """There are none."""
 
     def for_network(self, nodes: int) -> "Nobody":
-        """The same in a network of so many nodes."""
+        """It is the same in every network."""
         return self
 
     def who(self) -> str:
-        """What is said of other nodes in a statement: nothing rests on them, whatever they do."""
+        """Nothing: the guarantee does not depend on other nodes."""
         return ""
 
-    def not_covered(self) -> str:
-        """What is not covered because of it."""
-        return ""
+    not_covered = who
 
 
 @dataclass(frozen=True)
@@ -162,26 +160,19 @@ TRUSTS: dict[str, type[Trust]] = {Nobody.name: Nobody, Pairs.name: Pairs}
 
 @dataclass(frozen=True)
 class Shares:
-    """Standard deviations of a message's noise, in units of what noise without partners would need.
-
-    Attributes:
-        independent: sigma, of the noise that a node keeps for itself.
-        pair: tau, of the noise that each pair of partners shares; 0: none.
-    """
+    """Standard deviations of a message's noise, in units of what noise without partners would need."""
 
     independent: float
+    """sigma, of the noise that a node keeps for itself."""
     pair: float
+    """tau, of the noise that each pair of partners shares."""
 
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """A partner graph and the noise that makes it safe against a coalition.
+    """A partner graph and the noise that makes it safe against `colluders` nodes.
 
-    Args:
-        nodes: N.
-        edges: (E, 2), i < j in every row, or None: everybody is everybody's partner.
-        colluders: how many nodes may pool their secrets.
-        mean_variance: as in `Pairs`.
+    `edges` is (E, 2), i < j in every row, or None: everybody is everybody's partner. `mean_variance` is as in `Pairs`.
     """
 
     nodes: int

@@ -14,12 +14,9 @@ TOLERANCE = 1e-9
 
 
 class Weights:
-    """The N x N matrix W of one round; W[i, j] is what receiver i takes of sender j.
+    """The N x N matrix W of one round, dense or scipy.sparse; W[i, j] is what receiver i takes of sender j. It is copied.
 
     Stored by receiver: the entries of receiver i are ``indptr[i]:indptr[i + 1]``, senders ascending.
-
-    Args:
-        matrix: W, dense or of any scipy.sparse format; it is copied.
     """
 
     def __init__(self, matrix: Any) -> None:

@@ -3,16 +3,3 @@
 from dpps.noise.pairs.keys import IdentityKey, PairKeys, RoundStream
 from dpps.noise.pairs.sources import Partners, SecurePairs, SeededPairs, lattice_slack
 from dpps.noise.pairs.table import GaussianTable, gaussian_table, table_slack
-
-__all__ = [
-    "GaussianTable",
-    "IdentityKey",
-    "PairKeys",
-    "Partners",
-    "RoundStream",
-    "SecurePairs",
-    "SeededPairs",
-    "gaussian_table",
-    "lattice_slack",
-    "table_slack",
-]
