@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -230,7 +230,8 @@ class OneRecord(Record):
     mechanism: str = Gaussian.name
     reach: float = 1.0
     person: bool = False
-    protects = "one record"
+    protects: ClassVar[str] = "one record"
+    trains: ClassVar[bool] = False
 
     def noise(self, plan: Plan) -> float:
         if self.mechanism == Laplace.name:
@@ -264,6 +265,8 @@ class OneRecord(Record):
 
 class WholeNode(Contribution):
     """All records of one node: they move its sum by at most twice the largest number of records."""
+
+    trains: ClassVar[bool] = False
 
     def promise(self, total: Total, rounds: int) -> str:
         return _promise(total)
