@@ -18,6 +18,9 @@ NOT_NOISED = (
     "Whoever passes them on reveals a little about those data."
 )
 
+WHOLE_NODE = "a node holds its own data and not any other", "with other data", "with its own data"
+ONE_RECORD = "one particular record is in the data", "without the record", "with it"
+
 _SUSPICION = 0.01
 """How often the suspicion of the example arises where there is nothing to suspect."""
 _OPENINGS = (
@@ -62,7 +65,16 @@ def detection(epsilon: float, delta: float, false_alarms: float = _SUSPICION) ->
 
 def meaning(summary: Summary) -> str:
     """What epsilon means, as odds and with an example; for a unit without a total, that it means nothing of the kind."""
-    privacy = summary.privacy
+    return odds(summary.privacy, _hypothesis(summary))
+
+
+def odds(privacy: Privacy, suspected: tuple[str, str, str]) -> str:
+    """The same for any release.
+
+    Args:
+        privacy: what it cost.
+        suspected: (what is suspected, where it is not so, where it is).
+    """
     if privacy.unit == "none":
         return "There is no epsilon. Messages carry no noise, and nothing limits what can be concluded from them."
     if not UNITS[privacy.unit].has_total:
@@ -74,7 +86,7 @@ def meaning(summary: Summary) -> str:
         return "Epsilon is infinite: nothing limits what can be concluded from the messages."
     rounded = float(epsilon(privacy).replace(",", ""))
     factor = number(_up(math.exp(rounded), 3)) if rounded <= 700 else "more than 10³⁰⁰"
-    hypothesis, without, with_it = _hypothesis(summary)
+    hypothesis, without, with_it = suspected
     most = 100 * detection(rounded, privacy.delta)
     slack = (
         f" Delta, {small(privacy.delta)}, is a chance of 1 in {number(1 / privacy.delta)} by which this bound may be exceeded; "
@@ -93,8 +105,10 @@ def meaning(summary: Summary) -> str:
 def _hypothesis(summary: Summary) -> tuple[str, str, str]:
     """(what is suspected, where it is not so, where it is) in the unit of a run."""
     unit = summary.privacy.unit
+    if unit == "none":
+        return "", "", ""
     if unit == "contribution":
-        return "a node holds its own data and not any other", "with other data", "with its own data"
+        return WHOLE_NODE
     if unit != "record":
         return (
             f"the data is this and not another that differs in {UNITS[unit].protects or unit}",
