@@ -393,7 +393,8 @@ class Release(Run):
             topology=topology,
             privacy=unit,
             mixes=topology.period or 1,
-            declared_sizes=1,
+            # each holds one sum; only where nobody is asked it has to be said
+            declared_sizes=1 if getattr(options.get("deployment"), "durable", False) else None,
             **options,
         )
 
