@@ -72,7 +72,7 @@ def test_claims_hold_and_their_twins_are_caught(case: Case, secure: bool) -> Non
 def test_claims_hold_with_100000_a_side(case: Case, secure: bool) -> None:
     finding = audit(case, trials=100_000, seed=1, secure_noise=secure)
     assert finding.twin is not None
-    assert 0.8 < finding.bound.epsilon <= CLAIM
+    assert 0.75 < finding.bound.epsilon <= CLAIM  # of PEDFL, eleven of twelve messages tell
     assert finding.twin.epsilon > 1.3
 
 
