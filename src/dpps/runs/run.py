@@ -728,7 +728,7 @@ class Run(Frozen):
     def update_to_noise(self) -> float | None:
         """Norm of a node's update over that of the noise of its message, mean over the rounds since this object started;
         it is computed from what was not noised: for the node's own eyes."""
-        known = [log.update_to_noise for log in self.log if log.update_to_noise is not None]
+        known = [log.update_to_noise for log in self.log if log.update_to_noise]  # a first update may be zero
         return fmean(known) if known else None
 
     def _warn_of_noise(self) -> None:
