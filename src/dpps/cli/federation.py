@@ -114,7 +114,7 @@ class CreateConfig:
     out: Annotated[Path, arg(metavar="DIR")]
     """New folder for key, certificates and contract."""
     min_members: int = 2
-    """Members without whom the run waits."""
+    """The run waits while fewer members are here."""
     soft_deadline: float = 30.0
     """Seconds that a round waits for a neighbour.
 
