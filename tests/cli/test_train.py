@@ -18,11 +18,11 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from dpps.cli import DONE, WRONG, Progress, main, say_outcome, stopped_by_signals
+from dpps.cli import DONE, WRONG, main, say_outcome, stopped_by_signals
 from dpps.cli.console import working
 from dpps.privacy import SUM_OF_ROUNDS, Charge, NodeSwap, Privacy, Record, total
 from dpps.report import read_folder
-from dpps.runs import Options, Trial, Tuning
+from dpps.runs import Options, Progress, RoundLog, Trial, Tuning
 from tests.support import processes
 
 # What `dpps train` does once the last round is over: a model card, and baselines when asked for
@@ -388,7 +388,12 @@ def test_sigterm_stops_resumably_kill_loses_nothing_and_a_damaged_checkpoint_is_
         resumed = finish(out, "--resume")
         assert ("round-000000010" in resumed.stderr) == (number == signal.SIGKILL)
         assert same_models(out, whole)
-        assert (out / "rounds.csv").read_text() == (whole / "rounds.csv").read_text()
+        logs = [
+            [line.split(",") for line in (o / "rounds.csv").read_text().splitlines()] for o in (out, whole)
+        ]
+        assert [line[:7] for line in logs[0]] == [line[:7] for line in logs[1]]
+        repeated = logs[0][-1][7] != logs[1][-1][7]  # rounds that were sent again are charged again
+        assert repeated == (number == signal.SIGKILL)
 
 
 def resume(out: Path, *words: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
@@ -476,22 +481,22 @@ def test_a_folder_that_cannot_be_resumed_is_one_line(settings, told, tmp_path, c
 # The live display, and signals that stop a run after its round
 
 
-def run(unit: Any, epsilon: float | None, *, simulated: bool = False) -> Any:
+def run(unit: Any, *, simulated: bool = False) -> Any:
     return SimpleNamespace(
         unit=unit,
         plan=SimpleNamespace(count=10),
         state=SimpleNamespace(round=0),
-        privacy=SimpleNamespace(epsilon=3.0, epsilon_spent=epsilon, simulated=simulated),
+        protocol=SimpleNamespace(noise=SimpleNamespace(private=not simulated)),
     )
 
 
-def shown(finished: Any, *, terminal: bool = True, quiet: bool = False) -> str:
+def shown(finished: Any, epsilon: float | None, *, terminal: bool = True, quiet: bool = False) -> str:
     console = Console(file=StringIO(), force_terminal=terminal, width=150)
-    progress = Progress(console, shown=not quiet)
-    with progress:
+    with Progress(console, shown=not quiet) as progress:
         progress.begin(finished)
         for k in range(10):
-            progress.after_round(finished, SimpleNamespace(round=k, loss=0.5, used=2.0))  # type: ignore[arg-type]
+            log = RoundLog(k, None, None, 2.0, 0.0, None, 0.5, epsilon_total=epsilon if k == 4 else None)
+            progress.after_round(finished, log)
     return console.file.getvalue()
 
 
@@ -500,13 +505,12 @@ def shown(finished: Any, *, terminal: bool = True, quiet: bool = False) -> str:
     [
         (Record(epsilon=3), 1.5, "epsilon 1.5"),
         (Record(epsilon=3), 1e6, "(no protection)"),
-        (Record(epsilon=3), None, "epsilon inf (no protection)"),
         (NodeSwap(), 1.5, "sum of rounds 1.5"),
         (None, None, "S 2"),
     ],
 )
 def test_what_was_spent_is_called_what_it_is(unit: Any, epsilon: float | None, words: str) -> None:
-    said = shown(run(unit, epsilon))
+    said = shown(run(unit), epsilon)
     assert words in said
     assert "loss 0.500" in said
     assert ("epsilon" in said) == isinstance(unit, Record)
@@ -514,12 +518,12 @@ def test_what_was_spent_is_called_what_it_is(unit: Any, epsilon: float | None, w
 
 @pytest.mark.parametrize("simulated", [True, False])
 def test_what_was_spent_on_seeded_noise_is_called_simulated(simulated: bool) -> None:
-    assert ("simulated" in shown(run(Record(epsilon=3), 1.5, simulated=simulated))) == simulated
+    assert ("simulated" in shown(run(Record(epsilon=3), simulated=simulated), 1.5)) == simulated
 
 
 @pytest.mark.parametrize("how", [{"terminal": False}, {"quiet": True}])
 def test_nothing_is_shown_to_nobody(how: dict[str, bool]) -> None:
-    assert "loss" not in shown(run(Record(epsilon=3), 1.0), **how)
+    assert "loss" not in shown(run(Record(epsilon=3)), 1.0, **how)
 
 
 def test_a_spinner_only_on_a_terminal() -> None:

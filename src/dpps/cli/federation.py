@@ -17,7 +17,7 @@ from rich.progress import TaskID
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from dpps.cli.console import log_lines, plain_console, rounds_bar, wide_console
+from dpps.cli.console import log_lines, plain_console, wide_console
 from dpps.cli.main import DONE, FAILED, STOPPED, parse_options
 from dpps.disk import private_folder, write_aside, write_private, writing
 from dpps.errors import UsageError
@@ -37,7 +37,7 @@ from dpps.peers.status import (
     read_status,
 )
 from dpps.privacy.accountant import label
-from dpps.runs.callbacks import RoundLog
+from dpps.runs.callbacks import RoundLog, rounds_bar
 from dpps.runs.run import Run
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class CreateConfig:
     out: Annotated[Path, arg(metavar="DIR")]
     """New folder for key, certificates and contract."""
     min_members: int = 2
-    """Members without whom the run waits."""
+    """The run waits while fewer members are here."""
     soft_deadline: float = 30.0
     """Seconds that a round waits for a neighbour.
 

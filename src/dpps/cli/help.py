@@ -213,31 +213,44 @@ def _texts(kind: type[Any]) -> dict[str, str]:
 # The reference
 
 
-def reference(kind: type[Any], prog: str) -> str:
-    """A command in Markdown: how it is typed, what it does, and its options in tables."""
+def reference(kind: type[Any], prog: str, known: Mapping[type[Any], str]) -> str:
+    """A command in Markdown: how it is typed, what it does, and its options in tables.
+
+    Args:
+        kind: the dataclass of its options.
+        prog: the command.
+        known: commands by the dataclasses of their options, so that what a class takes from another is not repeated.
+    """
     lines = [f"### {prog}", "", f"`{usage(kind, prog)}`", ""]
     for paragraph in description(kind):
         if paragraph.startswith("Example"):
-            commands = re.findall(r"(dpps .*)", paragraph)
-            lines += ["```text", *commands, "```", ""]
+            lines += ["```text", *re.findall(r"((?:source|dpps) .*)", paragraph), "```", ""]
         else:
-            lines += [*textwrap.wrap(_cell(paragraph), 100, break_long_words=False), ""]
+            lines += [*textwrap.wrap(" ".join(paragraph.split()), 100, break_long_words=False), ""]
     groups = groups_of(kind)
+    base = next((each for each in kind.__mro__[1:] if each in known), None)
+    if base is not None:
+        own = [option.flag for option in options_of(kind)]
+        taken = [option.flag for option in options_of(base)]
+        without = [f"`{flag}`" for flag in taken if flag not in own]
+        words = f"It takes the options of `{known[base]}` except {', '.join(without)}, and these:"
+        lines += [*textwrap.wrap(words, 100, break_long_words=False, break_on_hyphens=False), ""]
+        groups = {OPTIONS: [option for option in options_of(kind) if option.flag not in taken]}
     for title, options in groups.items():
         lines += [f"**{title[0].upper()}{title[1:]}**", ""] if len(groups) > 1 else []
         lines += ["| option | default | |", "|---|---|---|"]
-        for option in options:
-            words = (
-                f"{option.help}: {', '.join(f'`{c}`' for c in option.choices)}"
-                if option.choices
-                else option.help
-            )
-            details = f" {option.details}" if option.details else ""
-            default = f"`{option.default}`" if option.default else ""
-            lines.append(f"| `{_spelled(option)}` | {default} | {_cell(words)}.{_cell(details)} |")
+        lines += [f"| {' | '.join(_cells(option))} |" for option in options]
         lines.append("")
     return "\n".join(lines)
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;") if text.strip() else ""
+def _cells(option: Option) -> tuple[str, str, str]:
+    """Name, default, and what it does."""
+    words = option.help
+    if option.choices:
+        words += f": {', '.join(f'`{choice}`' for choice in option.choices)}"
+    words += f". {option.details}" if option.details else "."
+    default = option.default if " " in option.default or not option.default else f"`{option.default}`"
+    cells = (f"`{_spelled(option)}`", default, words)
+    name, default, words = (cell.replace("|", r"\|").replace("$", "&#36;") for cell in cells)
+    return name.replace("&#36;", "$"), default, words

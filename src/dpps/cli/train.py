@@ -13,19 +13,18 @@ from types import FrameType
 from typing import Annotated, ClassVar
 
 from rich.console import Console
-from rich.progress import TaskID
 from tyro.conf import Positional, arg
 
-from dpps.cli.console import plain_console, rounds_bar
+from dpps.cli.console import plain_console
 from dpps.cli.main import DONE, STOPPED, parse_options
 from dpps.errors import DppsError, UsageError
 from dpps.logs import only_from
-from dpps.privacy.accountant import NO_PROTECTION, SUM_OF_ROUNDS, label
+from dpps.privacy.accountant import SUM_OF_ROUNDS, label
 from dpps.privacy.promise import Privacy
 from dpps.privacy.units import UNITS
 from dpps.runs import tuning
 from dpps.runs.baselines import ALONE, NO_PRIVACY, OWN_EYES, Baseline, compare, gained
-from dpps.runs.callbacks import RoundLog
+from dpps.runs.callbacks import Progress
 from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder
 from dpps.runs.from_options import kept_options
@@ -89,7 +88,7 @@ def _train(options: Options, deployment: Deployment) -> int:
         run = Run.from_options(options, folder, callbacks=(progress.after_round,), deployment=deployment)
         with stopped_by_signals(run):
             progress.begin(run.start())
-            run.fit()
+            run.fit(progress=False)  # whose bar is up already
         if run.stopped:
             _print_stopped(console, run)
             return STOPPED
@@ -112,14 +111,14 @@ def _write_card(run: Run) -> None:
     write_card(run.folder.path, run.folder.card)
 
 
-def _compare(run: Run, progress: "Progress") -> bool:
+def _compare(run: Run, progress: Progress) -> bool:
     """The baselines go into the summary; false when somebody asked to stop before they were done."""
     found: dict[str, Baseline] = {}
     for name in (NO_PRIVACY, ALONE):
         baseline = Baseline(run, alone=name == ALONE, callbacks=(progress.after_round,))
         with stopped_by_signals(baseline):
             progress.begin(baseline.start(run.epochs))
-            baseline.fit()
+            baseline.fit(progress=False)
         if baseline.stopped:
             return False
         found[name] = baseline
@@ -130,45 +129,6 @@ def _compare(run: Run, progress: "Progress") -> bool:
 
 
 # While it runs
-
-
-class Progress:
-    """Round, loss, sensitivity, epsilon so far and time left; nothing when the output is not a terminal."""
-
-    def __init__(self, console: Console, *, shown: bool) -> None:
-        self._shown = shown and console.is_terminal
-        self._bar = rounds_bar(console, shown=self._shown)
-        self._task: TaskID | None = None
-        self._epsilon: str = ""
-
-    def __enter__(self) -> "Progress":
-        self._bar.start()
-        self._task = self._bar.add_task("", total=None, facts="reading data, solving for the noise")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def begin(self, run: Run) -> None:
-        """The run is prepared: show where it stands."""
-        assert self._task is not None
-        done, planned = run.state.round, run.plan.count
-        self._bar.reset(self._task, total=planned, completed=done, facts="")
-
-    def after_round(self, run: Run, log: RoundLog) -> None:
-        """Move on. The epsilon is recomputed now and then only: accountants take a while."""
-        if not self._shown or self._task is None:
-            return
-        if run.unit and (log.round + 1) % max(10, run.plan.count // 10) == 0:
-            epsilon = run.privacy.epsilon_spent
-            useless = " (no protection)" if epsilon is None or epsilon > NO_PROTECTION else ""
-            simulated = " (simulated)" if run.privacy.simulated else ""
-            what = "epsilon" if run.unit.has_total else "sum of rounds"
-            self._epsilon = f"  {what} {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}{simulated}"
-        used = "" if log.used is None else f"  S {log.used:.3g}"
-        self._bar.update(
-            self._task, completed=log.round + 1, facts=f"loss {log.loss:.3f}{used}{self._epsilon}"
-        )
 
 
 @contextmanager

@@ -144,7 +144,7 @@ def run(
     dataset = dataset or dataset_of(cell, data_dir)
     try:
         prepared, begun = prepare(cell, dataset, **more), time.process_time()
-        finished = prepared.fit(epochs=cell.config().epochs or 1)
+        finished = prepared.fit(epochs=cell.config().epochs or 1, progress=False)
         seconds = finished.seconds | {"processor": time.process_time() - begun}  # without other programs
         outcome = _measured(cell, finished, _accuracy(finished, dataset.test, cell.tests), seconds)
     except RunError as error:

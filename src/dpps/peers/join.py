@@ -180,7 +180,7 @@ class Participation:
         )  # before the start: others may bring a later revision at once
         self.start()
         try:
-            self.run.fit(self.epochs)
+            self.run.fit(self.epochs, progress=False)
             self.tell_epsilon()
             if self.run.stopped:  # `Run.stop` was called, in a thread that cannot be interrupted
                 raise KeyboardInterrupt  # noqa: TRY301 - ended as Ctrl-C would

@@ -30,11 +30,11 @@ from dpps.noise.source import NoiseSource, fresh_seed
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile, Mark
 from dpps.privacy.outlook import foresee
-from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, planned_charges
+from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, finite_or_none, planned_charges
 from dpps.privacy.units import Calibration, Unit
 from dpps.protocol import DPPS
 from dpps.runs import validation
-from dpps.runs.callbacks import Callback, RoundLog
+from dpps.runs.callbacks import TOTALS, Callback, Progress, RoundLog
 from dpps.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpps.runs.data_ledger import note_runs
 from dpps.runs.deployment import Deployment, Simulation
@@ -448,10 +448,20 @@ class Run(Frozen):
 
     # Rounds
 
-    def fit(self, epochs: int | None = None) -> Self:
-        """Train to the end (or until a callback answers true) and evaluate; without a number as long as `start` says."""
-        for _ in self.rounds(epochs):
-            pass
+    def fit(self, epochs: int | None = None, *, progress: bool | None = None) -> Self:
+        """Train to the end (or until a callback answers true) and evaluate.
+
+        Args:
+            epochs: passes over the data; without a number as many as `start` says.
+            progress: whether a bar is shown on the standard error; None: if that is a terminal.
+        """
+        from rich.console import Console
+
+        console = Console(stderr=True, force_terminal=progress or None)
+        with Progress(console, shown=progress is not False) as shown:
+            shown.begin(self.start(epochs))
+            for log in self.rounds(epochs):
+                shown.after_round(self, log)
         return self
 
     def rounds(self, epochs: int | None = None) -> Iterator[RoundLog]:
@@ -504,7 +514,7 @@ class Run(Frozen):
         self.seconds["gradients"] += spent - exchange
         self.deployment.after_round(self)
         log = RoundLog.of(round_, record, losses, self.protocol, self.state.shared.s)
-        log = replace(log, clipped=self._count_clipped())
+        log = replace(log, clipped=self._count_clipped(), epsilon_total=self._epsilon_so_far())
         first_epoch = self.state.round == self.rounds_per_epoch
         if first_epoch and self._clipped[0] == 0:
             self._advise_on_clip()  # a clip that is far too large shows at once
@@ -695,6 +705,18 @@ class Run(Frozen):
             )
             self._privacy = ((messages, done, paused), found)
         return self._privacy[1]
+
+    def _epsilon_so_far(self) -> float | None:
+        """What the node that paid most has spent: after every round where that is quick to compute, otherwise now and then."""
+        done, planned, unit = self.state.round, self.plan.count, self.unit
+        if unit is None:
+            return None
+        if unit.per_example and done % max(1, planned // TOTALS) and done != planned:
+            return None
+        distance = self.nodes.noise_distance(self.ledger.messages)
+        different = {tuple(charges) for charges in self.ledger.charges_by_row().values()}
+        found = [unit.running_total(charges, planned, distance=distance) for charges in different]
+        return None if None in found else finite_or_none(max(e for e in found if e is not None))
 
     def affords_rest(self, position: int) -> bool:
         """Whether a run that goes on from round `position` can be paid to its end: replays are charged again."""
