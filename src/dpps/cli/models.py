@@ -178,10 +178,10 @@ def _print_classes(node: int, rows: list[dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """One page about a run: accuracy, privacy spent, sensitivity, noise, the network. Several runs are compared.
+    """One page about a run: accuracy, what joining gained, what privacy cost and what it means. Several runs are compared.
 
-    The page is one HTML file that opens from disk, loads nothing and prints on one sheet. Beside the page of a run stands its model card,
-    model-card.md; --out NAME.md writes the card alone.
+    The page is one HTML file that opens from disk, loads nothing and prints on two sheets, A4 or letter. With it, the model card of the run is
+    written, model-card.md; --out NAME.md writes the card alone.
 
     Example: dpps report out/demo --open
     """

@@ -18,15 +18,14 @@ from dpps.errors import RunError, UsageError
 from dpps.report import words
 from dpps.report.charts import Axis, Line, charts, number
 from dpps.report.read import Reported, read_folder, read_run
-from dpps.runs.baselines import INTERVAL, NO_COST, Gain, gains, measured_on, verdict
+from dpps.runs.baselines import INTERVAL, NO_COST, OWN_EYES, Gain, gains, measured_on, verdict
 from dpps.runs.run import Run
-from dpps.runs.summary import Summary
+from dpps.runs.summary import DATA, Summary
 
 LISTED_NODES = 40
 """Of more nodes, only the first are listed one by one."""
 NOTHING = "-"
 """Stands where there is no value."""
-DATA = {"test": "on the test set", "own": "on each node's own test data"}
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
@@ -187,6 +186,7 @@ def _environment() -> Environment:
         "verdict": verdict,
         "interval_words": INTERVAL,
         "no_cost": NO_COST,
+        "not_noised": OWN_EYES,
         "data": DATA,
     }
     environment.filters |= {

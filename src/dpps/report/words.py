@@ -13,10 +13,6 @@ from dpps.runs.summary import Summary
 SIMULATION = "simulation: messages not private"
 OWN_EYES = "for the node's own eyes"
 UNCOVERED = "not covered by the guarantee"
-NOT_NOISED = (
-    "These numbers are computed from the nodes' data without noise, so the guarantee does not cover them. "
-    "Whoever passes them on reveals a little about those data."
-)
 
 _SUSPICION = 0.01
 """How often the suspicion of the example arises where there is nothing to suspect."""
@@ -61,10 +57,10 @@ def detection(epsilon: float, delta: float, false_alarms: float = _SUSPICION) ->
 
 
 def meaning(summary: Summary) -> str:
-    """What epsilon means, as odds and with an example; for a unit without a total, that it means nothing of the kind."""
+    """What epsilon means, as odds and with an example; for a unit without a total, that it means nothing of the kind. Empty without privacy."""
     privacy = summary.privacy
     if privacy.unit == "none":
-        return "There is no epsilon. Messages carry no noise, and nothing limits what can be concluded from them."
+        return ""
     if not UNITS[privacy.unit].has_total:
         return (
             "Epsilon is a plain sum over rounds here. It does not limit what can be concluded from the run as a whole, and it "

@@ -28,6 +28,8 @@ Metrics = dict[str, dict[str, list[float | None]]]
 Comparisons = dict[str, dict[str, Comparison]]
 """By data ("test", "own"): what joining gained ("joining"), what privacy cost ("privacy"), and "both" together."""
 
+DATA = {"test": "on the test set", "own": "on each node's own test data"}
+"""In words: what accuracies and metrics are measured on."""
 _ROUNDS = 8  # of a topology that are compared
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
