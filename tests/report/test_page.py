@@ -172,7 +172,7 @@ def test_members_of_a_federation_are_named_and_own_one_row(hospitals: Reported) 
     assert "Westmead, St-Mary, Royal-General, Charité, Hôtel-Dieu" in page
     assert rows_of(section(page, "nodes"))[1:] == ["Charité 71.0 %"]
     for text in (page, model_card(replace(one, command=None))):
-        assert "dpps federation join" in text
+        assert "dpps federation create" in text
 
 
 def test_many_nodes_are_not_all_listed(hospitals: Reported) -> None:
