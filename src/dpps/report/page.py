@@ -197,7 +197,7 @@ def _environment() -> Environment:
         "duration": _duration,
         "options": lambda command: re.split(r" (?=--)", command),
         "members": _members,
-        "groupby_meaning": lambda runs: _grouped(runs, lambda run: words.meaning(run.summary)).items(),
+        "groupby_meaning": lambda runs: _grouped(runs, words.meaning).items(),
         "points": lambda change: str(change).removesuffix(" points"),
     }
     return environment

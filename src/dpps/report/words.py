@@ -6,9 +6,9 @@ from decimal import ROUND_CEILING, Decimal
 
 from dpps.privacy.accountant import NO_PROTECTION, label
 from dpps.privacy.promise import Privacy
-from dpps.privacy.units import UNITS
+from dpps.privacy.units import UNITS, Unit
 from dpps.report.charts import number
-from dpps.runs.summary import Summary
+from dpps.report.read import Reported
 
 SIMULATION = "simulation: messages not private"
 OWN_EYES = "for the node's own eyes"
@@ -56,12 +56,12 @@ def detection(epsilon: float, delta: float, false_alarms: float = _SUSPICION) ->
     return min(1.0, factor * false_alarms + delta, 1 - (1 - delta - false_alarms) / factor)
 
 
-def meaning(summary: Summary) -> str:
+def meaning(run: Reported) -> str:
     """What epsilon means, as odds and with an example; for a unit without a total, that it means nothing of the kind. Empty without privacy."""
-    privacy = summary.privacy
-    if privacy.unit == "none":
+    unit, privacy = run.unit, run.summary.privacy
+    if unit is None:
         return ""
-    if not UNITS[privacy.unit].has_total:
+    if not unit.has_total:
         return (
             "Epsilon is a plain sum over rounds here. It does not limit what can be concluded from the run as a whole, and it "
             "promises nothing about any person's data."
@@ -70,7 +70,7 @@ def meaning(summary: Summary) -> str:
         return "Epsilon is infinite: nothing limits what can be concluded from the messages."
     rounded = float(epsilon(privacy).replace(",", ""))
     factor = number(_up(math.exp(rounded), 3)) if rounded <= 700 else "more than 10³⁰⁰"
-    hypothesis, without, with_it = _hypothesis(summary)
+    hypothesis, without, with_it = _hypothesis(unit)
     most = 100 * detection(rounded, privacy.delta)
     slack = (
         f" Delta, {small(privacy.delta)}, is a chance of 1 in {number(1 / privacy.delta)} by which this bound may be exceeded; "
@@ -86,20 +86,15 @@ def meaning(summary: Summary) -> str:
     )
 
 
-def _hypothesis(summary: Summary) -> tuple[str, str, str]:
-    """(what is suspected, where it is not so, where it is) in the unit of a run."""
-    unit = summary.privacy.unit
-    if unit == "contribution":
+def _hypothesis(unit: Unit) -> tuple[str, str, str]:
+    """(what is suspected, where it is not so, where it is)."""
+    if unit.name == "contribution":
         return "a node holds its own data and not any other", "with other data", "with its own data"
-    if unit != "record":
-        return (
-            f"the data is this and not another that differs in {UNITS[unit].protects or unit}",
-            "with the other",
-            "with this",
-        )
-    records = summary.config.get("records-per-user", 1)
-    if records > 1:
-        whose = f"the records of a person (up to {records}) were used"
+    if unit.name != "record":
+        differs = f"the data is this and not another that differs in {unit.protects or unit.name}"
+        return differs, "with the other", "with this"
+    if unit.records_per_user > 1:
+        whose = f"the records of a person (up to {unit.records_per_user}) were used"
         return whose, "without the records", "with them"
     return "one particular training example was used", "without the example", "with it"
 
