@@ -70,7 +70,7 @@ def test_headline_numbers_and_the_statement_word_for_word(
         assert f"<strong>{run.summary.rounds}</strong>" in page
         said = "".join(text_of(section(page, "privacy")).split())
         assert "".join(run.summary.privacy.statement.split()) in said
-        assert "".join(meaning(run.summary).split()) in said
+        assert "".join(meaning(run).split()) in said
 
 
 def test_badges_stand_next_to_epsilon(runs: dict[str, Reported]) -> None:
@@ -172,7 +172,7 @@ def test_members_of_a_federation_are_named_and_own_one_row(hospitals: Reported) 
     assert "Westmead, St-Mary, Royal-General, Charité, Hôtel-Dieu" in page
     assert rows_of(section(page, "nodes"))[1:] == ["Charité 71.0 %"]
     for text in (page, model_card(replace(one, command=None))):
-        assert "dpps federation join" in text
+        assert "dpps federation create" in text
 
 
 def test_many_nodes_are_not_all_listed(hospitals: Reported) -> None:
@@ -235,7 +235,7 @@ def test_card_has_the_statement_word_for_word_and_what_epsilon_means(runs: dict[
     for run in runs.values():
         text = " ".join(model_card(run).replace("**", "").split())
         assert " ".join(run.summary.privacy.statement.split()) in text
-        assert meaning(run.summary) in text
+        assert meaning(run) in text
 
 
 def test_card_says_what_the_epsilon_is_worth(runs: dict[str, Reported]) -> None:
@@ -291,7 +291,7 @@ def test_the_same_statement_is_written_once(runs: dict[str, Reported]) -> None:
     assert privacy.count("<b>Protected:</b>") == 1
     assert "<h3>record, four</h3>" in privacy
     assert "<dt>four</dt><dd>epsilon 4" in privacy
-    assert privacy.count(meaning(one.summary)) == 1
+    assert privacy.count(meaning(one)) == 1
 
 
 def test_runs_of_the_same_name_are_told_apart(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """What is said about privacy: the odds that epsilon allows, in the unit of the run; the statement in paragraphs."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from scipy.stats import norm
 import dpps
 from dpps.privacy import Charge, total
 from dpps.report import Reported, badges, detection, meaning, statement
+from tests.support.learning import tiny, toy_data
 from tests.support.report import changed, with_privacy
 
 
@@ -35,24 +38,24 @@ def numbers(text: str) -> list[str]:
 
 
 def test_odds_in_the_unit_record(runs: dict[str, Reported]) -> None:
-    said = meaning(with_privacy(runs["record"], epsilon=3.0).summary)
+    said = meaning(with_privacy(runs["record"], epsilon=3.0))
     assert {"20.1", "3", "1e-5", "100,000"} <= set(numbers(said))
     assert "20.1 of 100" in said
-    said = meaning(with_privacy(runs["record"], epsilon=1.0).summary)
+    said = meaning(with_privacy(runs["record"], epsilon=1.0))
     assert "2.72 of 100" in said  # rounded up, delta included
-    assert "99.97 of 100" in meaning(with_privacy(runs["record"], epsilon=8.0).summary)
-    many = replace(runs["record"].summary, config={**runs["record"].summary.config, "records-per-user": 7})
+    assert "99.97 of 100" in meaning(with_privacy(runs["record"], epsilon=8.0))
+    many = replace(runs["record"], unit=dpps.Record(epsilon=3.0, records_per_user=7))
     assert "7" in numbers(meaning(many))
 
 
 def test_units_mean_different_things(runs: dict[str, Reported]) -> None:
-    contribution = with_privacy(runs["record"], unit="contribution", epsilon=3.0, delta=0.0)
-    assert "20.1 of 100" in meaning(contribution.summary)
-    assert meaning(contribution.summary) != meaning(
-        with_privacy(runs["record"], epsilon=3.0, delta=0.0).summary
+    contribution = replace(
+        with_privacy(runs["record"], epsilon=3.0, delta=0.0), unit=dpps.Contribution(epsilon=3.0)
     )
+    assert "20.1 of 100" in meaning(contribution)
+    assert meaning(contribution) != meaning(with_privacy(runs["record"], epsilon=3.0, delta=0.0))
     for run in (runs["node-swap"], runs["none"], with_privacy(runs["record"], epsilon=None)):
-        assert not numbers(meaning(run.summary))  # no promise of this kind
+        assert not numbers(meaning(run))  # no promise of this kind
 
 
 def test_what_stands_next_to_an_epsilon(runs: dict[str, Reported]) -> None:
@@ -89,3 +92,20 @@ def test_accuracy_is_covered_where_all_that_is_measured_was_noised(runs: dict[st
     ):
         run = with_privacy(changed(runs["record"], local_parameters=local), unit=unit)
         assert run.summary.accuracy_is_covered == covered
+
+
+def test_a_unit_that_is_not_registered_has_a_page_from_python(tmp_path: Path) -> None:
+    """Its local part may hold anything, so nothing that was computed with it is passed on."""
+
+    @dataclass(frozen=True)
+    class Family(dpps.Contribution):
+        name = "family"
+        protects: ClassVar[str] = "all data of one family"
+
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    test = toy_data(1, seed=9)[0]
+    run = dpps.Run(algorithm, toy_data(3), topology="ring", privacy=Family(epsilon=2.0), test=test, seed=0)
+    page = run.fit(epochs=1).report(tmp_path / "page.html").read_text()
+    assert Family.protects in page
+    assert " 7.39 " in page  # e^2
+    assert '<div class="card unprinted"><dt>Accuracy' in page

@@ -247,6 +247,7 @@ def charts(runs: Sequence[Reported]) -> list[Chart]:
             else "In the unit node-swap, the sum of the rounds' epsilons, which is not a proven total.",
             _lines({run.name: run.spent() for run in runs}),
             "epsilon",
+            log=not one,
         ),
         Chart(
             "loss",

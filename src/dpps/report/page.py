@@ -21,16 +21,15 @@ from dpps.privacy.promise import Privacy
 from dpps.report import words
 from dpps.report.charts import Axis, Chart, Line, charts, number
 from dpps.report.read import Reported, read_folder, read_run
-from dpps.runs.baselines import INTERVAL, NO_COST, Gain, gains, measured_on, verdict
+from dpps.runs.baselines import INTERVAL, NO_COST, OWN_EYES, Gain, gains, measured_on, verdict
 from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run
-from dpps.runs.summary import Summary
+from dpps.runs.summary import DATA, Summary
 
 LISTED_NODES = 40
 """Of more nodes, only the first are listed one by one."""
 NOTHING = "-"
 """Stands where there is no value."""
-DATA = {"test": "on the test set", "own": "on each node's own test data"}
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
@@ -244,6 +243,7 @@ def _environment() -> Environment:
         "verdict": verdict,
         "interval_words": INTERVAL,
         "no_cost": NO_COST,
+        "not_noised": OWN_EYES,
         "data": DATA,
     }
     environment.filters |= {
@@ -254,7 +254,7 @@ def _environment() -> Environment:
         "duration": _duration,
         "options": lambda command: re.split(r" (?=--)", command),
         "members": _members,
-        "groupby_meaning": lambda runs: _grouped(runs, lambda run: words.meaning(run.summary)).items(),
+        "groupby_meaning": lambda runs: _grouped(runs, words.meaning).items(),
         "points": lambda change: str(change).removesuffix(" points"),
     }
     return environment

@@ -6,17 +6,13 @@ from decimal import ROUND_CEILING, Decimal
 
 from dpps.privacy.accountant import NO_PROTECTION, label
 from dpps.privacy.promise import Privacy
-from dpps.privacy.units import UNITS
+from dpps.privacy.units import UNITS, Unit
 from dpps.report.charts import number
-from dpps.runs.summary import Summary
+from dpps.report.read import Reported
 
 SIMULATION = "simulation: messages not private"
 OWN_EYES = "for the node's own eyes"
 UNCOVERED = "not covered by the guarantee"
-NOT_NOISED = (
-    "These numbers are computed from the nodes' data without noise, so the guarantee does not cover them. "
-    "Whoever passes them on reveals a little about those data."
-)
 
 WHOLE_NODE = "a node holds its own data and not any other", "with other data", "with its own data"
 ONE_RECORD = "one particular record is in the data", "without the record", "with it"
@@ -63,21 +59,22 @@ def detection(epsilon: float, delta: float, false_alarms: float = _SUSPICION) ->
     return min(1.0, factor * false_alarms + delta, 1 - (1 - delta - false_alarms) / factor)
 
 
-def meaning(summary: Summary) -> str:
-    """What epsilon means, as odds and with an example; for a unit without a total, that it means nothing of the kind."""
-    return odds(summary.privacy, _hypothesis(summary))
+def meaning(run: Reported) -> str:
+    """What epsilon means, as odds and with an example; for a unit without a total, that it means nothing of the kind. Empty without privacy."""
+    if run.unit is None:
+        return ""
+    return odds(run.summary.privacy, _hypothesis(run.unit), has_total=run.unit.has_total)
 
 
-def odds(privacy: Privacy, suspected: tuple[str, str, str]) -> str:
+def odds(privacy: Privacy, suspected: tuple[str, str, str], *, has_total: bool = True) -> str:
     """The same for any release.
 
     Args:
         privacy: what it cost.
         suspected: (what is suspected, where it is not so, where it is).
+        has_total: whether its epsilon is about all that was sent.
     """
-    if privacy.unit == "none":
-        return "There is no epsilon. Messages carry no noise, and nothing limits what can be concluded from them."
-    if not UNITS[privacy.unit].has_total:
+    if not has_total:
         return (
             "Epsilon is a plain sum over rounds here. It does not limit what can be concluded from the run as a whole, and it "
             "promises nothing about any person's data."
@@ -102,22 +99,15 @@ def odds(privacy: Privacy, suspected: tuple[str, str, str]) -> str:
     )
 
 
-def _hypothesis(summary: Summary) -> tuple[str, str, str]:
-    """(what is suspected, where it is not so, where it is) in the unit of a run."""
-    unit = summary.privacy.unit
-    if unit == "none":
-        return "", "", ""
-    if unit == "contribution":
+def _hypothesis(unit: Unit) -> tuple[str, str, str]:
+    """(what is suspected, where it is not so, where it is)."""
+    if unit.name == "contribution":
         return WHOLE_NODE
-    if unit != "record":
-        return (
-            f"the data is this and not another that differs in {UNITS[unit].protects or unit}",
-            "with the other",
-            "with this",
-        )
-    records = summary.config.get("records-per-user", 1)
-    if records > 1:
-        whose = f"the records of a person (up to {records}) were used"
+    if unit.name != "record":
+        differs = f"the data is this and not another that differs in {unit.protects or unit.name}"
+        return differs, "with the other", "with this"
+    if unit.records_per_user > 1:
+        whose = f"the records of a person (up to {unit.records_per_user}) were used"
         return whose, "without the records", "with them"
     return "one particular training example was used", "without the example", "with it"
 

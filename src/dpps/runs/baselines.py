@@ -30,7 +30,7 @@ from dpps.privacy.units import Calibration
 from dpps.runs.callbacks import Callback
 from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
-from dpps.runs.summary import Comparisons, Summary
+from dpps.runs.summary import DATA, Comparisons, Summary
 from dpps.sensitivity import Unclipped
 from dpps.topology import Topology, Weights
 
@@ -46,7 +46,10 @@ INTERVAL = (
     "95 % interval of the change on the same test examples, for these nodes and these trained models; "
     "another draw of the noise adds its own spread"
 )
-OWN_EYES = "computed on the nodes' data without noise: for your own eyes, no guarantee covers them"
+OWN_EYES = (
+    "computed from the nodes' data without noise: the guarantee does not cover them, and whoever passes them on reveals "
+    "something about those data"
+)
 NO_COST = "nothing, there is none"
 
 
@@ -177,8 +180,7 @@ def gains(summary: Summary) -> tuple[list[Gain], list[Gain]]:
 
 def measured_on(summary: Summary) -> str:
     """Which test examples `gains` is about."""
-    own = summary.comparisons is not None and "own" in summary.comparisons
-    return "on each node's own test data" if own else "on the test set"
+    return DATA["own" if "own" in (summary.comparisons or ()) else "test"]
 
 
 def gained(summary: Summary) -> list[tuple[str, str]]:

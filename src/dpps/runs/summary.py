@@ -28,6 +28,8 @@ Metrics = dict[str, dict[str, list[float | None]]]
 Comparisons = dict[str, dict[str, Comparison]]
 """By data ("test", "own"): what joining gained ("joining"), what privacy cost ("privacy"), and "both" together."""
 
+DATA = {"test": "on the test set", "own": "on each node's own test data"}
+"""In words: what accuracies and metrics are measured on."""
 _ROUNDS = 8  # of a topology that are compared
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -166,10 +168,12 @@ class Summary:
     def accuracy_is_covered(self) -> bool:
         """Whether accuracy on public data may be passed on. Where a unit promises a total but does not clip each example, local
         parameters and statistics are not noised, and what is computed with them is as private as they are."""
-        if self.privacy.unit == "none":
+        if self.privacy.unit == "none" or not (self.local_parameters or self.own_statistics):
             return True
+        if self.privacy.unit not in UNITS:  # what it clips and noises is not known
+            return False
         unit = UNITS[self.privacy.unit]
-        return not (self.local_parameters or self.own_statistics) or unit.per_example or not unit.has_total
+        return unit.per_example or not unit.has_total
 
     def node_name(self, k: int) -> str:
         """What the k-th node held here is called."""
