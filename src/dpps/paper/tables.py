@@ -216,7 +216,7 @@ class Sensitivity(Experiment):
         axes[0].set_ylabel("sensitivity (L1)")
         axes[0].legend(fontsize=6)
         page.table(
-            "sensitivity", "Sensitivity: ours (mean over seeds ± deviation) beside the authors'", table
+            "sensitivity", "Sensitivity: ours (mean over seeds ± standard deviation) and the authors'", table
         )
         page.table("checks", "Does the estimate hold, and how does it grow", checks)
         page.figure("sensitivity", fig)
@@ -275,7 +275,7 @@ class Factors(Experiment):
             difference = 100 * (mean(own) / theirs - 1) if theirs and own else None
             row = (_LAYERS[shared], d, spread(own) if own else "not run", theirs, difference)
             table.add(*row, sum(r["rounds"] for r in found), _above(found), len(found))
-        caption = "Mean real sensitivity (RAS), ours (mean over seeds ± deviation) beside the authors'"
+        caption = "Mean real sensitivity (RAS), ours (mean over seeds ± standard deviation) and the authors'"
         page.table("factors", caption, table)
         fig, (left, right) = figure(2, columns=2)
         degrees = sorted({d for _, d in ras})
@@ -442,7 +442,7 @@ class Accuracy(Experiment):
             if isinstance(shown, float):
                 ours[point.labels], difference = shown, shown - theirs
             table.add(model, algorithm, budget or "none", topology, shown, theirs, difference)
-        page.table("accuracy", "Final test accuracy, ours beside the paper's, one seed", table)
+        page.table("accuracy", "Final test accuracy, ours and the paper's, one seed", table)
         self._write_study(results, parts, page)
         page.table(
             "claims", "The paper's claims, computed from its table and from ours (MLP block)", _claims(ours)
@@ -639,7 +639,7 @@ class RealVsEstimated(Experiment):
             axis.bar(x, accuracy.mean, color=_NOISE[noise][2])
             if theirs is not None:
                 axis.plot([x - 0.4, x + 0.4], [theirs] * 2, color="black")
-        caption = "Accuracy and mean real sensitivity (mean over seeds ± deviation)"
+        caption = "Accuracy and mean real sensitivity (mean over seeds ± standard deviation)"
         page.table("real-vs-estimated", caption, table)
         axis.set_xticks(range(len(labels)), labels, fontsize=6)
         axis.set_ylabel("accuracy % (line: paper)")
