@@ -734,7 +734,7 @@ def audit(
         trials: in either world; a known leak has its own number.
         seed: of seeded noise and sampling.
         secure_noise: noise on a grid from the operating system's key, instead of seeded noise.
-        progress: told of every batch of trials.
+        progress: called with the size of every batch of trials.
     """
     if trials < LEAST:
         raise UsageError(

@@ -45,7 +45,7 @@ DELTA = 1e-5
 # Pictures of what an attack has read: one line of images a setting, below the truth
 
 Line = tuple[str, Sequence[NDArray[np.floating]]]
-"""What stands beside a line, and its images."""
+"""The label of a line, and its images."""
 
 
 def check_picture(file: Path) -> None:
@@ -282,7 +282,7 @@ class _Noise:
         bound = Bounded(clip=0.0, start_distance=furthest)
         return DPPS(topology, Gaussian(self.multiplier), bound, noise=source, fabric=listener)
 
-    def told(self, protocol: DPPS, scale: float, width: int) -> Matrix:
+    def known(self, protocol: DPPS, scale: float, width: int) -> Matrix:
         """The noise on the others' first messages that the attacker knows: what it shares with its partners."""
         if not isinstance(protocol.noise, SecurePairs):
             return np.zeros((self.nodes, width))
@@ -293,8 +293,8 @@ class _Noise:
         others = [k for k in range(self.nodes) if k != self.attacker]
         covariance: Matrix = np.zeros((self.nodes, self.nodes))
         alone = np.eye(len(others))
-        known = alone if self.partners is None else unknown_covariance(self.partners, others)
-        covariance[np.ix_(others, others)] = known
+        unknown = alone if self.partners is None else unknown_covariance(self.partners, others)
+        covariance[np.ix_(others, others)] = unknown
         return scale**2 * covariance
 
 
@@ -314,9 +314,9 @@ def _outcome(
         state = protocol.start(secret)
         records = [protocol.step(state) for _ in range(rounds)]
         scale = records[0].scale
-        told = noise.told(protocol, scale, secret.shape[1])
+        known = noise.known(protocol, scale, secret.shape[1])
         # what is known of the noise has gone through the same mixing as the values
-        read = knowledge.solve(torch.stack(listener.heard).numpy() - knowledge.matrix @ told)
+        read = knowledge.solve(torch.stack(listener.heard).numpy() - knowledge.matrix @ known)
         squares.append(np.mean((read - secret.numpy())[chosen] ** 2) if chosen else math.nan)
         means.append(float(((state.s.mean(0) - secret.mean(0)) ** 2).mean()))
         deviations = np.diag(knowledge.covariance(noise.covariance(scale)))[chosen]
@@ -367,7 +367,7 @@ _NODES = 10
 _ROUNDS = 720
 """The run that the noise is for: 12 epochs of MNIST over ten nodes."""
 _SAMPLING = 1 / 60
-"""Its batch of 100 out of 6,000. In the unit record the attacker is told that the image was in the batch,
+"""Its batch of 100 out of 6,000. In the unit record the attacker knows that the image was in the batch,
 and all the rest of it."""
 
 

@@ -43,14 +43,15 @@ from dpps.noise import (
     Mechanism,
     NoiseSource,
     Outgoing,
+    Partners,
     RoundStream,
     SecureNoise,
     SecurePairs,
     SeededPairs,
+    Shares,
     gaussian_table,
 )
-from dpps.noise import Partners as PairGraph
-from dpps.privacy import Contribution, Pairs, Partners, Record, Shares
+from dpps.privacy import Contribution, Pairs, Record
 from dpps.protocol import DPPS
 from dpps.sensitivity import Unclipped
 from dpps.topology import Exponential
@@ -59,7 +60,7 @@ Matrix = NDArray[np.float64]
 Present = NDArray[np.bool_] | None
 """Which nodes take part in a round; None: everybody."""
 Suspicion = Literal["nothing", "no pair noise", "key used twice"]
-Source = Callable[[PairGraph], SecurePairs]
+Source = Callable[[Partners], SecurePairs]
 
 
 def pair_noise(
@@ -161,7 +162,7 @@ class SideBySide(NoiseSource):
     def discreteness(self, step: float) -> float:
         return self.inner.discreteness(step)
 
-    def with_partners(self, partners: PairGraph) -> NoiseSource:
+    def with_partners(self, partners: Partners) -> NoiseSource:
         self.inner = _with_partners(self.inner, partners, self._make)
         return self
 
@@ -180,7 +181,7 @@ def _unwrapped(source: NoiseSource) -> tuple[NoiseSource, float]:
     return (source.source, SABOTAGE) if isinstance(source, Weakened) else (source, 1.0)
 
 
-def _with_partners(source: NoiseSource, partners: PairGraph, make: Source = SecurePairs) -> NoiseSource:
+def _with_partners(source: NoiseSource, partners: Partners, make: Source = SecurePairs) -> NoiseSource:
     return make(partners) if isinstance(source, SecureNoise) else source.with_partners(partners)
 
 
@@ -240,7 +241,7 @@ class PairsCase(Case):
     unit: Contribution | Record
     nodes: int = 5
     known: int = 1
-    """How many nodes have really told their secrets."""
+    """How many nodes really collude."""
     make: Source = SecurePairs
     suspicion: Suspicion = "nothing"
 
@@ -255,8 +256,8 @@ class PairsCase(Case):
         start = torch.zeros(self.nodes * copies, WIDTH)
         rounds = []
         for t, (fresh, scale) in enumerate(zip(wire.fresh(start), scales, strict=True)):
-            told = self._told(beside.inner, beside.part * scale, t, copies)
-            rounds.append(fresh.reshape(copies, self.nodes).T / scale - told / scale)
+            known = self._known_noise(beside.inner, beside.part * scale, t, copies)
+            rounds.append(fresh.reshape(copies, self.nodes).T / scale - known / scale)
         keys = isinstance(beside.inner, SecurePairs)  # seeded noise is drawn without keys to tell
         return self._ratio(self._observer if keys else replace(self._observer, colluders=0), rounds, scales)
 
@@ -266,7 +267,7 @@ class PairsCase(Case):
         assert partners is not None
         return Observer(partners, self.known, self.suspicion)
 
-    def _told(self, source: NoiseSource, scale: float, round_: int, copies: int) -> Matrix:
+    def _known_noise(self, source: NoiseSource, scale: float, round_: int, copies: int) -> Matrix:
         """The pair noise between colluders and honest nodes, in the honest rows."""
         if not isinstance(source, SecurePairs) or isinstance(source, NoPairNoise):
             return np.zeros((self.nodes, copies))
@@ -318,7 +319,7 @@ class PairsCase(Case):
 # Rounds from which nodes are away: fewer nodes hide each other less
 
 _NODES, _COLLUDER = 5, 4
-_AWAY = {0: [2, 3], 1: [1, 2, 3]}  # in round 1 one honest node is left beside the colluder
+_AWAY = {0: [2, 3], 1: [1, 2, 3]}  # in round 1 one honest node is left with the colluder
 
 
 @dataclass(frozen=True)

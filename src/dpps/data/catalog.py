@@ -178,7 +178,7 @@ def obtain(recipe: Recipe, folder: Path, progress: bool = True) -> tuple[Files, 
 
 
 def _unpack(archive: Path, names: tuple[str, ...]) -> None:
-    """Write the named members beside the archive and remove it; no path is taken from the archive itself."""
+    """Write the named members next to the archive and remove it; no path is taken from the archive itself."""
     with tarfile.open(archive) as tar:
         members = set(tar.getnames())
         for name in names:

@@ -43,9 +43,8 @@ def check_headers(found: Mapping[Path, tuple[str, ...] | None]) -> None:
         for place, (own, other) in enumerate(zip(names, expected, strict=True), start=1):
             if own != other:
                 raise UsageError(
-                    f"--node-data: column {place} is {own!r} in {folder} and {other!r} in {first}: bring the "
-                    "columns of all nodes' "
-                    "files into the same order, under the same names"
+                    f"--node-data: column {place} is {own!r} in {folder} and {other!r} in {first}: bring the columns of all "
+                    "nodes' files into the same order, under the same names"
                 )
 
 

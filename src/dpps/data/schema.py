@@ -284,9 +284,8 @@ def guess_schema(table: Table, label: str | None = None) -> Schema:
     classes = _values(table.columns[label])
     if len(classes) < 2 or len(classes) > max(MOST_CATEGORIES, len(table) // 2):
         raise UsageError(
-            f"{table.path}: the label {label!r} has {len(classes)} different values in {len(table)} "
-            "examples: a column with 2 or more "
-            "classes that occur again and again is needed; choose another label"
+            f"{table.path}: the label {label!r} has {len(classes)} different values in {len(table)} examples: a column with 2 "
+            "or more classes that occur again and again is needed; choose another label"
         )
     columns = tuple(_guess(name, table) for name in table.names if name != label)
     return _as_read(Schema(columns, label, classes), table)

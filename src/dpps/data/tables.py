@@ -215,8 +215,7 @@ def _checked(
 ) -> Table:
     if len(names) < 2:
         raise UsageError(
-            f"{path} has {len(names)} column: the label and one input or more are needed, separated by comma, "
-            "semicolon or tab"
+            f"{path} has {len(names)} column: the label and one input or more are needed, separated by comma, semicolon or tab"
         )
     for place, name in enumerate(names):
         if (first := names.index(name)) < place:

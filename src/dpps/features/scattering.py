@@ -58,9 +58,8 @@ class Scattering(nn.Module):
         step = 2**self.scales
         if min(shape[1:]) < 2 * step:
             raise UsageError(
-                f"scattering with {self.scales} scales needs images of at least {2 * step} x {2 * step}, not "
-                f"{shape[1]} x {shape[2]}: "
-                "use fewer scales"
+                f"scattering with {self.scales} scales needs images of at least {2 * step} x {2 * step}, not {shape[1]} x "
+                f"{shape[2]}: use fewer scales"
             )
         return shape[0] * self.channels, -(-shape[1] // step), -(-shape[2] // step)
 

@@ -141,8 +141,7 @@ def _imported(name: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
     except Exception as error:
         raise UsageError(
-            f"--model {name}: importing {module} raises {_in_short(error)}; it must be installed, or lie in "
-            "the current folder"
+            f"--model {name}: importing {module} raises {_in_short(error)}; it must be installed, or lie in the current folder"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

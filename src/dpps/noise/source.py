@@ -323,8 +323,7 @@ def whole_steps(values: np.ndarray, step: float, toward_zero: bool) -> np.ndarra
     steps = np.trunc(values / step) if toward_zero else np.rint(values / step)
     if np.abs(steps).max(initial=0.0) >= _LARGEST:
         raise RunError(
-            f"a value of {np.abs(values).max():.3g} does not fit the noise grid of {step:.3g}: the noise is "
-            "too small against the "
-            "values to be safe; use a smaller epsilon or smaller values"
+            f"a value of {np.abs(values).max():.3g} does not fit the noise grid of {step:.3g}: the noise is too small against "
+            "the values to be safe; use a smaller epsilon or smaller values"
         )
     return steps.astype(np.int64)

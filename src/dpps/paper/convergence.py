@@ -433,11 +433,9 @@ def run(out: Path, quick: bool = False) -> list[Series]:
 
 
 _PROBLEM = (
-    f"N = {NODES}, {OUT}-Out; each seed has its own problem and its own noise. F_i(s, l) = Σ_k z_k²/(1 + z_k²), "
-    "z = R_i s + βEl − c_i, and "
-    f"the same of l − e_i. The sensitivity is held at S = {SENSITIVITY:g} (Assumption 4). The exponent in T "
-    "is an upper bound: a steeper fall "
-    "agrees. Against d_s and b the runs start at a stationary point with exact gradients, T = "
+    f"N = {NODES}, {OUT}-Out; each seed has its own problem and its own noise. F_i(s, l) = Σ_k z_k²/(1 + z_k²), z = R_i s + "
+    f"βEl − c_i, and the same of l − e_i. The sensitivity is held at S = {SENSITIVITY:g} (Assumption 4). The exponent in T is "
+    "an upper bound: a steeper fall agrees. Against d_s and b the runs start at a stationary point with exact gradients, T = "
     f"{NOISE_ROUNDS}, so that the noise is all there is to see."
 )
 _TYPESET = {

@@ -44,9 +44,9 @@ def paper_cell(**options: Any) -> Cell:
 
 @dataclass(frozen=True)
 class Scope:
-    """How much is computed. full: as in the paper. quick: minutes, on mnist-mini. smallest: seconds, for tests."""
+    """How much is computed. full: as in the paper. quick: minutes, on mnist-mini."""
 
-    size: Literal["full", "quick", "smallest"] = "full"
+    size: Literal["full", "quick"] = "full"
     seeds: Sequence[int] = SEEDS
     models: Sequence[str] = MODELS
     bandwidth: float = 1e9
@@ -64,17 +64,13 @@ class Scope:
     @property
     def mark(self) -> str:
         """What every table and figure must say of a run that is not full."""
-        return (
-            "" if self.size == "full" else f"{self.size} run on mnist-mini, not the paper's data and rounds"
-        )
+        return "" if self.size == "full" else "quick run on mnist-mini, not the paper's data and rounds"
 
     def fit(self, cell: Cell) -> Cell:
         """The cell at this size. A quick MLP run has as many rounds as two epochs of a full one."""
         if self.size == "full":
             return cell
         small = cell.but(data="mnist-mini")
-        if self.size == "smallest":
-            return small.but(batch_size=5, tests=20, epochs=1, examples=10 * cell["nodes"])
         if cell["model"].startswith("mlp"):
             return small.but(epochs=12)
         few = 3 * cell["nodes"] * cell["batch_size"]
@@ -216,7 +212,7 @@ class Sensitivity(Experiment):
         axes[0].set_ylabel("sensitivity (L1)")
         axes[0].legend(fontsize=6)
         page.table(
-            "sensitivity", "Sensitivity: ours (mean over seeds ± deviation) beside the authors'", table
+            "sensitivity", "Sensitivity: ours (mean over seeds ± standard deviation) and the authors'", table
         )
         page.table("checks", "Does the estimate hold, and how does it grow", checks)
         page.figure("sensitivity", fig)
@@ -255,10 +251,9 @@ class Factors(Experiment):
     title = "Mean real sensitivity against shared layers and connectivity (Section V-C)"
 
     def points(self, scope: Scope) -> list[Point]:
-        degrees = (2, 10) if scope.size == "smallest" else range(2, 11)
         cells = (
             (shared, d, paper_cell(shared=shared, topology=f"{d}-out", epochs=2, **_CONNECTIVITY))
-            for shared, d in product(_LAYERS, degrees)
+            for shared, d in product(_LAYERS, range(2, 11))
         )
         return [Point((shared, d), scope.seeded(cell)) for shared, d, cell in cells]
 
@@ -275,7 +270,7 @@ class Factors(Experiment):
             difference = 100 * (mean(own) / theirs - 1) if theirs and own else None
             row = (_LAYERS[shared], d, spread(own) if own else "not run", theirs, difference)
             table.add(*row, sum(r["rounds"] for r in found), _above(found), len(found))
-        caption = "Mean real sensitivity (RAS), ours (mean over seeds ± deviation) beside the authors'"
+        caption = "Mean real sensitivity (RAS), ours (mean over seeds ± standard deviation) and the authors'"
         page.table("factors", caption, table)
         fig, (left, right) = figure(2, columns=2)
         degrees = sorted({d for _, d in ras})
@@ -306,10 +301,9 @@ class Scale(Experiment):
     title = "Mean real sensitivity against network scale (Section V-C), and up to 1000 nodes"
 
     def points(self, scope: Scope) -> list[Point]:
-        few = {"full": (10, 20, 30, 40, 50), "quick": (10, 20, 50), "smallest": (10,)}[scope.size]
-        large = (100, 300, 1000) if scope.size == "full" else ()
-        degrees = (2,) if scope.size == "smallest" else (2, 4, 6, 8)
-        mlp = [*product(few, degrees), *product(large, (2, 8))] if "mlp" in scope.models else []
+        full = scope.size == "full"
+        few, large = ((10, 20, 30, 40, 50), (100, 300, 1000)) if full else ((10, 20, 50), ())
+        mlp = [*product(few, (2, 4, 6, 8)), *product(large, (2, 8))] if "mlp" in scope.models else []
         resnet = product((10, 20), (2, 8)) if "resnet18" in scope.models else ()
         return [
             *(Point(("mlp", n, d), (self._mlp(n, d, scope),)) for n, d in mlp),
@@ -323,8 +317,7 @@ class Scale(Experiment):
         epochs = max(1, rounds // ((60_000 if full else 10_000) // (n * batch)))
         options = {"data": "mnist" if full else "mnist-mini", "nodes": n, "topology": f"{d}-out"}
         options |= {"epochs": epochs, "batch_size": batch, "seed": scope.seeds[0]}
-        cell = paper_cell(**options, **_CONNECTIVITY)
-        return scope.fit(cell) if scope.size == "smallest" else cell
+        return paper_cell(**options, **_CONNECTIVITY)
 
     @staticmethod
     def _resnet(n: int, d: int, scope: Scope) -> Cell:
@@ -401,8 +394,6 @@ class Accuracy(Experiment):
             rank = 0 if model == "mlp" else 7 if not first else 5 if model == "resnet18" else 6
             labels = (model, algorithm, budget, topology)
             points.append(Point(labels, (_accuracy_cell(scope, *labels),), "accuracy", rank))
-        if scope.size == "smallest":
-            return [point for point in points if point.labels[3] == "exp"]
         return points + (list(self._study(scope)) if "mlp" in scope.models else [])
 
     @staticmethod
@@ -442,7 +433,7 @@ class Accuracy(Experiment):
             if isinstance(shown, float):
                 ours[point.labels], difference = shown, shown - theirs
             table.add(model, algorithm, budget or "none", topology, shown, theirs, difference)
-        page.table("accuracy", "Final test accuracy, ours beside the paper's, one seed", table)
+        page.table("accuracy", "Final test accuracy, ours and the paper's, one seed", table)
         self._write_study(results, parts, page)
         page.table(
             "claims", "The paper's claims, computed from its table and from ours (MLP block)", _claims(ours)
@@ -599,9 +590,8 @@ class RealVsEstimated(Experiment):
     def points(self, scope: Scope) -> list[Point]:
         rows = [*product(("mlp", "resnet18"), ("real", "paper"), ("1", "2"))]
         rows += product(("mlp",), ("certified",), ("1", "2"))
-        topologies = ("exp",) if scope.size == "smallest" else ("2-out", "exp")
         points = []
-        for (model, noise, shared), topology in product(rows, topologies):
+        for (model, noise, shared), topology in product(rows, ("2-out", "exp")):
             if model not in scope.models:
                 continue
             c_prime, decay = _TUNED[model, shared]
@@ -639,7 +629,7 @@ class RealVsEstimated(Experiment):
             axis.bar(x, accuracy.mean, color=_NOISE[noise][2])
             if theirs is not None:
                 axis.plot([x - 0.4, x + 0.4], [theirs] * 2, color="black")
-        caption = "Accuracy and mean real sensitivity (mean over seeds ± deviation)"
+        caption = "Accuracy and mean real sensitivity (mean over seeds ± standard deviation)"
         page.table("real-vs-estimated", caption, table)
         axis.set_xticks(range(len(labels)), labels, fontsize=6)
         axis.set_ylabel("accuracy % (line: paper)")

@@ -231,19 +231,16 @@ def noise_for(
     event: Callable[[float], "Event | DpEvent"],
     sampling: float = 1.0,
     group: int = 1,
-    *,
-    distance: float = 0.0,
 ) -> float:
     """The smallest noise multiplier whose total over the rounds is at most the target, and at least 0.999 of it.
 
     Args:
         target_epsilon: wanted total.
-        delta: as in :func:`total`, like `group` and `distance`.
+        delta: as in :func:`total`, like `group`.
         rounds: planned number of rounds.
         event: what one round costs at a noise multiplier (scale / sensitivity): a mechanism's `event`.
         sampling: Poisson rate q.
         group: records per person.
-        distance: between the noise that is drawn and the noise that is charged for.
     """
     if not 0 < target_epsilon < math.inf:
         raise UsageError(
@@ -254,7 +251,7 @@ def noise_for(
 
     def epsilon_of(noise: float) -> float:
         charge = Charge(sampled(sampling, Event.of(event(noise))), rounds)
-        return total([charge], delta, group, distance=distance).epsilon
+        return total([charge], delta, group).epsilon
 
     guess = _first_guess(event, target_epsilon / group, delta, sampling, rounds)
     return _least_noise(epsilon_of, target_epsilon, guess)
@@ -277,7 +274,7 @@ def _merge(charges: Iterable[Charge]) -> list[Charge]:
         if not charge.free:
             counts[charge.event] += charge.count
     merged: list[Charge] = []
-    # equal kinds beside each other, the costlier first: scale / sensitivity differs in its last digits between learning rates
+    # equal kinds next to each other, the costlier first: scale / sensitivity differs in its last digits between learning rates
     for event in sorted(counts, key=lambda e: (e.type, e.arguments, e.sampling, e.noise_multiplier)):
         last = merged.pop() if merged and _alike(merged[-1].event, event) else Charge(event, 0)
         merged.append(Charge(last.event, last.count + counts[event]))

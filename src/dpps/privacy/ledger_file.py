@@ -225,10 +225,9 @@ class LedgerFile(Ledger):
             line = next(islice(file, mark.lines - 1, None), b"")
         if not line.endswith(f'"crc":"{mark.seal}"}}\n'.encode()):
             raise RunError(
-                f"ledger {self.path} has {self._lines} lines and {witness} has seen "
-                f"{'another' if line else 'a'} line {mark.lines}: it was "
-                "replaced by an older copy or another, so what was spent is not known; restore it, or start "
-                "a new run in another folder"
+                f"ledger {self.path} has {self._lines} lines and {witness} has seen {'another' if line else 'a'} line "
+                f"{mark.lines}: it was replaced by an older copy or another, so what was spent is not known; restore it, or "
+                "start a new run in another folder"
             )
 
     def _write(self, release: Release) -> None:
@@ -441,9 +440,8 @@ def _read(path: Path) -> tuple[_Record, int]:
         data = path.read_bytes()
     except OSError as error:
         raise RunError(
-            f"{path} cannot be read: {error.strerror}; without it nobody knows whether the ledger beside it "
-            "is the newest, so what was "
-            "spent is not known; restore it, or start a new run in another folder"
+            f"{path} cannot be read: {error.strerror}; without it nobody knows whether the ledger beside it is the newest, so "
+            "what was spent is not known; restore it, or start a new run in another folder"
         ) from error
     size = len(data) // 2
     found = [record for half in (data[:size], data[size:]) if (record := _decoded(half)) is not None]

@@ -283,9 +283,8 @@ def refuse_large_delta(unit: Unit, sizes: Sequence[int]) -> None:
     if unit.per_example and unit.delta * largest >= 1:
         power = 10.0 ** math.floor(math.log10(0.1 / largest) + 1e-9)
         raise UsageError(
-            f"delta is {unit.delta:g} and a node has {largest} records: delta is the chance that the "
-            "guarantee fails, so it must be "
-            f"well below 1 / records = {1 / largest:.2g}; use {power:g} or less"
+            f"delta is {unit.delta:g} and a node has {largest} records: delta is the chance that the guarantee fails, so it "
+            f"must be well below 1 / records = {1 / largest:.2g}; use {power:g} or less"
         )
 
 
@@ -295,9 +294,8 @@ def _small_nodes(unit: Unit, plan: Plan) -> list[str]:
         return []
     return [
         f"node {node} has {size} examples, fewer than a batch of {plan.batch_size}: every round uses all of them, divided by "
-        f"{plan.batch_size}; a smaller batch size gives it more weight and more privacy for the same noise, "
-        "and one that is a part of "
-        "every node's examples (1/8) lets nobody set the noise of the others"
+        f"{plan.batch_size}; a smaller batch size gives it more weight and more privacy for the same noise, and one that is a "
+        "part of every node's examples (1/8) lets nobody set the noise of the others"
     ]
 
 
@@ -322,13 +320,13 @@ def _growth(unit: NodeSwap, plan: Plan, dimension: int, topology: Topology, sync
     name, last = type(sensitivity).__name__.lower(), math.log(bounds[-1])
     if len(bounds) > 1:  # beyond the rounds that were looked at it goes on as in the last one
         last += (stretch - len(bounds)) * max(0.0, math.log(bounds[-1] / bounds[-2]))
-    told = (
+    grown = (
         f"the {name} sensitivity is {bounds[1] / bounds[0]:.3g} times as large in round 1 as in round 0, and "
         f"{bounds[-1] / bounds[0]:.3g} times in round {len(bounds) - 1}"
     )
     if isinstance(sensitivity, Certified) and last + math.log(mechanism.scale(1.0)) > math.log(BEYOND):
-        raise UsageError(f"{told}: before the run ends the noise outgrows all numbers; {remedy}")
-    return [f"{told}: the noise drowns what is learned; {remedy}"]
+        raise UsageError(f"{grown}: before the run ends the noise outgrows all numbers; {remedy}")
+    return [f"{grown}: the noise drowns what is learned; {remedy}"]
 
 
 def certified_bounds(

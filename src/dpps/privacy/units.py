@@ -105,7 +105,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class PrivacyOptions:
-    """What `dpps train` and `dpps plan` can be told about privacy; their help texts say what each option means."""
+    """The privacy options of `dpps train` and `dpps plan`; their help texts explain each."""
 
     epsilon: float | None = None
     delta: float = 1e-5
@@ -249,7 +249,7 @@ class Unit(ABC):
 
 
 UNITS: Registry[type[Unit]] = Registry("unit", "dpps.privacy")
-"""Units by name: what `dpps train --unit` offers beside none."""
+"""Units by name: what `dpps train --unit` offers, apart from none."""
 
 
 @UNITS.register("node-swap")
@@ -455,12 +455,10 @@ class Contribution(Unit):
 
     def not_covered(self) -> str:
         return (
-            "a node's local parameters, and statistics that its model keeps of its data (BatchNorm), are "
-            "not noised and must never be published, nor accuracies "
-            "computed with them; people whose records lie with "
-            "several nodes are protected once per node; several runs on the same data add up; choices made "
-            "by looking at the data or at test results are not counted; the declared size of a "
-            f"node is public ({_DECLARED}){self.trust.not_covered()}"
+            "a node's local parameters, and statistics that its model keeps of its data (BatchNorm), are not noised and must "
+            "never be published, nor accuracies computed with them; people whose records lie with several nodes are protected "
+            "once per node; several runs on the same data add up; choices made by looking at the data or at test results are "
+            f"not counted; the declared size of a node is public ({_DECLARED}){self.trust.not_covered()}"
         )
 
 
@@ -475,7 +473,7 @@ class Record(Unit):
 
     Per-example clipping over shared and local parameters together, Poisson sampling, Gaussian noise on both updates.
     The total is that of replacing an example by one that teaches nothing. With declared sizes fixed, that is what adding or
-    removing one means. Replacing it by another example costs more, and is stated beside it (`Privacy.epsilon_replacement`).
+    removing one means. Replacing it by another example costs more, and is stated too (`Privacy.epsilon_replacement`).
 
     Args:
         epsilon: wanted total over the planned rounds; or give `noise_multiplier`.
@@ -555,10 +553,9 @@ class Record(Unit):
 
     def not_covered(self) -> str:
         return (
-            f"the declared size of a node is public ({_DECLARED}); a person whose records lie with several "
-            "nodes, or who owns more of them "
-            "than stated, is protected less; several runs on the same data add up; choices made by looking at the data or "
-            f"at test results are not counted{self.trust.not_covered()}"
+            f"the declared size of a node is public ({_DECLARED}); a person whose records lie with several nodes, or who owns "
+            "more of them than stated, is protected less; several runs on the same data add up; choices made by looking at the "
+            f"data or at test results are not counted{self.trust.not_covered()}"
         )
 
 

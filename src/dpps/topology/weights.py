@@ -57,7 +57,7 @@ class Weights:
 
     @cached_property
     def receivers(self) -> NDArray[np.int64]:
-        """The receiver of every entry, beside ``senders`` and ``values``."""
+        """The receiver of every entry, in the order of ``senders`` and ``values``."""
         return np.repeat(np.arange(self.nodes), np.diff(self.indptr))
 
     @cached_property

@@ -6,7 +6,6 @@ partners and split it as the partner graph says, so what a round costs is the sa
 """
 
 import math
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from dpps.errors import RunError, UsageError
 from dpps.noise.mechanisms import Gaussian, Mechanism
+from dpps.noise.pairs.graph import Partners, Present
 from dpps.noise.pairs.keys import PairKeys, RoundStream
 from dpps.noise.pairs.table import gaussian_table, table_slack
 from dpps.noise.sampler import Keystream
@@ -25,37 +25,6 @@ SMOOTH = 4.0
 
 _PIECE = 1 << 20  # numbers drawn at a time
 _FINER = 1 + 1 / 64  # pair noise of four steps or more is rounded up by a sixteenth of a step
-
-Present = NDArray[np.bool_] | None
-
-
-class Split(Protocol):
-    """Standard deviations in units of the noise of a message without partners."""
-
-    @property
-    def independent(self) -> float: ...
-    @property
-    def pair(self) -> float: ...
-
-
-class Partners(Protocol):
-    """What noise needs to know of a partner graph; `dpps.privacy.partners` makes them."""
-
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def complete(self) -> bool: ...
-    def shares(self, present: Present = None) -> Split:
-        """How the noise is split when these nodes take part."""
-
-    def among(self, present: Present = None) -> NDArray[np.int64]:
-        """The pairs of these nodes, (E, 2)."""
-
-    def largest_eigenvalue(self, present: Present = None) -> float:
-        """Of the Laplacian, at most."""
-
-    def most_partners(self, present: Present = None) -> int:
-        """Of one of these nodes."""
 
 
 class SecurePairs(SecureNoise):
