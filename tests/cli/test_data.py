@@ -206,7 +206,7 @@ COMMANDS = {
     "predictions of no run": ("predict n0 --input n0/train.csv --output p.csv", "models"),
     "predictions into no folder": ("predict n0 --input n0/train.csv --output no/p.csv", "no/p.csv"),
     "a report of no run": ("report n0", "run.json"),
-    "no run at all": ("evaluate", "--input PATH"),
+    "no run at all": ("evaluate", "--input FILE"),
 }
 CASES = [
     *(pytest.param(TRAIN, "n0/train.csv", *case, id=name) for name, case in FILES.items()),
