@@ -97,7 +97,7 @@ _BEFORE = r"(?:\w+=\S+|[$@(]+|!|torchrun .* -m|python -m)"
 def _commands(lines: list[str]) -> Iterator[str]:
     """What stands behind `dpps` in those lines that are commands, without remarks, pipes, and dots for what is left out."""
     for line in lines:
-        if found := re.match(rf"\s*(?:{_BEFORE} *)*dpps +([a-z-][^)]*)", line):
+        if found := re.match(rf"\s*(?:{_BEFORE} *)*dpps +([a-z-](?:'[^']*'|[^)'])*)", line):
             yield re.split(r" {2,}| #| [|>&] ?|…|\.\.\.", found[1])[0].strip()
 
 

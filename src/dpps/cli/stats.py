@@ -30,45 +30,75 @@ class StatsOptions:
     Questions: count(), mean(x), variance(x), histogram(x), table(x, y), quantiles(x, 0.25, 0.5), correlation(x, y),
     regression(y ~ x1 + x2), km(time, event). Each takes by=CATEGORY and weight=W.
 
-    Example: dpps stats --node-data 'clinics/node-{rank}' --nodes 3 --schema schema.toml --ask 'count()' --ask 'mean(age)'
+    Example: dpps stats --node-data 'node-{rank}' --nodes 3 --schema s.toml --ask 'count()'
     """
 
     ask: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="QUESTION")]]
     """A question; give the option once for each."""
     schema: Annotated[Path, arg(metavar="FILE")]
-    """What is public of the columns: ranges and categories (dpps data describe drafts it)."""
+    """Public ranges and categories of the columns.
+
+    Draft it with dpps data describe.
+    """
     nodes: int
-    """How many nodes there are."""
+    """Number of nodes."""
     node_data: Annotated[Path | None, arg(metavar="PATH")] = None
-    """Every node's table, or the folder that holds it as train.csv; {rank} stands for the node's number."""
+    """Every node's table, or its folder: clinics/node-{rank}.
+
+    {rank} stands for the node's number. A folder holds the table as train.csv (.tsv, .parquet, .npz).
+    """
     person: Annotated[str | None, arg(metavar="COLUMN")] = None
-    """Whose record it is: protects all records of a person at a node, and counts each person once."""
+    """Column that names the person, who is then protected as a whole.
+
+    All records of a person at one node are averaged: each person counts once, and all of their records are protected.
+    """
     epsilon: float = 1.0
     """Total privacy loss, for all questions together."""
     delta: float = 1e-5
-    """Chance that the guarantee fails; well below 1 / (number of records)."""
+    """Probability that the guarantee fails.
+
+    Choose it well below 1 / (number of records).
+    """
     records_per_node: Annotated[int | None, arg(metavar="N")] = None
-    """Protect everything that a node contributes, at most so many records, instead of single records."""
+    """Protect whole nodes of at most N records.
+
+    Instead of single records, everything that a node contributes.
+    """
     trust: Annotated[str, arg(metavar="{" + ",".join(TRUSTS) + "}")] = "nobody"
-    """pairs: partners share noise that cancels in the sum."""
+    """Whether partners share noise that cancels in the sum."""
     colluders: Annotated[int | None, arg(metavar="C")] = None
-    """How many other nodes may pool their secrets with an observer (--trust pairs; default a third of the nodes)."""
+    """Nodes that may pool their secrets with an observer.
+
+    With --trust pairs; by default a third of the nodes, rounded down.
+    """
     mean_variance: Annotated[float | None, arg(metavar="R")] = None
-    """Variance of the averaged noise, as a multiple of the minimum possible (--trust pairs; default 1.25)."""
+    """Variance of the noise, as a multiple of the minimum.
+
+    With --trust pairs; by default 1.25 times the minimum possible against that many colluders.
+    """
     plan: bool = False
-    """Print how wide every interval would be, and stop; no data are read."""
+    """Print how wide every interval would be; reads no data."""
     records: int = 10_000
-    """For --plan: a guess at how many records all nodes hold together."""
+    """For --plan: expected number of records of all nodes."""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Folder for answers.json and the ledger (default: runs/DATE-TIME)."""
+    """Folder for answers.json and the ledger.
+
+    By default runs/DATE-TIME.
+    """
     resume: bool = False
-    """Go on with the release in --out after a crash: the same message is sent, and paid for once."""
+    """Continue the release in --out after a crash.
+
+    The same message is sent, and paid for once.
+    """
     overwrite: bool = False
-    """Delete the release that --out holds and start again."""
+    """Delete the release that --out holds, and start again."""
     seed: Annotated[int | None, arg(metavar="INT")] = None
-    """Noise that can be repeated, for a simulation: it protects nobody (default: noise that nobody knows)."""
+    """Seed of noise that can be repeated, which protects nobody.
+
+    For simulations. Without it the noise is one that nobody knows.
+    """
     timeout: float = 60.0
-    """Distributed: seconds within which a dead or hung process is noticed."""
+    """Seconds until a dead or hung process is noticed."""
     json: bool = False
     """Print the answers as JSON."""
 

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from dpps.disk import private
 from dpps.errors import RunError, UsageError
 from dpps.privacy.promise import Privacy
+from dpps.privacy.units import UNITS
 from dpps.report import words
 from dpps.report.charts import Axis, Chart, Line, charts, number
 from dpps.report.read import Reported, read_folder, read_run
@@ -124,7 +125,7 @@ def render_answers(folder: Path) -> str:
         answers = [_drawn(answer) for answer in found["answers"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"the answers in {folder} cannot be read ({error}): restore answers.json") from error
-    suspected = words.WHOLE_NODE if privacy.unit == "contribution" else words.ONE_RECORD
+    suspected = words.ONE_RECORD if UNITS[privacy.unit].per_example else words.WHOLE_NODE
     return fill(
         "answers.html",
         name=folder.resolve().name,

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, Decimal
 
 from dpps.privacy.accountant import NO_PROTECTION, label
 from dpps.privacy.promise import Privacy
-from dpps.privacy.units import UNITS, Unit
+from dpps.privacy.units import UNITS, Contribution, Record, Unit
 from dpps.report.charts import number
 from dpps.report.read import Reported
 
@@ -101,9 +101,9 @@ def odds(privacy: Privacy, suspected: tuple[str, str, str], *, has_total: bool =
 
 def _hypothesis(unit: Unit) -> tuple[str, str, str]:
     """(what is suspected, where it is not so, where it is)."""
-    if unit.name == "contribution":
+    if unit.name == Contribution.name:
         return WHOLE_NODE
-    if unit.name != "record":
+    if unit.name != Record.name:
         differs = f"the data is this and not another that differs in {unit.protects or unit.name}"
         return differs, "with the other", "with this"
     if unit.records_per_user > 1:

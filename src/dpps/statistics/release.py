@@ -22,7 +22,7 @@ from dpps.data.node_files import node_table
 from dpps.data.schema import Column, Schema, read_schema
 from dpps.data.tables import frame_table, read_table
 from dpps.disk import write_private
-from dpps.errors import UsageError, unknown
+from dpps.errors import UsageError, needs_extra, unknown
 from dpps.learning.algorithms import PartPSP
 from dpps.learning.sampling import NodeData
 from dpps.noise import NoiseLevel
@@ -486,7 +486,8 @@ class Found(Mapping[str, Answer]):
 
     def to_frame(self) -> Any:
         """A pandas frame with a row for every number: query, label, value, low, high, noise, too_noisy."""
-        import pandas
+        with needs_extra("tables"):
+            import pandas
 
         return pandas.DataFrame(
             {"query": a.query, "label": label, "value": a.value[k], "low": a.low[k], "high": a.high[k]}
