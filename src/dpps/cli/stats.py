@@ -30,7 +30,7 @@ class StatsOptions:
     Questions: count(), mean(x), variance(x), histogram(x), table(x, y), quantiles(x, 0.25, 0.5), correlation(x, y),
     regression(y ~ x1 + x2), km(time, event). Each takes by=CATEGORY and weight=W.
 
-    Example: dpps stats --node-data 'node-{rank}' --nodes 3 --schema s.toml --ask 'count()'
+    Example: dpps stats --plan --nodes 3 --schema schema.toml --ask 'mean(age)'
     """
 
     ask: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="QUESTION")]]
