@@ -76,6 +76,8 @@ class Pairs:
         graph: who is whose partner, on nodes 0 to N-1; by default everybody up to 32 nodes, above that a random regular graph.
         degree: of that random graph; by default enough for the colluders.
         seed: of that random graph; public.
+        absentees: how many nodes may be lost for good: the noise that the others shared with them is taken back, which an observer
+            then knows, so the noise is solved for so many colluders more. Between organisations only.
     """
 
     colluders: int | None = None
@@ -83,9 +85,12 @@ class Pairs:
     graph: "networkx.Graph[int] | None" = None
     degree: int | None = None
     seed: int = 0
+    absentees: int = 0
     name = "pairs"
 
     def __post_init__(self) -> None:
+        if self.absentees < 0:
+            raise UsageError(f"absentees is {self.absentees}: it must be 0 or more")
         if self.colluders is not None and self.colluders < 0:
             raise UsageError(f"colluders is {self.colluders}: it must be 0 or more")
         if not 1 < self.mean_variance < math.inf:
@@ -113,7 +118,13 @@ class Pairs:
                 f"colluders is {colluders}: with {nodes} nodes it must be {nodes - 2} or less, because pair noise hides a "
                 "node behind at least one other honest node; trust nobody instead"
             )
-        made = Partners(nodes, self._edges(nodes, colluders), colluders, self.mean_variance)
+        if colluders + self.absentees > nodes - 2:
+            raise UsageError(
+                f"colluders is {colluders} and absentees {self.absentees}: with {nodes} nodes both together must be {nodes - 2} or "
+                "less, because pair noise hides a node behind at least one other honest node that is there; use fewer"
+            )
+        edges = self._edges(nodes, colluders + self.absentees)
+        made = Partners(nodes, edges, colluders, self.mean_variance, self.absentees)
         if made.shares().pair == 0:  # solved in vain: all noise would be independent, and nothing cancel
             raise UsageError(
                 f"the partner graph (strength lambda_2 - C = {made.strength:.3g}) has no use for pair noise against {colluders} "
@@ -123,16 +134,25 @@ class Pairs:
 
     def who(self) -> str:
         """The coalition, in a statement."""
+        lost = (
+            f", and the noise that was shared with up to {self.absentees} nodes that are lost for good"
+            if self.absentees
+            else ""
+        )
         if self.colluders == 0:
-            return " but knows no node's secrets"
+            return f" but knows no node's secrets{lost.replace(', and', ' but', 1)}"
         many = "a third of the nodes, rounded down," if self.colluders is None else self.colluders
-        return f" and knows the data and the secrets of up to {many} of the other nodes acting together"
+        return f" and knows the data and the secrets of up to {many} of the other nodes acting together{lost}"
 
     def not_covered(self) -> str:
         """What is not covered because of it."""
         return (
             "; if more nodes than that pool their secrets, epsilon is larger (dpps plan prints how much, down to all others "
             "together); nodes that lie about their keys are not covered unless the transport proves who owns a key"
+        ) + (
+            f"; if more than {self.absentees} nodes are lost, this promise stays as it is and the model becomes less accurate"
+            if self.absentees
+            else ""
         )
 
     def _edges(self, nodes: int, colluders: int) -> Edges | None:
@@ -182,12 +202,14 @@ class Partners:
         edges: (E, 2), i < j in every row, or None: everybody is everybody's partner.
         colluders: how many nodes may pool their secrets.
         mean_variance: as in `Pairs`.
+        absentees: how many may be lost for good.
     """
 
     nodes: int
     edges: Edges | None
     colluders: int
     mean_variance: float = MEAN_VARIANCE
+    absentees: int = 0
     _known: dict[bytes, Shares] = field(default_factory=dict)
 
     @property
@@ -216,7 +238,7 @@ class Partners:
         return self._known[key]
 
     def _solved(self, present: NDArray[np.bool_] | None) -> Shares:
-        spectra = self.spectra(self.colluders, present)
+        spectra = self.spectra(self.colluders + self.absentees, present)
         least = max(float(weights[values <= 0].sum()) for weights, values in spectra)
         own = self.mean_variance * least
         if own >= 1:
@@ -257,8 +279,8 @@ class Partners:
 
     def loss(self, colluders: int) -> float:
         """The round's multiplier against so many colluders, over the promised one: below 1 when they are more than declared."""
-        shares = self.shares()
-        return 1 / math.sqrt(_inverse(self.spectra(colluders), shares.independent**2, shares.pair**2))
+        shares, known = self.shares(), min(colluders + self.absentees, self.nodes - 1)
+        return 1 / math.sqrt(_inverse(self.spectra(known), shares.independent**2, shares.pair**2))
 
     def largest_eigenvalue(self, present: NDArray[np.bool_] | None = None) -> float:
         """No eigenvalue of the Laplacian is above this, whoever is taken away."""
@@ -276,13 +298,13 @@ class Partners:
 
     @cached_property
     def strength(self) -> float:
-        """lambda_2 - colluders: the algebraic connectivity that is surely left among the honest."""
+        """lambda_2 - colluders - absentees: the algebraic connectivity that is surely left among the honest."""
         whole = float(self.nodes) if self.edges is None else _connectivity(self._laplacian(None))
-        return whole - self.colluders
+        return whole - self.colluders - self.absentees
 
     def at(self, mean_variance: float) -> "Partners":
         """The same partners with another share of pair noise."""
-        return Partners(self.nodes, self.edges, self.colluders, mean_variance)
+        return Partners(self.nodes, self.edges, self.colluders, mean_variance, self.absentees)
 
     @property
     def message_variance(self) -> float:
@@ -328,6 +350,7 @@ class Partners:
             "strength": round(self.strength, 6),
             "sigma": shares.independent,
             "tau": shares.pair,
+            **({"absentees": self.absentees} if self.absentees else {}),
         }
 
 

@@ -113,6 +113,8 @@ class Options:
     """How many other nodes may pool their secrets with an observer (--trust pairs; default a third of the nodes, rounded down)."""
     mean_variance: Annotated[float | None, _optional("R")] = None
     """Variance of the noise in the network's mean over the least that so many colluders allow, without colluders a trusted server's (--trust pairs; default 1.25). Closer to 1: more pair noise in every message. dpps plan shows the trade."""
+    absentees: Annotated[int | None, _optional("A")] = None
+    """How many members of a federation may be lost for good before the noise they shared stays in the model (--trust pairs between organisations; default 1). The noise is calibrated for C + A colluders."""
     budget: Annotated[float | None, _optional("FLOAT")] = None
     """b of the paper: epsilon of a round is budget / noise rate (node-swap default 5; contribution: instead of --epsilon)."""
     noise_rate: float = 1e-3
@@ -273,6 +275,8 @@ class Options:
                 raise UsageError("--colluders belongs to --trust pairs: add that, or leave it out")
             if self.mean_variance is not None:
                 raise UsageError("--mean-variance belongs to --trust pairs: add that, or leave it out")
+            if self.absentees is not None:
+                raise UsageError("--absentees belongs to --trust pairs: add that, or leave it out")
             return
         why = (
             "without a unit there is no noise to share"
