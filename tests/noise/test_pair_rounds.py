@@ -146,7 +146,7 @@ class Week:
             node.source, node.disk = self._start(k, node.disk)
 
     def _forget_unwritten(self, node: Node) -> None:
-        saved = {partner: last for partner, last in node.disk["lost"]}
+        saved = dict(node.disk["lost"])
         node.to_take_back = [p for p in node.to_take_back if p in saved]
         node.forgotten = saved
 
@@ -227,7 +227,7 @@ def test_every_message_is_what_the_keys_say_and_what_should_cancel_does(
         assert set(given.values()) == {1}
         back = Counter((m.sender, each) for m in week.messages for each in m.taken_back)
         assert set(back.values()) <= {1}
-        for (_, (partner, round_)), _ in back.items():
+        for (_, (partner, round_)) in back:
             assert round_ > week.lost[partner] >= week.nodes[partner].released
         # 3. every member that is left has given out everything
         for k in week._left():
@@ -377,15 +377,16 @@ def test_whoever_is_away_or_lost_no_more_is_learned_than_was_calibrated(
 
 
 @pytest.mark.parametrize(
-    ("colluders", "absentees", "twin"),
+    ("rounds", "colluders", "absentees", "twin"),
     [
-        (0, 0, {"own_noise": False}),
-        (0, 1, {"calibrated_for": 0}),
-        (1, 1, {"calibrated_for": 1}),
-        (0, 1, {"too_early": 2}),
+        (5, 0, 0, {"own_noise": False}),
+        (5, 0, 1, {"calibrated_for": 0}),
+        (5, 1, 1, {"calibrated_for": 1}),
+        (8, 1, 1, {"too_early": 4}),
     ],
+    ids=["replay without own noise", "C for C + A", "C for C + A, C = 1", "a released round taken back"],
 )
-def test_twins_are_found_out(colluders: int, absentees: int, twin: dict[str, Any]) -> None:
-    found = [information(6, 5, colluders, absentees, seed, **twin) for seed in range(12)]
+def test_twins_are_found_out(rounds: int, colluders: int, absentees: int, twin: dict[str, Any]) -> None:
+    found = [information(6, rounds, colluders, absentees, seed, **twin) for seed in range(20)]
     assert max(found) > 1.1
     assert math.isfinite(max(found))

@@ -53,7 +53,7 @@ class Net:
     def deliver(self) -> None:
         if not self.in_flight:
             return
-        k, revision, kept = self.random.choice(self.in_flight)
+        k = self.random.choice(self.in_flight)[0]
         to = self.random.randrange(self.n)
         # an honest member's newest sign of life is the one that counts: signs are numbered
         newest = [each for each in self.in_flight if each[0] == k][-1]

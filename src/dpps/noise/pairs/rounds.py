@@ -109,5 +109,5 @@ class PairRounds:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `to_json` gave."""
         self.done = saved["done"]
-        self.lost = {partner: last for partner, last in saved["lost"]}
+        self.lost = dict(saved["lost"])
         self._to_take_back = list(saved["to_take_back"])

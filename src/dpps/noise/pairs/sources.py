@@ -17,7 +17,7 @@ from torch import Tensor
 from dpps.errors import RunError, UsageError
 from dpps.noise.mechanisms import Gaussian, Mechanism
 from dpps.noise.pairs.keys import PairKeys, RoundStream
-from dpps.noise.pairs.rounds import Part, PairRounds
+from dpps.noise.pairs.rounds import PairRounds, Part
 from dpps.noise.pairs.table import gaussian_table, table_slack
 from dpps.noise.sampler import Keystream
 from dpps.noise.source import (
