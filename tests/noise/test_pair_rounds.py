@@ -80,8 +80,7 @@ class Week:
     def _start(self, k: int, saved: dict[str, Any] | None) -> tuple[MemberPairs, dict[str, Any]]:
         # a new process has new objects, and keys that know of nothing
         keys = PairKeys(self.identities[k], self.publics, "week", bytes(16))
-        absentees = self.partners.absentees
-        source = MemberPairs(self.partners, keys, k, absentees)
+        source = MemberPairs(self.partners, keys, k)
         source.levels = self.level
         if saved is not None:
             source.rounds.load(saved)
@@ -227,7 +226,7 @@ def test_every_message_is_what_the_keys_say_and_what_should_cancel_does(
         assert set(given.values()) == {1}
         back = Counter((m.sender, each) for m in week.messages for each in m.taken_back)
         assert set(back.values()) <= {1}
-        for (_, (partner, round_)) in back:
+        for _, (partner, round_) in back:
             assert round_ > week.lost[partner] >= week.nodes[partner].released
         # 3. every member that is left has given out everything
         for k in week._left():

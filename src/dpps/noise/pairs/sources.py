@@ -57,6 +57,8 @@ class Partners(Protocol):
     def nodes(self) -> int: ...
     @property
     def complete(self) -> bool: ...
+    @property
+    def absentees(self) -> int: ...
     def shares(self, present: Present = None) -> Split:
         """How the noise is split when these nodes take part."""
 
@@ -163,6 +165,32 @@ class SecurePairs(SecureNoise):
         return step, math.ceil(16 * scale * split.pair / step) / 16
 
 
+class MemberNoise(SecureNoise):
+    """The secure noise of one node whose partners come and go, before it is told who they are.
+
+    Args:
+        pair_keys: what this node shares with them.
+        node: this node.
+
+    Attributes:
+        pairs: the source that knows its partners; None before it is told of them.
+    """
+
+    def __init__(self, pair_keys: PairKeys, node: int) -> None:
+        super().__init__(pair_keys=pair_keys)
+        self.node = node
+        self.pairs: MemberPairs | None = None
+
+    def with_partners(self, partners: Partners) -> "MemberPairs":
+        """Always the same source: what was given out must be known in one place."""
+        if self.pairs is None:
+            assert self.pair_keys is not None
+            self.pairs = MemberPairs(partners, self.pair_keys, self.node, self.keystream)
+        if self.pairs.partners != partners:
+            raise UsageError("a member's noise has one set of partners: make a new source")
+        return self.pairs
+
+
 class MemberPairs(SecurePairs):
     """Secure noise of one node in a process of its own, whose partners come and go.
 
@@ -170,7 +198,6 @@ class MemberPairs(SecurePairs):
         partners: who they are, and how much they share.
         pair_keys: what this node shares with them.
         node: this node.
-        absentees: of how many lost partners noise is taken back.
         keystream: of the independent noise.
 
     Attributes:
@@ -184,13 +211,12 @@ class MemberPairs(SecurePairs):
         partners: Partners,
         pair_keys: PairKeys,
         node: int,
-        absentees: int = 0,
         keystream: Keystream | None = None,
     ) -> None:
         super().__init__(partners, pair_keys, keystream)
         pairs = (pair for pair in partners.among().tolist() if node in pair)
         self.node = node
-        self.rounds = PairRounds(node, [j if i == node else i for i, j in pairs], absentees)
+        self.rounds = PairRounds(node, [j if i == node else i for i, j in pairs], partners.absentees)
         self.levels: Callable[[int], NoiseLevel] | None = None
         self.planned = 0
 
