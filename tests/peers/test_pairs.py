@@ -1,5 +1,6 @@
 """Noise that cancels between members that come and go: real runs on a simulated network."""
 
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -30,3 +31,71 @@ def test_undisturbed_all_of_it_cancels(tmp_path: Path) -> None:
         assert sorted(week.given[name]) == list(range(20))
         assert week.off(name) < 1e-4
         assert "lost for good" in week.runs[name].privacy.statement
+
+
+def test_a_member_that_was_away_makes_up_for_what_it_missed(tmp_path: Path) -> None:
+    week = Sharing(tmp_path, epochs=10)
+    week.network.at(0.4, lambda: week.network.isolate("m3"))
+    week.network.at(0.8, lambda: week.network.rejoin("m3"))
+    week.network.run()
+    once(week)
+    missed = set(range(40)) - set(week.given["m3"])
+    assert len(missed) > 5
+    assert week.standing() == {}
+    assert max(week.off(name) for name in week.names) < 1e-4
+    charged = [r for r, _ in LedgerFile.read(tmp_path / "m3" / "ledger.jsonl").history]
+    assert not missed & set(charged), "what is made up for costs nothing"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_reordering_and_kills(seed: int, tmp_path: Path) -> None:
+    options = {"seed": seed, "loss": 0.05, "duplicate": 0.05, "delay": (0.01, 0.06)}
+    week = Sharing(tmp_path, epochs=12, network_options=options)
+    for name, when in (("m1", 0.3), ("m4", 0.6), ("m1", 0.9)):
+        week.network.at(when + 0.037 * seed, lambda name=name: week.network.kill(name))
+        week.network.at(when + 0.2, lambda name=name: week.network.restart(name))
+    week.network.run()
+    once(week)
+    assert week.standing() == {}
+    assert max(week.off(name) for name in week.names) < 1e-4
+
+
+def test_the_noise_shared_with_a_lost_member_is_taken_back(tmp_path: Path) -> None:
+    week = Sharing(tmp_path, members=6, epochs=15)
+    week.network.at(0.8, lambda: week.network.kill("m2"))
+    week.network.at(1.3, lambda: week.expel(2))
+    week.network.run()
+    once(week)
+    left = [name for name in week.names if name != "m2"]
+    assert all(week.member(name).pairs.rounds.lost.keys() == {2} for name in left)
+    (last,) = {week.member(name).pairs.rounds.lost[2] for name in left}
+    released = max(week.released("m2"))
+    assert released <= last <= released + 8
+    standing = week.standing()
+    assert {r for i, j, r in standing if 2 in (i, j)} <= set(range(released + 1, last + 1))
+    assert not [pair for pair in standing if 2 not in pair[:2]]
+    taken_back = [p for name in left for p in chain(*week.given[name].values()) if not p.own]
+    assert {part.round for part in taken_back} <= set(range(last + 1, 60))
+    assert {part.pairs[0][0] for part in taken_back} == {2}
+    assert len(taken_back) >= 5
+
+
+def test_no_more_are_taken_back_than_may_be_lost(tmp_path: Path) -> None:
+    week = Sharing(tmp_path, members=6, epochs=15, rules={"min_members": 3})
+    week.network.at(0.5, lambda: week.network.kill("m2"))
+    week.network.at(0.6, lambda: week.network.kill("m5"))
+    week.network.at(1.2, lambda: week.expel(5))
+    week.network.at(1.3, lambda: week.expel(2))
+    week.network.run()
+    once(week)
+    for name in ("m0", "m1", "m3", "m4"):
+        assert week.member(name).pairs.rounds.lost.keys() == {5}
+
+
+def test_two_members_do_not_hide_each_other_and_keys_are_needed(tmp_path: Path) -> None:
+    for wrong in (Sharing(tmp_path / "a", members=2, trust=dpps.Pairs(0)), Sharing(tmp_path / "b")):
+        if wrong.members > 2:
+            wrong.membership = lambda k, made=wrong.membership: replace(made(k), pair_keys=None)  # type: ignore[method-assign]
+        with pytest.raises(dpps.UsageError, match="Pairs"):
+            wrong.network.run()
+        assert wrong.left == {}

@@ -532,7 +532,7 @@ class Peers(Fabric):
         self._late.clear()
         vain = 0
         before()
-        takes_part = position == first and self.behind(first) <= first + fewest // 3
+        takes_part = position == first and self._on_time(first, fewest)
         if takes_part and not self.shares_noise:
             self.hold(AVERAGING, row, 1.0)
         sums = self.shares_noise and (takes_part or position > first)
@@ -564,6 +564,13 @@ class Peers(Fabric):
         z, b = self._home[AVERAGING]
         mean = self._rows.narrow(z / b) if b > 0 else row
         return mean, self._rows.apart(mean, position - fewest)
+
+    def _on_time(self, first: int, fewest: int) -> bool:
+        """Whether this member's row can still be part of the average. Without it noise that it shares would not cancel: there it can until
+        somebody has finished."""
+        if self.shares_noise:
+            return not any(presence.state == DONE for presence in self.view.known)
+        return self.behind(first) <= first + fewest // 3
 
     def estimate(self) -> Tensor:
         """The average, as far as this member has got with it; the row of nothing if it has no part in it."""
