@@ -5,10 +5,13 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 
 import dpps
 from dpps.privacy import LedgerFile
+from tests.peers.test_join import Terminal, organisations
 from tests.support.pairs import Sharing
+from tests.support.peers import NAMES
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -30,7 +33,6 @@ def test_undisturbed_all_of_it_cancels(tmp_path: Path) -> None:
     for name in week.names:
         assert sorted(week.given[name]) == list(range(20))
         assert week.off(name) < 1e-4
-        assert "lost for good" in week.runs[name].privacy.statement
 
 
 def test_a_member_that_was_away_makes_up_for_what_it_missed(tmp_path: Path) -> None:
@@ -99,3 +101,21 @@ def test_two_members_do_not_hide_each_other_and_keys_are_needed(tmp_path: Path) 
         with pytest.raises(dpps.UsageError, match="Pairs"):
             wrong.network.run()
         assert wrong.left == {}
+
+
+def test_three_organisations_by_grpc(tmp_path: Path) -> None:
+    """From requests with keys to a model, and what the run says of it."""
+    trust = {"trust": "pairs", "colluders": 0, "absentees": 1}
+    three = organisations(tmp_path, 60.0, 120.0, **trust)
+    terminals = [Terminal(three, name) for name in NAMES]
+    ended = [terminal.ended() for terminal in terminals]
+    assert [each.error for each in ended] == [None] * 3
+    runs = [each.participation.run for each in ended]
+    assert all(torch.allclose(run.shared, runs[0].shared, atol=1e-4) for run in runs)
+    for run, terminal in zip(runs, ended, strict=True):
+        contract = run.contract
+        assert contract is not None
+        assert contract.trust is not None
+        assert (contract.trust["colluders"], contract.trust["absentees"]) == (0, 1)
+        ledger = LedgerFile.read(terminal.out / "ledger.jsonl")
+        assert [r for r, _ in ledger.history] == list(range(run.plan.count))

@@ -637,6 +637,10 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
         raise UsageError(
             f"the plan in the federation file sets {', '.join(wrong)}: that is each member's own to choose"
         )
+    if federation.shares_noise and not all(member.pair_key for member in federation.members):
+        raise UsageError(
+            "the plan in the federation file has --trust pairs and its members have no pair keys: it is not one of dpps federation create"
+        )
     if not config.secure_noise:
         raise UsageError(
             "the plan in the federation file has no secure-noise: it is not one of dpps federation create"

@@ -134,11 +134,8 @@ class Pairs:
 
     def who(self) -> str:
         """The coalition, in a statement."""
-        lost = (
-            f", and the noise that was shared with up to {self.absentees} nodes that are lost for good"
-            if self.absentees
-            else ""
-        )
+        gone = "1 node that is" if self.absentees == 1 else f"{self.absentees} nodes that are"
+        lost = f", and the noise that was shared with up to {gone} lost for good" if self.absentees else ""
         if self.colluders == 0:
             return f" but knows no node's secrets{lost.replace(', and', ' but', 1)}"
         many = "a third of the nodes, rounded down," if self.colluders is None else self.colluders
@@ -150,7 +147,7 @@ class Pairs:
             "; if more nodes than that pool their secrets, epsilon is larger (dpps plan prints how much, down to all others "
             "together); nodes that lie about their keys are not covered unless the transport proves who owns a key"
         ) + (
-            f"; if more than {self.absentees} nodes are lost, this promise stays as it is and the model becomes less accurate"
+            f"; if more nodes than {self.absentees} are lost for good, this promise holds and the model becomes less accurate"
             if self.absentees
             else ""
         )
