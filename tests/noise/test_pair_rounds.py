@@ -140,7 +140,7 @@ class Week:
         self._write(k, made, round_)
         if crash == "after":
             node.source, node.disk = self._start(k, node.disk)
-            with pytest.raises(RunError, match="given out before"):
+            with pytest.raises(RunError, match=f"round {round_}"):
                 self._make(k, round_, steps)
             node.source, node.disk = self._start(k, node.disk)
 
@@ -271,7 +271,7 @@ def test_noise_is_given_out_once_in_a_process_and_after_a_restart() -> None:
     rounds = PairRounds(1, [0, 2, 3], 1)
     assert [part.round for part in rounds.message(2)] == [0, 1, 2]
     for again in (0, 2):
-        with pytest.raises(RunError, match=f"round {again} was given out before"):
+        with pytest.raises(RunError, match=f"round {again}"):
             rounds.message(again)
     fresh = PairRounds(1, [0, 2, 3], 1)
     fresh.load(rounds.to_json())
@@ -303,7 +303,7 @@ def test_only_one_row_whose_base_is_public_is_noised() -> None:
         Outgoing(rows, rows, rows.clone(), [1], 0, True),
         Outgoing(rows, rows, rows.clone(), [0], 0, True, present=np.ones(3, dtype=bool)),
     ):
-        with pytest.raises(UsageError, match="one node"):
+        with pytest.raises(UsageError, match="node 0"):
             week.nodes[0].source.release(Gaussian(1.0), 1.0, out)
 
 

@@ -1,5 +1,6 @@
 """Noise that cancels between members that come and go: real runs on a simulated network."""
 
+import shutil
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -8,10 +9,17 @@ import pytest
 import torch
 
 import dpps
+from dpps.errors import RunError
+from dpps.peers import LEARNING, Member, OutboxLedger, decode
+from dpps.peers.links import HERE, STARTS
+from dpps.peers.messages import Presence
 from dpps.privacy import LedgerFile
+from dpps.runs import Run
 from tests.peers.test_join import Terminal, organisations
+from tests.support.bare import HARD, ROW, WIDTH, A, B, sign_as, started
 from tests.support.pairs import Sharing
 from tests.support.peers import NAMES
+from tests.support.simulated import Killed, Network, SimulatedPost
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -119,3 +127,100 @@ def test_three_organisations_by_grpc(tmp_path: Path) -> None:
         assert (contract.trust["colluders"], contract.trust["absentees"]) == (0, 1)
         ledger = LedgerFile.read(terminal.out / "ledger.jsonl")
         assert [r for r, _ in ledger.history] == list(range(run.plan.count))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["m0", "m3"])
+def test_killed_around_the_write_of_any_message(name: str, when: str, tmp_path: Path) -> None:
+    """Every ninth write ends the process: a message and its noise exist both or not at all."""
+    week = Sharing(tmp_path, epochs=10, members=4, trust=dpps.Pairs(1, absentees=1))
+    watch, writes = week._watch, 0
+
+    def dying(where: Member, whose: str) -> None:
+        watch(where, whose)
+        write = where._write
+
+        def last(run: Run, round_: int, clock: int) -> None:
+            nonlocal writes
+            writes += whose == name
+            dies = whose == name and writes % 9 == 0
+            if dies:
+                week.network.at(week.network.now + 0.05, lambda: week.network.restart(whose))
+            if dies and when == "before":
+                raise killed(where)
+            write(run, round_, clock)
+            if dies:
+                raise killed(where)
+
+        where._write = last  # type: ignore[method-assign]
+
+    week._watch = dying  # type: ignore[method-assign]
+    week.network.run()
+    once(week)
+    assert week.member(name).fabric.start_number > 2
+    assert week.standing() == {}
+    assert max(week.off(each) for each in week.names) < 1e-4
+
+
+def killed(where: Member) -> Killed:
+    assert isinstance(where.post, SimulatedPost)
+    where.post._process.killed = True
+    ledger = where._run.ledger if where._run is not None else None
+    if isinstance(ledger, OutboxLedger):
+        ledger._abandon()
+    return Killed()
+
+
+def test_an_older_copy_releases_nothing(tmp_path: Path) -> None:
+    """Whoever has heard of a later round says so, also a neighbour that never got a row: before anything leaves."""
+    week = Sharing(tmp_path, epochs=20)
+    network, copy = week.network, tmp_path / "copy"
+
+    def put_back() -> None:
+        shutil.rmtree(tmp_path / "m1")
+        copy.rename(tmp_path / "m1")
+
+    network.at(0.3, lambda: network.kill("m1"))
+    network.at(0.31, lambda: shutil.copytree(tmp_path / "m1", copy))
+    network.at(0.35, lambda: network.restart("m1"))
+    network.at(0.8, lambda: network.kill("m1"))
+    network.at(0.81, put_back)
+    network.at(0.9, lambda: network.restart("m1"))
+    with pytest.raises(RunError, match=r"round \d+"):
+        network.run()
+    before = {r for r, _ in LedgerFile.read(tmp_path / "m1" / "ledger.jsonl").history}
+    assert max(before) < max(week.released("m1"))
+
+
+def test_a_snapshot_is_found_out_by_the_word_of_a_neighbour_that_has_no_row() -> None:
+    """A machine that is put back while it runs: the others' signs of life hold its own signature of a later round."""
+    later = Presence(5 * STARTS, 7, HERE)
+    signed = replace(later, signature=sign_as(A)(later.message("run", A)))
+    errors: list[RunError] = []
+
+    def knows(post: SimulatedPost) -> None:
+        fabric = started(post, 1)
+        fabric.view.known[0] = fabric.view._farthest[0] = signed
+        while post.clock() < HARD:
+            fabric.wait(0.05)
+
+    def put_back(post: SimulatedPost) -> None:
+        fabric = started(post, 0)
+        fabric.share_noise(0, 0)
+        try:
+            while post.clock() < HARD:
+                fabric.wait(0.05)
+        except RunError as error:
+            errors.append(error)
+        with pytest.raises(RunError):
+            fabric._push(LEARNING, 0, {1: 0.5}, [], ROW, 1.0)
+
+    shares: list[bytes] = []
+
+    def tap(sender: str, to: str, data: bytes) -> None:
+        if sender == A and decode(data, "run", 2, WIDTH * 8).share is not None:
+            shares.append(data)
+
+    Network({A: put_back, B: knows}, tap=tap).run()
+    assert [type(error) for error in errors] == [RunError]
+    assert shares == []

@@ -230,7 +230,10 @@ class MemberPairs(SecurePairs):
             return torch.zeros(len(out.nodes), dtype=torch.float64)
         _check(mechanism)
         if list(out.nodes) != [self.node] or out.present is not None or not out.base_is_public:
-            raise UsageError("a member has one node, and its row before the update is public")
+            raise UsageError(
+                f"rows of nodes {list(out.nodes)}: a member releases the row of node {self.node} alone, in every round, in the unit record "
+                "or contribution with a public start"
+            )
         assert self.pair_keys is not None
         self.pair_keys.claim(out.round)
         self.keystream.refresh()
