@@ -359,7 +359,6 @@ def test_tables_of_the_members_own(tmp_path: Path) -> None:
         ({"declared_sizes": None}, "declared-sizes"),
         ({"unit": "node-swap"}, "--unit node-swap"),
         ({"sync_every": 5}, "--sync-every"),
-        ({"mixes": 2}, "--mixes"),
         ({"algorithm": "gradient-tracking"}, "--algorithm gradient-tracking"),
         ({"algorithm": "nothing"}, "algorithm 'nothing'"),
         ({"trust": "pairs", "unit": "contribution"}, "--mechanism laplace"),

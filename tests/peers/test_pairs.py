@@ -224,3 +224,40 @@ def test_a_snapshot_is_found_out_by_the_word_of_a_neighbour_that_has_no_row() ->
     Network({A: put_back, B: knows}, tap=tap).run()
     assert [type(error) for error in errors] == [RunError]
     assert shares == []
+
+
+def test_rows_are_passed_on_between_releases_without_a_barrier(tmp_path: Path) -> None:
+    """Three gossip exchanges for each of 16 releases; one member is killed and another one is away meanwhile."""
+    week = Sharing(tmp_path, epochs=4, more={"mixes": 3}, network_options={"seed": 1, "loss": 0.03})
+    week.network.at(0.3, lambda: week.network.kill("m1"))
+    week.network.at(0.45, lambda: week.network.restart("m1"))
+    week.network.at(0.5, lambda: week.network.isolate("m3"))
+    week.network.at(0.7, lambda: week.network.rejoin("m3"))
+    week.network.run()
+    for name in week.names:
+        charged = [r for r, _ in LedgerFile.read(tmp_path / name / "ledger.jsonl").history]
+        assert charged == sorted(set(charged))
+        assert max(charged) == 15
+        assert week.member(name).fabric.refused == {}
+        assert {r % 3 for r in week.released(name)} == {0, 1, 2}
+    assert max(week.released("m0")) == 47
+    assert week.standing() == {}
+    assert max(week.off(name) for name in week.names) < 1e-4
+
+
+def test_passing_on_mixes_rows_that_noise_has_driven_apart(tmp_path: Path) -> None:
+    def apart(mixes: int) -> float:
+        week = Sharing(tmp_path / str(mixes), epochs=3, more={"mixes": mixes}, topology=dpps.Exponential(5))
+        rows: dict[str, torch.Tensor] = {}
+        take = Member.after_last_round
+
+        def before(where: Member, run: Run) -> None:
+            rows[where.membership.name] = run.state.shared.y[0].clone()
+            take(where, run)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Member, "after_last_round", before)
+            week.network.run()
+        return float(torch.stack(list(rows.values())).std(0).mean())
+
+    assert apart(4) < apart(1) / 2

@@ -671,7 +671,6 @@ def _check_plan(config: Options, members: int) -> None:
     for option, wrong, why in (
         (f"--unit {config.unit}", bool(no_peers), no_peers),
         ("--sync-every", config.sync_every > 0, "it needs all members at once"),
-        ("--mixes", config.mixes > 1, "a message is given on once a round"),
         (
             f"--algorithm {config.algorithm}",
             not ALGORITHMS[config.algorithm].sends_updates,

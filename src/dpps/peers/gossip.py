@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -206,6 +207,12 @@ class Peers(Fabric):
             self._await_room(exchange.round, parts)
             self._push(LEARNING, exchange.round, parts, self._sources(exchange.weights), s[0], float(a[0]))
 
+    def gossip(self, steps: Sequence[Exchange], s: Tensor, a: Tensor, link: Link) -> Arrived:
+        """A message, and the further rounds in which rows are passed on before the next one: these have numbers of their own, and
+        nobody waits longer in them than in others."""
+        numbered = [replace(step, round=step.round * len(steps) + k) for k, step in enumerate(steps)]
+        return super().gossip(numbered, s, a, link)
+
     def scaled(self, base: Tensor, message: Tensor, a: Tensor) -> Tensor:
         """Updates scaled by their node's own a, which depends on the network alone: y moves by the update as it was released.
         Rows are public, so this is post-processing. Noise that members share must reach all of them alike: there the update was
@@ -319,8 +326,8 @@ class Peers(Fabric):
             self.hold(phase, rest * row.double(), rest * a)
         self._forget_letters(key)
         self.pushed = round_
-        if phase == LEARNING:
-            self._reserve(round_ + 1)
+        if phase == LEARNING and self.reservations is not None:
+            self._reserve(round_ // self._terms.mixes + 1)
         self._keep(phase)
         now = self.clock()
         self._send_due(now)
@@ -356,7 +363,7 @@ class Peers(Fabric):
     def _reserve(self, round_: int) -> None:
         """This round, and a few more."""
         if self.reservations is not None:
-            self.reservations.reserve(min(round_ + AHEAD, self._terms.rounds - 1))
+            self.reservations.reserve(min(round_ + AHEAD, self._terms.rounds // self._terms.mixes - 1))
 
     def cleared(self, round_: int) -> bool:
         """Whether a round may be released: enough members have noted that it may be."""
@@ -420,13 +427,14 @@ class Peers(Fabric):
         first, last = weights.indptr[self.membership.own : self.membership.own + 2]
         return [n for n in weights.senders[first:last].tolist() if n != self.membership.own]
 
-    def behind(self, round_: int) -> int:
+    def behind(self, round_: int, mixes: int = 1) -> int:
         """The round to go on with: a member that is more than one round behind the others goes where they are.
 
+        Rounds are those in which something is released, where `mixes` of those in which rows are passed on belong to each.
         Where they are is the (lower) median of what those who are here have signed, so one of them alone takes nobody along; a single
         one is believed for a few rounds at a time.
         """
-        rounds = self.view.rounds(self.clock())
+        rounds = [each // mixes for each in self.view.rounds(self.clock())]
         if not rounds:
             return round_
         others = rounds[(len(rounds) - 1) // 2]
@@ -474,8 +482,8 @@ class Peers(Fabric):
 
     def status(self) -> list[dict[str, Any]]:
         """Every member: name, state in words, last round, seconds since it was heard of."""
-        now = self.clock()
-        found = []
+        now, found = self.clock(), []
+        mixes = self._terms.mixes if hasattr(self, "_terms") else 1
         for node, (name, known) in enumerate(zip(self.membership.names, self.view.known, strict=True)):
             word = WORDS[known.state] if self.view.is_here(node, now) or known.state == LEFT else "away"
             if word == "here" and now - self._lost.get(node, now) > self.rules.soft_deadline:
@@ -489,7 +497,7 @@ class Peers(Fabric):
                 {
                     "name": name,
                     "state": word,
-                    "round": known.pushed + 1,
+                    "round": known.pushed // mixes + 1,
                     "heard": 0.0 if node == self.membership.own else self.view.age(node, now),
                     "connected": node in self._connected,
                     "why": self.refused.get(node) or self.refused_by.get(node, ""),

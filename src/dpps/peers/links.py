@@ -293,6 +293,7 @@ class Terms:
         reach: how far (L2) clip, rates and noise can take an honest member's parameters from the start in all rounds together;
             infinite: not known.
         clock: the topology's round of a round of learning; by default the same.
+        mixes: how many of these rounds, in which rows are passed on, belong to one in which something is released.
     """
 
     def __init__(
@@ -301,8 +302,9 @@ class Terms:
         rounds: int,
         reach: float = math.inf,
         clock: Callable[[int], int] = lambda round_: round_,
+        mixes: int = 1,
     ) -> None:
-        self.topology, self.rounds, self.reach = topology, rounds, reach
+        self.topology, self.rounds, self.reach, self.mixes = topology, rounds, reach, mixes
         self._clock = clock
         self._given = lru_cache(maxsize=256)(given)
 

@@ -372,9 +372,8 @@ class Member(Deployment):
         state, round_ = run.state.shared, run.state.round
         if round_ % run.rounds_per_epoch == 0:
             run.nodes.start_epoch(run.state, round_ // run.rounds_per_epoch + 1)
-        weights = run.protocol.gossip_weights(state.clock)[0]
-        self.fabric.push(Exchange(round_, weights), state.s, state.a, state.link)
-        arrived = self.fabric.collect()
+        steps = [Exchange(round_, weights) for weights in run.protocol.gossip_weights(state.clock)]
+        arrived = self.fabric.gossip(steps, state.s, state.a, state.link)
         state.s, state.a, state.link = arrived.s, arrived.a, arrived.link
         run.nodes.skip_to(run.state, round_ + 1, run.rounds_per_epoch)
         self._sat_out += 1
@@ -390,8 +389,9 @@ class Member(Deployment):
             return False
         if self._leave_asked.is_set():
             state = run.state.shared
-            return self._gone(run, self.fabric.hand_over(state.s[0], float(state.a[0]), run.state.round))
-        others = run.plan.count if self.fabric.over() else self.fabric.behind(run.state.round)
+            first = run.state.round * run.mixes
+            return self._gone(run, self.fabric.hand_over(state.s[0], float(state.a[0]), first))
+        others = run.plan.count if self.fabric.over() else self.fabric.behind(run.state.round, run.mixes)
         if others > run.state.round:
             target = min(others, run.plan.count)
             log.warning(
@@ -517,7 +517,7 @@ class Member(Deployment):
         self._write_log(run)
         fewest = averaging_rounds(run.topology)
         mean, self.agreement = self.fabric.average(
-            row, run.plan.count, fewest, before=lambda: self._assemble(averaging=True)
+            row, run.plan.count * run.mixes, fewest, before=lambda: self._assemble(averaging=True)
         )
         if self.agreement is None:
             raise RunError(
@@ -534,7 +534,7 @@ class Member(Deployment):
 
     def _make_up(self, run: Run) -> None:
         """Add the noise of rounds that were missed and not made up for: it goes out with the first message of the average."""
-        if self.pairs is None or self.fabric.pushed >= run.plan.count:
+        if self.pairs is None or self.fabric.pushed >= run.plan.count * run.mixes:
             return
         last, state = run.plan.count - 1, run.state.shared
         until = self.clock() + self.membership.rules.hard_deadline
@@ -602,9 +602,9 @@ def _terms(run: Run) -> Terms:
     ):  # noise that is not scaled by a >= 1/2, and some of it taken back
         variance *= (1 / LEAST_MASS + 1) ** 2
     reach = steps + math.sqrt(variance) * (math.sqrt(state.s.shape[1]) + TAIL)
-    clocks = _clocks(run)
-    known = math.isfinite(reach) and math.isfinite(gain)
-    return Terms(run.topology, run.plan.count, gain * reach if known else math.inf, clocks.__getitem__)
+    clocks = [clock * run.mixes + k for clock in _clocks(run) for k in range(run.mixes)]
+    most = gain * reach if math.isfinite(reach) and math.isfinite(gain) else math.inf
+    return Terms(run.topology, len(clocks), most, clocks.__getitem__, run.mixes)
 
 
 def _clocks(run: Run) -> list[int]:
