@@ -96,7 +96,6 @@ class Peers(Fabric):
         evidence: what a refused member has signed that no honest one does, and its signature, where there is such a thing.
         refused_by: members that refuse this one, and why.
         reservations: of rounds, where members share noise and may be lost; None otherwise.
-        shares_noise: whether members share noise that cancels.
         silenced: why nothing is sent any more, not even a sign of life: what is in memory is not what is on disk.
         lock: held while a frame is made or read; who takes in frames while the member computes takes it in between.
     """
@@ -122,7 +121,6 @@ class Peers(Fabric):
         self.refused_by: dict[int, str] = {}
         self.silenced: RunError | None = None
         self.reservations: Reservations | None = None
-        self.shares_noise = False
         self.lock = threading.RLock()
         # rows: what is held here by phase, what was released, and the average as each neighbour that has finished says
         self._home: dict[int, tuple[Tensor, float]] = {}
