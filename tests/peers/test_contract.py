@@ -17,6 +17,7 @@ from dpps.peers import (
     Federation,
     Identity,
     Key,
+    Membership,
     Request,
     Rules,
     convene,
@@ -27,6 +28,7 @@ from dpps.peers import (
 )
 from dpps.peers import contract as contract_module
 from dpps.peers.contract import LARGEST_FILE, config_for
+from dpps.peers.identity import PAIRS_KEY
 from dpps.peers.join import CONVENER, accept, check_run, note_run
 from dpps.runs import OWN_DATA, Options
 from tests.support.peers import NAMES, PLAN, Organisations
@@ -357,10 +359,13 @@ def test_tables_of_the_members_own(tmp_path: Path) -> None:
         ({"declared_sizes": None}, "declared-sizes"),
         ({"unit": "node-swap"}, "--unit node-swap"),
         ({"sync_every": 5}, "--sync-every"),
-        ({"mixes": 2}, "--mixes"),
         ({"algorithm": "gradient-tracking"}, "--algorithm gradient-tracking"),
         ({"algorithm": "nothing"}, "algorithm 'nothing'"),
-        ({"trust": "pairs"}, "--trust pairs"),
+        ({"trust": "pairs", "unit": "contribution"}, "--mechanism laplace"),
+        ({"trust": "pairs", "unit": "node-swap"}, "node-swap"),
+        ({"trust": "pairs", "unit": "record", "colluders": 2}, "colluders is 2"),
+        ({"trust": "pairs", "unit": "record", "absentees": 1}, "colluders is 1 and absentees 1"),
+        ({"absentees": 1}, "--absentees"),
         ({"dropouts": 0.1}, "--dropouts"),
         ({"seeded_noise": True}, "--seeded-noise"),
         ({"weights": Path("w.pt")}, "--weights"),
@@ -372,6 +377,65 @@ def test_what_members_who_come_and_go_cannot_do(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         read_plan(written(tmp_path, **options), 3)
+
+
+def pairs_plan(folder: Path, members: int, **more: object) -> dict[str, object]:
+    options = {"trust": "pairs", "unit": "record", "nodes": members} | more
+    return read_plan(written(folder, **options), members)[0]
+
+
+def test_members_that_share_noise_and_may_be_lost(tmp_path: Path) -> None:
+    """By default one of them where there are enough; what they need to hide from each other and to know what a lost one has sent."""
+    assert [pairs_plan(tmp_path, n)["absentees"] for n in (3, 4, 8)] == [0, 1, 1]
+    assert pairs_plan(tmp_path, 8, absentees=2)["absentees"] == 2
+    assert pairs_plan(tmp_path, 8, absentees=0)["absentees"] == 0
+    with pytest.raises(UsageError, match=r"C \+ 2 A must be 5 or less"):
+        pairs_plan(tmp_path, 6, colluders=2, absentees=2)
+    with pytest.raises(UsageError, match="2 members"):
+        pairs_plan(tmp_path, 2, colluders=0, absentees=0)
+
+
+def test_keys_with_which_noise_is_shared_are_in_the_contract(tmp_path: Path) -> None:
+    three = Organisations(tmp_path, (7441, 7442), pairs_plan(tmp_path, 3))
+    made = three.federation
+    assert Federation.parse(made.to_toml().encode()) == made
+    keys = [three.identities[name].pair_key() for name in NAMES]
+    assert [member.pair_key for member in made.members] == [key.public for key in keys]
+    memberships = [Membership.of(made, three.identities[name]) for name in NAMES]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        one, other = (memberships[k].pair_keys for k in (i, j))
+        assert one is not None
+        assert other is not None
+        assert one.key(i, j) == other.key(i, j)
+    other_key = replace(made.members[0], pair_key=keys[1].public)
+    changed = replace(made, revision=2, members=(other_key, *made.members[1:])).signed(three.convener)
+    with pytest.raises(UsageError, match="changes more"):
+        made.check_next(changed)
+    renewed = renew(made, three.convener)
+    made.check_next(renewed)
+    assert [m.pair_key for m in renewed.members] == [m.pair_key for m in made.members]
+
+
+def test_a_revision_says_when_a_member_was_expelled_that_shared_noise(tmp_path: Path) -> None:
+    three = Organisations(tmp_path, (7441, 7442), pairs_plan(tmp_path, 3, colluders=0, absentees=1))
+    second = expel(three.federation, NAMES[1], three.convener)
+    assert Membership.of(second, three.identities[NAMES[0]]).expelled_in == {1: 2}
+    assert Federation.parse(second.to_toml().encode()) == second
+    later = tuple(replace(m, expelled_in=3) if m.expelled else m for m in second.members)
+    with pytest.raises(UsageError, match="in which revision"):
+        second.check_next(replace(second, revision=3, members=later).signed(three.convener))
+
+
+def test_requests_without_a_pair_key_and_a_folder_that_lost_its_key(tmp_path: Path) -> None:
+    plan = pairs_plan(tmp_path, 3)
+    three = Organisations(tmp_path, (7441, 7442), plan)
+    requests = [Request.read(three.folder / name / REQUEST) for name in NAMES]
+    for wrong in (replace(requests[1], pair_key=b""), replace(requests[1], pair_key=requests[0].pair_key)):
+        with pytest.raises(UsageError, match="pair key"):
+            convene(plan, [requests[0], wrong, requests[2]], three.convener)
+    (three.folder / NAMES[0] / PAIRS_KEY).unlink()
+    with pytest.raises(UsageError, match=PAIRS_KEY):
+        Membership.of(three.federation, three.identities[NAMES[0]])
 
 
 def test_other_versions_of_the_plan(tmp_path: Path) -> None:
@@ -386,6 +450,7 @@ def test_other_versions_of_the_plan(tmp_path: Path) -> None:
         ({"nodes": 4}, "nodes = 4"),
         ({"unit": "node-swap"}, "--unit node-swap"),
         ({"trust": "pairs"}, "--trust pairs"),
+        ({"trust": "pairs", "colluders": 2}, "colluders is 2"),
         ({"seeded-noise": True}, "--seeded-noise"),
         ({"weights": "/home/me/w.pt"}, "--weights"),
         ({"algorithm": "nothing"}, "algorithm 'nothing'"),

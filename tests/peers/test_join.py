@@ -31,8 +31,13 @@ PATIENT, LEAVING = (60.0, 120.0), (1.0, 120.0)
 
 @pytest.fixture(params=[PATIENT])
 def three(tmp_path: Path, request: pytest.FixtureRequest) -> Organisations:
+    return organisations(tmp_path, *request.param)
+
+
+def organisations(tmp_path: Path, soft: float, hard: float, **more: Any) -> Organisations:
+    """Three members with a contract, keys and data."""
     plan = tmp_path / "plan.toml"
-    options = {
+    options: dict[str, Any] = {
         "model": "linear",
         "shared": "all",
         "lr_shared": 0.1,
@@ -41,7 +46,7 @@ def three(tmp_path: Path, request: pytest.FixtureRequest) -> Organisations:
         "unit": "contribution",
         "mechanism": "gaussian",
         "noise_multiplier": 1.0,
-    }
+    } | more
     plan.write_text(
         Options(
             nodes=3, declared_sizes="40", batch_size=10, epochs=3, topology="ring", classes=2, **options
@@ -51,8 +56,8 @@ def three(tmp_path: Path, request: pytest.FixtureRequest) -> Organisations:
         tmp_path,
         (free_port(), free_port()),
         read_plan(plan, 3)[0],
-        soft=request.param[0],
-        hard=request.param[1],
+        soft=soft,
+        hard=hard,
     )
     (tmp_path / "federation.toml").write_text(made.federation.to_toml())
     for k, name in enumerate(NAMES):

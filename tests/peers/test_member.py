@@ -119,7 +119,6 @@ def test_an_older_copy_of_the_folder_is_refused(tmp_path: Path) -> None:
     [
         ({"privacy": dpps.NodeSwap(epsilon=3)}, "node-swap"),
         ({"sync_every": 2}, "sync_every=0"),
-        ({"mixes": 2}, "mixes=1"),
         ({"declared_sizes": None}, "declared_sizes"),
         ({"overwrite": True}, "overwrite"),
         ({"folder": None}, "folder"),

@@ -9,7 +9,10 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism, NoNoise
     from dpps.noise.pairs import (
         IdentityKey,
+        MemberNoise,
+        MemberPairs,
         PairKeys,
+        PairRounds,
         Partners,
         RoundStream,
         SecurePairs,

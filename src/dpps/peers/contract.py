@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from dpps.data.schema import read_schema
 from dpps.errors import UsageError, unknown
 from dpps.learning.algorithm import ALGORITHMS
+from dpps.noise.pairs.keys import PairKeys
 from dpps.peers.identity import (
     Identity,
     Key,
@@ -37,12 +38,16 @@ from dpps.peers.identity import (
     key_of_point,
     verify,
 )
-from dpps.privacy.units import UNITS
+from dpps.peers.reservations import quorum
+from dpps.privacy.partners import Pairs
+from dpps.privacy.units import UNITS, PrivacyOptions
 from dpps.runs.options import RETIRED, Options
 from dpps.topology import Topology, parse
 from dpps.version import __version__
 
 FORMAT = 2
+ABSENTEES = 1
+"""Members that share noise and may be lost for good, where a plan does not say and there are enough of them."""
 LARGEST_FILE = 1 << 20
 """Bytes of a federation file that are read at most."""
 _SIGNED = b"dpps federation 2\n"
@@ -61,6 +66,10 @@ class Contact:
     """HOST:PORT at which it is dialled; empty when it only dials out."""
     certificate: x509.Certificate
     expelled: bool = False
+    expelled_in: int = 0
+    """In which revision, where members share noise; 0: not expelled, or they do not."""
+    pair_key: bytes = b""
+    """X25519, with which it shares noise; empty where members do not."""
 
     @property
     def key(self) -> ec.EllipticCurvePublicKey:
@@ -211,6 +220,8 @@ class Federation:
                     "address": member.address,
                     "fingerprint": member.fingerprint,
                     "expelled": member.expelled,
+                    **({"expelled-in": member.expelled_in} if member.expelled_in else {}),
+                    **({"pair-key": member.pair_key.hex()} if member.pair_key else {}),
                     "certificate": _base64(member.certificate),
                 }
                 for member in self.members
@@ -234,9 +245,9 @@ class Federation:
 
     @cached_property
     def fixed_digest(self) -> str:
-        """Stands for what no revision changes: plan, schema, rules, and who has which row."""
+        """Stands for what no revision changes: plan, schema, rules, and who has which row and which keys."""
         table = self._table()
-        names = [(m.name, m.fingerprint) for m in self.members]
+        names = [(m.name, m.fingerprint, *([m.pair_key.hex()] if m.pair_key else [])) for m in self.members]
         fixed = [table[k] for k in ("id", "dpps", "plan", "schema", "rules")]
         return hashlib.sha256(json.dumps([fixed, names], sort_keys=True).encode()).hexdigest()
 
@@ -279,6 +290,11 @@ class Federation:
     def names(self) -> tuple[str, ...]:
         """Of all members, in the order of rows; also of those expelled."""
         return tuple(member.name for member in self.members)
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether members share noise that cancels (`--trust pairs`)."""
+        return bool(self.plan.get("trust") == Pairs.name)
 
     @property
     def active(self) -> frozenset[str]:
@@ -371,10 +387,18 @@ class Federation:
                 f"{where}: revision {following.revision} changes more than who is a member and until when: refuse "
                 "it, and ask the convener"
             )
+        if any(old.expelled and old.expelled_in != new.expelled_in for old, new in self._beside(following)):
+            raise UsageError(
+                f"{where} changes in which revision a member was expelled: refuse it, and ask the convener"
+            )
         if returned := following.active - self.active:
             raise UsageError(
                 f"{where} takes {', '.join(sorted(returned))} back, who was expelled: make a new federation"
             )
+
+    def _beside(self, other: "Federation") -> list[tuple[Contact, Contact]]:
+        """Every member, here and in a revision of the same members."""
+        return list(zip(self.members, other.members, strict=True))
 
 
 def linked(topology: Topology) -> frozenset[tuple[int, int]]:
@@ -400,6 +424,9 @@ class Membership:
         active: names of those who are not expelled.
         neighbours: names of those whom this member exchanges messages with.
         rules: deadlines and how many must be there.
+        revision: of the contract.
+        expelled_in: by row of an expelled member, in which revision; where members share noise.
+        pair_keys: what this member shares noise with the others from; None: it does not.
     """
 
     run: str
@@ -410,12 +437,15 @@ class Membership:
     active: frozenset[str]
     neighbours: frozenset[str]
     rules: Rules
+    revision: int = 1
+    expelled_in: Mapping[int, int] = field(default_factory=dict)
+    pair_keys: PairKeys | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, federation: Federation, identity: Identity) -> "Membership":
         keys = {member.name: member.key for member in federation.members}
         own = federation.check_for(identity)
-        return cls(
+        made = cls(
             run=federation.fixed_digest,
             names=federation.names,
             own=federation.row(own.name),
@@ -424,7 +454,14 @@ class Membership:
             active=federation.active,
             neighbours=federation.neighbours(own.name),
             rules=federation.rules,
+            pair_keys=_pair_keys(federation, identity, own) if federation.shares_noise else None,
         )
+        return made.at(federation)
+
+    def at(self, following: Federation) -> "Membership":
+        """The same by a later revision."""
+        gone = {row: each.expelled_in for row, each in enumerate(following.members) if each.expelled_in}
+        return replace(self, active=following.active, revision=following.revision, expelled_in=gone)
 
     @property
     def name(self) -> str:
@@ -435,6 +472,17 @@ class Membership:
     def partners(self) -> frozenset[str]:
         """Names of those whom this member talks to."""
         return self.active & self.neighbours - {self.name}
+
+
+def _pair_keys(federation: Federation, identity: Identity, own: Contact) -> PairKeys:
+    """The keys of all pairs that this member is one of; a federation has one attempt, as each message is made once, durably."""
+    key = identity.pair_key()
+    if key.public != own.pair_key:
+        raise UsageError(
+            f"the pair key in {identity.folder} is another one than {own.name} has in the federation file: restore it"
+        )
+    publics = [member.pair_key for member in federation.members]
+    return PairKeys(key, publics, federation.fixed_digest, b"between organisations")
 
 
 # What the convener does
@@ -470,7 +518,11 @@ def convene(
     rules = rules or Rules()
     rules.check(len(requests))
     own = key.certify_itself("dpps convener", max(days, 3650))
-    members = tuple(Contact(r.name, r.address, key.certify(r, own, days)) for r in requests)
+    shared = _shared_keys(plan, requests)
+    members = tuple(
+        Contact(r.name, r.address, key.certify(r, own, days), pair_key=pair_key)
+        for r, pair_key in zip(requests, shared, strict=True)
+    )
     made = Federation(secrets.token_hex(8), 1, __version__, dict(plan), schema, members, rules, own)
     for i, j in sorted(made.pairs):
         one, other = members[i], members[j]
@@ -480,6 +532,21 @@ def convene(
                 "one of the two needs dpps federation key --listen, or choose another topology or order of members"
             )
     return made.signed(key)
+
+
+def _shared_keys(plan: Mapping[str, Any], requests: Sequence[Request]) -> list[bytes]:
+    """The keys with which members share noise; empty ones where they do not."""
+    if plan.get("trust") != Pairs.name:
+        return [b""] * len(requests)
+    for request in requests:
+        if not request.pair_key:
+            raise UsageError(
+                f"the request of {request.name} has no pair key, which --trust pairs needs: it is of an earlier version; ask for a new one"
+            )
+    found = [request.pair_key for request in requests]
+    if len(set(found)) < len(found):
+        raise UsageError("two requests have the same pair key: every member needs one of its own")
+    return found
 
 
 def expel(federation: Federation, name: str, key: Key) -> Federation:
@@ -493,8 +560,12 @@ def expel(federation: Federation, name: str, key: Key) -> Federation:
             f"without {name} there are {len(federation.active) - 1} members and the contract needs "
             f"{federation.rules.min_members}: make a new federation"
         )
-    members = tuple(replace(m, expelled=True) if m.name == name else m for m in federation.members)
-    return replace(federation, revision=federation.revision + 1, members=members).signed(key)
+    revision = federation.revision + 1
+    gone = replace(
+        federation.member(name), expelled=True, expelled_in=revision if federation.shares_noise else 0
+    )
+    members = tuple(gone if m.name == name else m for m in federation.members)
+    return replace(federation, revision=revision, members=members).signed(key)
 
 
 def renew(federation: Federation, key: Key, days: int = 365) -> Federation:
@@ -502,7 +573,7 @@ def renew(federation: Federation, key: Key, days: int = 365) -> Federation:
     _check_days(days)
 
     def renewed(member: Contact) -> Contact:
-        request = Request(member.name, member.address, member.key)
+        request = Request(member.name, member.address, member.key, member.pair_key)
         return replace(member, certificate=key.certify(request, federation.convener, days))
 
     members = tuple(m if m.expelled else renewed(m) for m in federation.members)
@@ -531,6 +602,9 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
         UsageError: it asks for something that members who come and go cannot do.
     """
     config = Options.from_toml(path)
+    if config.trust == Pairs.name and config.absentees is None:
+        colluders = members // 3 if config.colluders is None else config.colluders
+        config = replace(config, absentees=max(0, min(ABSENTEES, members - 2 - colluders)))
     _check_plan(config, members)
     schema = ""
     if config.schema is not None:
@@ -562,6 +636,10 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
         raise UsageError(
             f"the plan in the federation file sets {', '.join(wrong)}: that is each member's own to choose"
         )
+    if federation.shares_noise and not all(member.pair_key for member in federation.members):
+        raise UsageError(
+            "the plan in the federation file has --trust pairs and its members have no pair keys: it is not one of dpps federation create"
+        )
     if not config.secure_noise:
         raise UsageError(
             "the plan in the federation file has no secure-noise: it is not one of dpps federation create"
@@ -592,13 +670,11 @@ def _check_plan(config: Options, members: int) -> None:
     for option, wrong, why in (
         (f"--unit {config.unit}", bool(no_peers), no_peers),
         ("--sync-every", config.sync_every > 0, "it needs all members at once"),
-        ("--mixes", config.mixes > 1, "a message is given on once a round"),
         (
             f"--algorithm {config.algorithm}",
             not ALGORITHMS[config.algorithm].sends_updates,
             "it sends more than an update of its parameters, which a member that was away cannot make up for",
         ),
-        ("--trust pairs", config.trust != "nobody", "partners that stay away leave their noise behind"),
         ("--dropouts", config.dropouts > 0, "it simulates what really happens here"),
         ("--track-real", config.track_real, "it looks at all members' rows"),
         ("--weights", config.weights is not None, "the file cannot be part of the contract"),
@@ -606,6 +682,22 @@ def _check_plan(config: Options, members: int) -> None:
     ):
         if wrong:
             raise UsageError(f"{option} in a run between organisations: {why}; leave it out of the plan")
+    if config.trust == Pairs.name:
+        _check_pairs(config, members)
+
+
+def _check_pairs(config: Options, members: int) -> None:
+    """Refuse members that cannot hide each other."""
+    if members < 3:
+        raise UsageError(
+            f"--trust pairs with {members} members: each knows the noise that it shares, so a third one must be there to hide behind; "
+            "use --trust nobody"
+        )
+    trust = PrivacyOptions.of(config).trusted()
+    assert isinstance(trust, Pairs)
+    trust.partners(members)  # refuses more colluders and absentees than members can hide from
+    if trust.absentees:
+        quorum(members, trust.coalition(members), trust.absentees)
 
 
 # The file: read strictly, and written so that it is read back
@@ -651,7 +743,14 @@ def _contact(table: Any) -> Contact:
     if address:
         check_address("an address", address)
     name = check_name(_of(table["name"], str))
-    return Contact(name, address, _certificate(table["certificate"]), _of(table["expelled"], bool))
+    return Contact(
+        name,
+        address,
+        _certificate(table["certificate"]),
+        _of(table["expelled"], bool),
+        _of(table.get("expelled-in", 0), int),
+        bytes.fromhex(_of(table.get("pair-key", ""), str)),
+    )
 
 
 def _of(value: Any, *kinds: type) -> Any:

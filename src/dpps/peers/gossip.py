@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -55,6 +56,7 @@ from dpps.peers.messages import (
     Share,
     decode,
 )
+from dpps.peers.reservations import AHEAD, Reservations
 from dpps.topology import Topology, Weights
 from dpps.transport import Alone, Arrived, Exchange, Fabric, Link
 
@@ -93,6 +95,7 @@ class Peers(Fabric):
         refused: members whose frames are not accepted any more, and why; for the rest of the run.
         evidence: what a refused member has signed that no honest one does, and its signature, where there is such a thing.
         refused_by: members that refuse this one, and why.
+        reservations: of rounds, where members share noise and may be lost; None otherwise.
         silenced: why nothing is sent any more, not even a sign of life: what is in memory is not what is on disk.
         lock: held while a frame is made or read; who takes in frames while the member computes takes it in between.
     """
@@ -117,6 +120,7 @@ class Peers(Fabric):
         self.evidence: dict[int, tuple[bytes, bytes]] = {}
         self.refused_by: dict[int, str] = {}
         self.silenced: RunError | None = None
+        self.reservations: Reservations | None = None
         self.lock = threading.RLock()
         # rows: what is held here by phase, what was released, and the average as each neighbour that has finished says
         self._home: dict[int, tuple[Tensor, float]] = {}
@@ -154,13 +158,23 @@ class Peers(Fabric):
             return members.sign(presence.message(members.run, name))
 
         self.view = View(len(members.names), members.own, self.rules.hard_deadline, start_number, sign)
+        self.view.reservations = self.reservations
         self.adopt(self.membership)
+
+    def share_noise(self, colluders: int, absentees: int) -> None:
+        """Members share noise that cancels, against so many colluders; so many may be lost. Before the first frame."""
+        self.shares_noise = True
+        if absentees:
+            self.reservations = Reservations(self.nodes, self.membership.own, colluders, absentees)
+        self.begin(self.start_number)
 
     def adopt(self, membership: Membership) -> None:
         """The contract of a later revision: who was expelled counts no more, nor who is refused."""
         self.membership = membership
         expelled = {n for n, name in enumerate(membership.names) if name not in membership.active}
         self.view.ignored = frozenset(expelled | set(self.refused))
+        if self.reservations is not None:
+            self.reservations.adopt(membership.revision, expelled)
 
     # The fabric of a protocol
 
@@ -191,10 +205,23 @@ class Peers(Fabric):
             self._await_room(exchange.round, parts)
             self._push(LEARNING, exchange.round, parts, self._sources(exchange.weights), s[0], float(a[0]))
 
+    def gossip(self, steps: Sequence[Exchange], s: Tensor, a: Tensor, link: Link) -> Arrived:
+        """A message, and the further rounds in which rows are passed on before the next one: these have numbers of their own, and
+        nobody waits longer in them than in others."""
+        numbered = [replace(step, round=step.round * len(steps) + k) for k, step in enumerate(steps)]
+        return super().gossip(numbered, s, a, link)
+
     def scaled(self, base: Tensor, message: Tensor, a: Tensor) -> Tensor:
         """Updates scaled by their node's own a, which depends on the network alone: y moves by the update as it was released.
-        Rows are public, so this is post-processing."""
+        Rows are public, so this is post-processing. Noise that members share must reach all of them alike: there the update was
+        scaled before (`tempered`)."""
+        if self.shares_noise:
+            return message
         return base + a.to(base)[:, None] * (message - base)
+
+    def tempered(self, update: Tensor, a: Tensor) -> Tensor:
+        """Where members share noise, which is not scaled: the update scaled by its node's own a, and never lengthened."""
+        return update * a.clamp(max=1.0).to(update)[:, None] if self.shares_noise else update
 
     def collect(self, seconds: float | None = None) -> Arrived:
         with self.lock:
@@ -297,6 +324,8 @@ class Peers(Fabric):
             self.hold(phase, rest * row.double(), rest * a)
         self._forget_letters(key)
         self.pushed = round_
+        if phase == LEARNING and self.reservations is not None:
+            self._reserve(round_ // self._terms.mixes + 1)
         self._keep(phase)
         now = self.clock()
         self._send_due(now)
@@ -322,8 +351,47 @@ class Peers(Fabric):
         )
         self.keep(phase)
         self.silenced = None
+        if self.reservations is not None:
+            self.reservations.note()
         for inlet in self._inlets.values():
             inlet.kept = inlet.counted
+
+    # Rounds reserved before they are released, where members share noise and may be lost
+
+    def _reserve(self, round_: int) -> None:
+        """This round, and a few more."""
+        if self.reservations is not None:
+            self.reservations.reserve(min(round_ + AHEAD, self._terms.rounds // self._terms.mixes - 1))
+
+    def cleared(self, round_: int) -> bool:
+        """Whether a round may be released: enough members have noted that it may be."""
+        return self.reservations is None or self.reservations.allowed >= round_
+
+    def note(self, round_: int) -> None:
+        """Reserve a round, put that and what was heard of the others' reservations on disk, and tell everybody; where there is news."""
+        if self.reservations is None:
+            return
+        with self.lock:
+            self._reserve(round_)
+            if self.reservations.news:
+                self._check_silence()
+                self._keep(AVERAGING)
+                self._tell_everybody()
+
+    def lost(self) -> dict[int, int]:
+        """By expelled member whose noise may be taken back, a round after which it has released nothing."""
+        if self.reservations is None:
+            return {}
+        found = {}
+        order = sorted((revision, row) for row, revision in self.membership.expelled_in.items())
+        for revision, row in order:
+            last = self.reservations.last(row, revision)
+            if (
+                last is None
+            ):  # later ones must wait: of how many noise is taken back is limited, and all take the same
+                break
+            found[row] = last
+        return found
 
     def _collect(self, seconds: float | None = None) -> frozenset[int]:
         """Wait for the parts of those who are here, at most until the deadline; who they came from."""
@@ -357,13 +425,14 @@ class Peers(Fabric):
         first, last = weights.indptr[self.membership.own : self.membership.own + 2]
         return [n for n in weights.senders[first:last].tolist() if n != self.membership.own]
 
-    def behind(self, round_: int) -> int:
+    def behind(self, round_: int, mixes: int = 1) -> int:
         """The round to go on with: a member that is more than one round behind the others goes where they are.
 
+        Rounds are those in which something is released, where `mixes` of those in which rows are passed on belong to each.
         Where they are is the (lower) median of what those who are here have signed, so one of them alone takes nobody along; a single
         one is believed for a few rounds at a time.
         """
-        rounds = self.view.rounds(self.clock())
+        rounds = [each // mixes for each in self.view.rounds(self.clock())]
         if not rounds:
             return round_
         others = rounds[(len(rounds) - 1) // 2]
@@ -411,8 +480,8 @@ class Peers(Fabric):
 
     def status(self) -> list[dict[str, Any]]:
         """Every member: name, state in words, last round, seconds since it was heard of."""
-        now = self.clock()
-        found = []
+        now, found = self.clock(), []
+        mixes = self._terms.mixes if hasattr(self, "_terms") else 1
         for node, (name, known) in enumerate(zip(self.membership.names, self.view.known, strict=True)):
             word = WORDS[known.state] if self.view.is_here(node, now) or known.state == LEFT else "away"
             if word == "here" and now - self._lost.get(node, now) > self.rules.soft_deadline:
@@ -426,7 +495,7 @@ class Peers(Fabric):
                 {
                     "name": name,
                     "state": word,
-                    "round": known.pushed + 1,
+                    "round": known.pushed // mixes + 1,
                     "heard": 0.0 if node == self.membership.own else self.view.age(node, now),
                     "connected": node in self._connected,
                     "why": self.refused.get(node) or self.refused_by.get(node, ""),
@@ -440,6 +509,9 @@ class Peers(Fabric):
         self, row: Tensor, first: int, fewest: int, *, before: Callable[[], None] = lambda: None
     ) -> tuple[Tensor, float | None]:
         """The average of everybody's `row`, by push-sum without noise; for rows made of what was released.
+
+        Where members share noise it cancels in the sum of what they hold, so that is averaged, with its mass, instead of `row`; parts
+        of rows that are still on their way count when they come.
 
         In every round each member gives equal parts to all neighbours that it can reach,
         whatever the topology's direction: a member that is gone is simply not one of them.
@@ -466,9 +538,10 @@ class Peers(Fabric):
         self._late.clear()
         vain = 0
         before()
-        takes_part = position == first and self.behind(first) <= first + fewest // 3
-        if takes_part:
+        takes_part = position == first and self._on_time(first, fewest)
+        if takes_part and not self.shares_noise:
             self.hold(AVERAGING, row, 1.0)
+        sums = self.shares_noise and (takes_part or position > first)
         while position < last and vain * self.rules.soft_deadline < _VAIN * self.rules.hard_deadline:
             if not takes_part and self._final():
                 self.state = HERE
@@ -479,6 +552,8 @@ class Peers(Fabric):
             before()
             if not self.partners():
                 break
+            if sums:
+                self.hold(AVERAGING, *self.take(LEARNING))
             z, b = self.take(AVERAGING)
             with self.lock:
                 self._take_in()
@@ -495,6 +570,18 @@ class Peers(Fabric):
         z, b = self._home[AVERAGING]
         mean = self._rows.narrow(z / b) if b > 0 else row
         return mean, self._rows.apart(mean, position - fewest)
+
+    def _on_time(self, first: int, fewest: int) -> bool:
+        """Whether this member's row can still be part of the average. Without it noise that it shares would not cancel: there it can until
+        somebody has finished."""
+        if self.shares_noise:
+            return not any(presence.state == DONE for presence in self.view.known)
+        return self.behind(first) <= first + fewest // 3
+
+    def estimate(self) -> Tensor:
+        """The average, as far as this member has got with it; the row of nothing if it has no part in it."""
+        z, b = self._home[AVERAGING]
+        return self._rows.narrow(z / b if b > 0 else z)
 
     def _agrees(self, position: int) -> bool:
         """Whether all neighbours have told lately, and are as near as can be asked for; and nobody has just fallen silent."""
@@ -790,6 +877,9 @@ class Peers(Fabric):
         self._check_view(node, frame)
         self.view.hear(frame.view, self.clock())
         self._said_of_own = max(self._said_of_own, frame.view[self.membership.own].pushed)
+        if self.shares_noise and self._said_of_own > self.pushed:
+            self.silenced = self._older_copy(node, self._said_of_own)
+            raise self.silenced
         self._hear_refusal(node, frame.refusal)
         self._silent.discard(node)
         if self.view.pushed(node) > self._given_up.get(node, -1):  # a heart that beats is not enough
@@ -902,14 +992,17 @@ class Peers(Fabric):
         if safe is not None and seen.order < safe:
             return  # a frame that others have overtaken: it has said of a later row that it is on its disk
         if self._digests.get((seen.phase, seen.round)) != seen.digest:
-            later = seen.round > self.pushed
-            stands = f"the run stands after round {self.pushed}" if later else "it is another"
-            self.silenced = RunError(
-                f"{name} has this member's signed message of round {seen.round}, and on this disk {stands}: ledger and outbox "
-                "were replaced by an older copy or begun anew, so what was spent is not known; restore them, or leave this run; "
-                "nothing more was sent"
-            )
+            self.silenced = self._older_copy(node, seen.round)
             raise self.silenced
+
+    def _older_copy(self, node: int, round_: int) -> RunError:
+        """The refusal to go on: a neighbour has this member's signature under what is not on its disk."""
+        stands = f"the run stands after round {self.pushed}" if round_ > self.pushed else "it is another"
+        return RunError(
+            f"{self.membership.names[node]} has this member's signed message of round {round_}, and on this disk {stands}: ledger and "
+            "outbox were replaced by an older copy or begun anew, so what was spent is not known; restore them, or leave this run; "
+            "nothing more was sent"
+        )
 
     # To and from disk
 
@@ -928,15 +1021,14 @@ class Peers(Fabric):
             "pushed": self.pushed,
             "mass": {str(phase): a for phase, (_, a) in self._home.items()},
             "voices": list(self._finals),
-            "finished": {
-                str(n): [p.beats, p.pushed, p.signature.hex()] for n, p in self.view.finished().items()
-            },
+            "finished": {str(n): presence.to_json() for n, presence in self.view.finished().items()},
             "letters": [[*key, each.a, each.digest] for key, each in self._letters.items()],
             "digests": [[*key, digest] for key, digest in self._digests.items()],
             "outlets": {str(node): outlet.to_json() for node, outlet in self._outlets.items()},
             "inlets": {str(node): inlet.to_json() for node, inlet in self._inlets.items()},
             "refused": {str(node): why for node, why in self.refused.items()},
             "evidence": {str(n): [part.hex() for part in parts] for n, parts in self.evidence.items()},
+            "reservations": None if self.reservations is None else self.reservations.to_json(),
         }
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -957,8 +1049,10 @@ class Peers(Fabric):
         }
         self.begin(meta["start"] + 1)
         self.state, self.pushed = meta["state"], meta["pushed"]
-        for node, (beats, pushed, signature) in meta["finished"].items():
-            self.view.recall(int(node), Presence(beats, pushed, DONE, bytes.fromhex(signature)))
+        for node, presence in meta["finished"].items():
+            self.view.recall(int(node), Presence.from_json(presence, self.nodes))
+        if self.reservations is not None:
+            self.reservations.load(meta["reservations"])
         self._home = {phase: (tensors[f"home/{phase}"], meta["mass"][str(phase)]) for phase in self._home}
         self._finals = {node: tensors[f"voice/{node}"] for node in meta["voices"]}
         self._letters = {}

@@ -19,11 +19,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpps.disk import private_folder, write_aside, write_private, writing
 from dpps.errors import UsageError
+from dpps.noise.pairs.keys import IdentityKey
 
-KEY, REQUEST, LISTEN = "member.key", "member.csr", "listen"
+KEY, REQUEST, LISTEN, PAIRS_KEY = "member.key", "member.csr", "listen", "pairs.key"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
-_SCHEME = "dpps://"
+_SCHEME, _PAIRS_SCHEME = "dpps://", "dpps-pairs:"
+_PAIR_KEY = re.compile(r"[0-9a-f]{64}")
 _CURVE, _SIGNED = ec.SECP256R1, ec.ECDSA(hashes.SHA256())
 _CLOCKS = timedelta(days=1)
 """How far clocks may be apart: a new certificate is valid from so long ago."""
@@ -153,12 +155,14 @@ class Key:
         """A signature that `verify` accepts."""
         return self._private.sign(message, _SIGNED)
 
-    def request(self, name: str, address: str) -> bytes:
-        """A certificate request (PKCS 10, PEM) with the member's name and the address at which others dial it
-        ("": nobody does)."""
+    def request(self, name: str, address: str, pair_key: bytes = b"") -> bytes:
+        """A certificate request (PKCS 10, PEM) with the member's name, the address at which others dial it ("": nobody does), and the
+        public X25519 key with which it shares noise."""
         builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
-        if address:
-            names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(_SCHEME + address)])
+        told = [_SCHEME + address] if address else []
+        told += [_PAIRS_SCHEME + pair_key.hex()] if pair_key else []
+        if told:
+            names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(each) for each in told])
             builder = builder.add_extension(names, critical=False)
         return builder.sign(self._private, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
@@ -210,6 +214,8 @@ class Request:
     address: str
     """Where others dial it; empty when it only dials out."""
     key: ec.EllipticCurvePublicKey
+    pair_key: bytes = b""
+    """With which it shares noise that cancels; empty in requests of earlier versions."""
 
     @classmethod
     def read(cls, path: Path) -> "Request":
@@ -232,16 +238,25 @@ class Request:
         names = [str(n.value) for n in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if len(names) != 1:
             raise UsageError(f"--member {path} names {len(names)} members: dpps federation key names one")
-        return cls(check_name(names[0]), _address_in(found), key)
+        pair_key = _told_in(found, _PAIRS_SCHEME)
+        if pair_key and not _PAIR_KEY.fullmatch(pair_key):
+            raise UsageError(f"--member {path} has a pair key that is none: ask the member to make it anew")
+        return cls(check_name(names[0]), _address_in(found), key, bytes.fromhex(pair_key))
 
 
 def _address_in(request: x509.CertificateSigningRequest) -> str:
+    address = _told_in(request, _SCHEME)
+    return check_address("the address in a request", address) if address else ""
+
+
+def _told_in(request: x509.CertificateSigningRequest, scheme: str) -> str:
+    """What a request says under this scheme; empty: nothing."""
     try:
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return ""
-    found = [n for n in names.get_values_for_type(x509.UniformResourceIdentifier) if n.startswith(_SCHEME)]
-    return check_address("the address in a request", found[0].removeprefix(_SCHEME)) if found else ""
+    found = [n for n in names.get_values_for_type(x509.UniformResourceIdentifier) if n.startswith(scheme)]
+    return found[0].removeprefix(scheme) if found else ""
 
 
 @dataclass(frozen=True)
@@ -276,8 +291,9 @@ class Identity:
         if host in ("0.0.0.0", "[::]") and not address:
             address = check_address("the name of this machine", f"{socket.gethostname()}:{port}")
         key = Key.make(folder / KEY)
+        pair_key = IdentityKey.kept_in(folder / PAIRS_KEY)
         with writing(folder):
-            write_aside(folder / REQUEST, key.request(name, address or listen))
+            write_aside(folder / REQUEST, key.request(name, address or listen, pair_key.public))
             write_aside(folder / LISTEN, f"{listen}\n".encode())
         return cls(folder, name, listen, key)
 
@@ -301,6 +317,18 @@ class Identity:
     def fingerprint(self) -> str:
         """Of its public key."""
         return self.key.fingerprint
+
+    def pair_key(self) -> IdentityKey:
+        """The X25519 key with which it shares noise.
+
+        Raises:
+            UsageError: there is none: the folder is of an earlier version.
+        """
+        if not (self.folder / PAIRS_KEY).exists():
+            raise UsageError(
+                f"{self.folder} holds no {PAIRS_KEY}, with which noise is shared: restore it, or make a new key and take part in a new federation"
+            )
+        return IdentityKey.kept_in(self.folder / PAIRS_KEY)
 
     def sign(self, message: bytes) -> bytes:
         """A signature that `verify` accepts with this member's public key."""

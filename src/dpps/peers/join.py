@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -306,8 +305,7 @@ class Participation:
             self.channel.tell(f"the new {self._file} is not adopted: {error}")
 
     def _adopt(self, following: Federation) -> None:
-        membership = replace(self.member.membership, active=following.active)
-        self.member.adopt(membership)
+        self.member.adopt(self.member.membership.at(following))
         try:
             remember(self.identity, following)
         except RunError as error:  # it holds all the same, in this process

@@ -15,7 +15,7 @@ with so few shares on their way there is nothing that they save.)
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dpps.peers.contract import linked
 from dpps.peers.messages import Claim, FrameError, Presence, Share
+from dpps.peers.reservations import Reservations
 from dpps.topology import Topology, Weights
 
 # Shares on their way
@@ -191,7 +192,10 @@ class View:
     Attributes:
         known: the newest presence of everybody.
         ignored: members that count no more, whatever is heard of them.
+        reservations: of rounds, where members share noise; None: they do not.
     """
+
+    reservations: Reservations | None = None
 
     def __init__(
         self,
@@ -212,7 +216,9 @@ class View:
         """A new sign of life of this member's own; everybody, for a frame.
         The one it goes `to` hears how far it once was: if it has forgotten rounds, it is told of them."""
         unsigned = Presence(self.known[self.own].beats + 1, pushed, state)
-        self.known[self.own] = Presence(unsigned.beats, pushed, state, self._sign(unsigned))
+        if (noted := self.reservations) is not None:
+            unsigned = replace(unsigned, revision=noted.kept_revision, reserved=noted.kept)
+        self.known[self.own] = replace(unsigned, signature=self._sign(unsigned))
         return tuple(self._farthest[n] if n == to else each for n, each in enumerate(self.known))
 
     def news(self, node: int, presence: Presence) -> bool:
@@ -224,6 +230,8 @@ class View:
         for node, presence in enumerate(told):
             if self.news(node, presence):
                 self.known[node], self._since[node] = presence, now
+                if self.reservations is not None and presence.reserved:
+                    self.reservations.hear(node, presence.revision, presence.reserved)
                 if presence.pushed >= self._farthest[node].pushed:
                     self._farthest[node] = presence
 
@@ -285,6 +293,7 @@ class Terms:
         reach: how far (L2) clip, rates and noise can take an honest member's parameters from the start in all rounds together;
             infinite: not known.
         clock: the topology's round of a round of learning; by default the same.
+        mixes: how many of these rounds, in which rows are passed on, belong to one in which something is released.
     """
 
     def __init__(
@@ -293,8 +302,9 @@ class Terms:
         rounds: int,
         reach: float = math.inf,
         clock: Callable[[int], int] = lambda round_: round_,
+        mixes: int = 1,
     ) -> None:
-        self.topology, self.rounds, self.reach = topology, rounds, reach
+        self.topology, self.rounds, self.reach, self.mixes = topology, rounds, reach, mixes
         self._clock = clock
         self._given = lru_cache(maxsize=256)(given)
 

@@ -22,8 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dpps.disk import private, write_private, writing
 from dpps.errors import RunError, UsageError
+from dpps.noise.pairs import MemberNoise, MemberPairs
 from dpps.noise.source import NoiseSource, SecureNoise, Seeded
 from dpps.peers.contract import Membership
 from dpps.peers.gossip import Peers, averaging_rounds
@@ -37,6 +40,7 @@ from dpps.runs.data_ledger import checksum
 from dpps.runs.deployment import Deployment
 from dpps.runs.folder import RunFolder
 from dpps.runs.torch_distributed import SEEDED
+from dpps.transport import Exchange
 
 if TYPE_CHECKING:
     from dpps.runs.run import Run
@@ -50,6 +54,8 @@ OBSERVER = (
     "together, and against whoever reads the wire."
 )
 _BEAT = 0.5  # seconds between looks at what has arrived
+LEAST_MASS, LONGEST_OUT = 0.5, 8
+"""Where members share noise, one with less mass than this releases nothing; for so many rounds in a row at most."""
 
 
 class Heart(threading.Thread):
@@ -115,11 +121,14 @@ class Member(Deployment):
         self._leave_asked = threading.Event()
         self._heart = Heart(self.fabric) if heart else None
         self._met = self._few_left = False
+        self._sat_out = 0
+        self._waits_since: float | None = None
         self.staying = False
         """Whether all is done and written, and this member is only there for those who come back late."""
         self._logged = 0
         self._outbox: Outbox | None = None
         self._run: Run | None = None
+        self._shared: MemberNoise | None = None
 
     def adopt(self, membership: Membership) -> None:
         """The contract of a later revision."""
@@ -143,7 +152,11 @@ class Member(Deployment):
         return folder.settings.exists(), False
 
     def noise(self, secure: bool, seed: int) -> NoiseSource:
-        return Seeded(seed) if self.seeded_noise else SecureNoise()
+        if self.seeded_noise:
+            return Seeded(seed)
+        keys = self.membership.pair_keys
+        self._shared = None if keys is None else MemberNoise(keys, self.membership.own)
+        return SecureNoise() if self._shared is None else self._shared
 
     def connect(self, run: Run) -> Peers:
         if run.topology.nodes != len(self.membership.names):
@@ -151,10 +164,7 @@ class Member(Deployment):
                 f"the topology has {run.topology.nodes} nodes and the federation {len(self.membership.names)} members: make them equal"
             )
         if run.unit is not None and isinstance(run.unit.trust, Pairs):
-            raise UsageError(
-                "--trust pairs between organisations: a partner that stays away leaves its noise in "
-                "everybody's model; trust nobody"
-            )
+            self._share_noise(run.unit.trust, run.topology.nodes)
         if not run.algorithm.sends_updates:
             raise UsageError(
                 f"{type(run.algorithm).__name__} sends more than an update of its parameters, which a member "
@@ -167,6 +177,19 @@ class Member(Deployment):
         self._check_data(run, self._data_place(run))
         self.fabric.keep = self._keep
         return self.fabric
+
+    def _share_noise(self, trust: Pairs, members: int) -> None:
+        """Noise that cancels between members that come and go."""
+        if self._shared is None:
+            raise UsageError(
+                "trust=Pairs between organisations needs the members' pair keys, and noise that nobody else knows: make the federation "
+                "with dpps federation create, or trust nobody"
+            )
+        if members < 3:
+            raise UsageError(
+                f"trust=Pairs with {members} members: a third one must be there to hide behind; trust nobody"
+            )
+        self.fabric.share_noise(trust.coalition(members), trust.absentees)
 
     def _data_place(self, run: Run) -> Path:
         assert run.folder is not None
@@ -188,6 +211,7 @@ class Member(Deployment):
         assert self._outbox is not None
         self._outbox.lock()  # a run without noise has no ledger, which would be locked
         self.fabric.agree(_terms(run))
+        self._plan_noise(run)
         found = self._outbox.read()
         if found is None:
             if run.resumed and run.ledger.messages:
@@ -206,9 +230,23 @@ class Member(Deployment):
             write_private(self._data_place(run), _checksums(run).encode())
         if takes_part:
             self._take(run)
-            self.fabric.follow(run.state.shared.y[0])
+            if float(run.state.shared.a[0]) > 0:
+                self.fabric.follow(run.state.shared.y[0])
         if self._heart is not None:
             self._heart.start()
+
+    @property
+    def pairs(self) -> MemberPairs | None:
+        """The noise that this member shares; None: none."""
+        return None if self._shared is None else self._shared.pairs
+
+    def _plan_noise(self, run: Run) -> None:
+        """What noise every round has: a missed one is made up for later."""
+        if self.pairs is not None:
+            state, protocol = run.state.shared, run.protocol
+            rates = [rate for rate, count in run.plan.rounds for _ in range(count)]
+            levels = {rate: protocol.level(state, rate) for rate in set(rates)}
+            self.pairs.levels, self.pairs.planned = lambda round_: levels[rates[round_]], len(rates)
 
     def _resume(self, run: Run, tensors: dict[str, Any], meta: dict[str, Any]) -> None:
         if isinstance(run.ledger, OutboxLedger):
@@ -225,6 +263,8 @@ class Member(Deployment):
         except (KeyError, RuntimeError) as error:
             raise RunError(f"the outbox is of another model: {error}") from error
         self.fabric.load(tensors, meta["fabric"])
+        if self.pairs is not None:
+            self.pairs.rounds.load(meta["pairs"])
         run.accuracy_by_epoch, run.seconds = meta["accuracy_by_epoch"], meta["seconds"]
         run.ended_by_callback = meta.get("ended_by_callback", False)
         run.log = _read_log(self._log_path(run))
@@ -260,6 +300,7 @@ class Member(Deployment):
             "accuracy_by_epoch": run.accuracy_by_epoch,
             "seconds": run.seconds,
             "ended_by_callback": run.ended_by_callback,
+            "pairs": None if self.pairs is None else self.pairs.rounds.to_json(),
         }
         self._outbox.write(run.nodes.tensors(run.state) | self.fabric.tensors(), meta)
         if ledger is not None:
@@ -272,7 +313,72 @@ class Member(Deployment):
         self._leave_asked.set()
 
     def before_round(self, run: Run) -> bool:
-        """Wait until enough members are here; go where the others are."""
+        """Wait until enough members are here; go where the others are. Where members share noise, also until enough of them have noted
+        that the round may be released."""
+        while self._goes_on(run):
+            if run.state.round >= run.plan.count or self._ready(run):
+                return True
+        return False
+
+    def _ready(self, run: Run) -> bool:
+        """Whether the next round may be released; otherwise something was done that helps."""
+        if self.pairs is None:
+            return True
+        if not self.fabric.cleared(run.state.round):
+            self._note(run)
+            self.fabric.wait(self.membership.rules.soft_deadline / 3)
+            self._tell_waiting(run)
+            return False
+        self._waits_since = None
+        if float(run.state.shared.a[0]) < LEAST_MASS and self._sat_out < LONGEST_OUT:
+            self._sit_out(run)
+            return False
+        self._sat_out = 0
+        for row, last in self.fabric.lost().items():
+            if self.pairs.rounds.lose(row, last):
+                log.warning(
+                    "%sno longer shares noise with %s, and takes back that of the rounds after %d",
+                    self.log_prefix,
+                    self.membership.names[row],
+                    last,
+                )
+        return True
+
+    def _tell_waiting(self, run: Run) -> None:
+        """Once in a while, why the next round waits."""
+        now, reservations = self.clock(), self.fabric.reservations
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        if now - self._waits_since >= self.membership.rules.hard_deadline and reservations is not None:
+            self._waits_since = now
+            log.warning(
+                "%swaits: %d other members must have noted that it may release round %d, so that noise shared with it can be taken back "
+                "if it is lost",
+                self.log_prefix,
+                reservations.quorum,
+                run.state.round,
+            )
+
+    def _note(self, run: Run) -> None:
+        """Put reservations on disk, this member's own and the others'."""
+        state = run.state.shared
+        self.fabric.hold(LEARNING, state.s[0], float(state.a[0]))
+        self.fabric.note(run.state.round)
+        self._take(run)
+
+    def _sit_out(self, run: Run) -> None:
+        """A round in which this member passes its row on, which is made of what was released, and releases nothing: it has so little
+        mass that noise, which is not scaled, would count too much. It makes up for the noise later."""
+        state, round_ = run.state.shared, run.state.round
+        if round_ % run.rounds_per_epoch == 0:
+            run.nodes.start_epoch(run.state, round_ // run.rounds_per_epoch + 1)
+        steps = [Exchange(round_, weights) for weights in run.protocol.gossip_weights(state.clock)]
+        arrived = self.fabric.gossip(steps, state.s, state.a, state.link)
+        state.s, state.a, state.link = arrived.s, arrived.a, arrived.link
+        run.nodes.skip_to(run.state, round_ + 1, run.rounds_per_epoch)
+        self._sat_out += 1
+
+    def _goes_on(self, run: Run) -> bool:
+        """Wait until enough members are here; go where the others are. False: this member takes no further part."""
         self._write_log(run)
         if self.fabric.state == LEFT:  # it had left when it was stopped, and its mass was not safe yet
             return self._gone(run, self.fabric.hand_on())
@@ -282,8 +388,9 @@ class Member(Deployment):
             return False
         if self._leave_asked.is_set():
             state = run.state.shared
-            return self._gone(run, self.fabric.hand_over(state.s[0], float(state.a[0]), run.state.round))
-        others = run.plan.count if self.fabric.over() else self.fabric.behind(run.state.round)
+            first = run.state.round * run.mixes
+            return self._gone(run, self.fabric.hand_over(state.s[0], float(state.a[0]), first))
+        others = run.plan.count if self.fabric.over() else self.fabric.behind(run.state.round, run.mixes)
         if others > run.state.round:
             target = min(others, run.plan.count)
             log.warning(
@@ -317,7 +424,9 @@ class Member(Deployment):
             fabric.wait(0.0)
             now = self.clock()
             wanted = self._wanted(now - begun)
-            answers = not self._met and now - begun < self.membership.rules.soft_deadline
+            # an older copy would put the noise that members share under a second message: there nobody's answer is done without
+            patient = fabric.shares_noise or now - begun < self.membership.rules.soft_deadline
+            answers = not self._met and patient
             doubt = not self._met and now - begun < self.membership.rules.hard_deadline and fabric.doubtful()
             asked = self._leave_asked.is_set() or (self._run is not None and self._run.stop_asked)
             too_late = fabric.over() and (not answers or fabric.answered())
@@ -398,13 +507,16 @@ class Member(Deployment):
         """Average with all who are here, without noise: rows are made of what was released."""
         if self.fabric.state == DONE:
             return
+        self._make_up(run)
         state = run.state.shared
         self.fabric.hold(LEARNING, state.s[0], float(state.a[0]))
+        if not float(state.a[0]):  # a new start: all that this member had is in the average already
+            state.s, state.a = self.fabric.estimate()[None], torch.ones_like(state.a)
         row = run.nodes.shared_rows(run.state)[0]
         self._write_log(run)
         fewest = averaging_rounds(run.topology)
         mean, self.agreement = self.fabric.average(
-            row, run.plan.count, fewest, before=lambda: self._assemble(averaging=True)
+            row, run.plan.count * run.mixes, fewest, before=lambda: self._assemble(averaging=True)
         )
         if self.agreement is None:
             raise RunError(
@@ -418,6 +530,24 @@ class Member(Deployment):
         run.nodes.set_mean(run.state, mean)
         run.forget_evaluation()
         self.fabric.finish()
+
+    def _make_up(self, run: Run) -> None:
+        """Add the noise of rounds that were missed and not made up for: it goes out with the first message of the average."""
+        if self.pairs is None or self.fabric.pushed >= run.plan.count * run.mixes:
+            return
+        last, state = run.plan.count - 1, run.state.shared
+        until = self.clock() + self.membership.rules.hard_deadline
+        while self.pairs.rounds.owes(last) and not self.fabric.cleared(last) and self.clock() < until:
+            if self.fabric.over():  # too late: the others have their average
+                return
+            self._note(run)
+            self.fabric.wait(self.membership.rules.soft_deadline / 3)
+        if self.fabric.cleared(last):
+            for row, after in self.fabric.lost().items():
+                self.pairs.rounds.lose(row, after)
+            noise = self.pairs.last_message(run.protocol.mechanism, last, state.s.shape[1])
+            if noise is not None:
+                state.s = state.s + noise.to(state.s)
 
     def after_results(self, run: Run) -> None:
         """Be there for neighbours that are not done; Ctrl-C ends that, as all is done here."""
@@ -466,10 +596,14 @@ def _terms(run: Run) -> Terms:
     for rate, count in run.plan.rounds:
         step, deviation = run.protocol.growth(state, rate)
         steps, variance = steps + count * step, variance + count * deviation**2
+    if isinstance(
+        run.protocol.noise, MemberPairs
+    ):  # noise that is not scaled by a >= 1/2, and some of it taken back
+        variance *= (1 / LEAST_MASS + 1) ** 2
     reach = steps + math.sqrt(variance) * (math.sqrt(state.s.shape[1]) + TAIL)
-    clocks = _clocks(run)
-    known = math.isfinite(reach) and math.isfinite(gain)
-    return Terms(run.topology, run.plan.count, gain * reach if known else math.inf, clocks.__getitem__)
+    clocks = [clock * run.mixes + k for clock in _clocks(run) for k in range(run.mixes)]
+    most = gain * reach if math.isfinite(reach) and math.isfinite(gain) else math.inf
+    return Terms(run.topology, len(clocks), most, clocks.__getitem__, run.mixes)
 
 
 def _clocks(run: Run) -> list[int]:

@@ -15,7 +15,7 @@ import secrets
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpps.errors import PeerError, UsageError
@@ -243,10 +243,35 @@ class Presence:
     pushed: int
     state: int
     signature: bytes = b""
+    revision: int = 0
+    """Of the contract that its `reserved` are of; 0: members share no noise."""
+    reserved: tuple[int, ...] = ()
+    """By member, the last round that it has reserved, as this one has noted on its disk (:mod:`dpps.peers.reservations`)."""
 
     def message(self, run: str, name: str) -> bytes:
         """What member `name` has signed."""
-        return f"dpps presence\n{run}\n{name}\n{self.beats}\n{self.pushed}\n{self.state}".encode()
+        told = f"dpps presence\n{run}\n{name}\n{self.beats}\n{self.pushed}\n{self.state}"
+        if self.reserved:
+            told += f"\n{self.revision}\n{','.join(map(str, self.reserved))}"
+        return told.encode()
+
+    def to_json(self) -> list[Any]:
+        """For a frame and for the disk."""
+        more = [self.revision, list(self.reserved)] if self.reserved else []
+        return [self.beats, self.pushed, self.state, self.signature.hex(), *more]
+
+    @classmethod
+    def from_json(cls, listed: Any, nodes: int) -> "Presence":
+        """What `to_json` gave."""
+        beats, pushed, state, signature, *more = listed
+        found = cls(_whole(beats), _whole(pushed, -1), _whole(state, 0, 3), _signature(signature))
+        if not more:
+            return found
+        revision, reserved = more
+        if type(reserved) is not list or len(reserved) != nodes:
+            raise ValueError(f"reservations of {nodes} members are expected")
+        known = tuple(_whole(each, -1) for each in reserved)
+        return replace(found, revision=_whole(revision, 1), reserved=known)
 
 
 @dataclass(frozen=True)
@@ -291,7 +316,7 @@ class Frame:
             "answers": self.answers,
             "got": self.got,
             "kept": self.kept,
-            "view": [[p.beats, p.pushed, p.state, p.signature.hex()] for p in self.view],
+            "view": [presence.to_json() for presence in self.view],
             "share": share,
             "seen": None if self.seen is None else self.seen.to_json(),
             "receipt": self.receipt.hex(),
@@ -339,10 +364,7 @@ def decode(data: bytes, run: str, nodes: int, row_bytes: int) -> Frame:
 
 
 def _frame(header: Any, row: bytes, nodes: int) -> Frame:
-    view = tuple(
-        Presence(_whole(beats), _whole(pushed, -1), _whole(state, 0, 3), _signature(signature))
-        for beats, pushed, state, signature in header["view"]
-    )
+    view = tuple(Presence.from_json(each, nodes) for each in header["view"])
     if len(view) != nodes:
         raise ValueError(f"a view of {len(view)} members: there are {nodes}")
     share = None

@@ -53,6 +53,8 @@ class Pairs:
         graph: who is whose partner, on nodes 0 to N-1; by default everybody up to 32 nodes, above that a random regular graph.
         degree: of that random graph; by default enough for the colluders.
         seed: of that random graph; public.
+        absentees: how many nodes may be lost for good: the noise that the others shared with them is taken back, which an observer
+            then knows, so the noise is solved for so many colluders more. Between organisations only.
     """
 
     colluders: int | None = None
@@ -60,9 +62,12 @@ class Pairs:
     graph: "networkx.Graph[int] | None" = None
     degree: int | None = None
     seed: int = 0
+    absentees: int = 0
     name = "pairs"
 
     def __post_init__(self) -> None:
+        if self.absentees < 0:
+            raise UsageError(f"absentees is {self.absentees}: it must be 0 or more")
         if self.colluders is not None and self.colluders < 0:
             raise UsageError(f"colluders is {self.colluders}: it must be 0 or more")
         if not 1 < self.mean_variance < math.inf:
@@ -90,7 +95,13 @@ class Pairs:
                 f"colluders is {colluders}: with {nodes} nodes it must be {nodes - 2} or less, because pair noise hides a "
                 "node behind at least one other honest node; trust nobody instead"
             )
-        made = Partners(nodes, self._edges(nodes, colluders), colluders, self.mean_variance)
+        if colluders + self.absentees > nodes - 2:
+            raise UsageError(
+                f"colluders is {colluders} and absentees {self.absentees}: with {nodes} nodes both together must be {nodes - 2} or "
+                "less, because pair noise hides a node behind at least one other honest node that is there; use fewer"
+            )
+        edges = self._edges(nodes, colluders + self.absentees)
+        made = Partners(nodes, edges, colluders, self.mean_variance, self.absentees)
         if made.shares().pair == 0:  # solved in vain: all noise would be independent, and nothing cancel
             raise UsageError(
                 f"the partner graph (strength lambda_2 - C = {made.strength:.3g}) has no use for pair noise against {colluders} "
@@ -100,16 +111,22 @@ class Pairs:
 
     def who(self) -> str:
         """The coalition, in a statement."""
+        gone = "1 node that is" if self.absentees == 1 else f"{self.absentees} nodes that are"
+        lost = f", and the noise that was shared with up to {gone} lost for good" if self.absentees else ""
         if self.colluders == 0:
-            return " but knows no node's secrets"
+            return f" but knows no node's secrets{lost.replace(', and', ' but', 1)}"
         many = "a third of the nodes, rounded down," if self.colluders is None else self.colluders
-        return f" and knows the data and the secrets of up to {many} of the other nodes acting together"
+        return f" and knows the data and the secrets of up to {many} of the other nodes acting together{lost}"
 
     def not_covered(self) -> str:
         """What is not covered because of it."""
         return (
             "; if more nodes than that pool their secrets, epsilon is larger (dpps plan prints how much, down to all others "
             "together); nodes that lie about their keys are not covered unless the transport proves who owns a key"
+        ) + (
+            f"; if more nodes than {self.absentees} are lost for good, this promise holds and the model becomes less accurate"
+            if self.absentees
+            else ""
         )
 
     def _edges(self, nodes: int, colluders: int) -> Edges | None:

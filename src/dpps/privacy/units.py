@@ -116,6 +116,7 @@ class PrivacyOptions:
     trust: str = "nobody"
     colluders: int | None = None
     mean_variance: float | None = None
+    absentees: int | None = None
     budget: float | None = None
     noise_rate: float = 1e-3
     sensitivity: str = "certified"
@@ -129,10 +130,11 @@ class PrivacyOptions:
         return cls(**found)
 
     def trusted(self) -> Trust:
-        """What --trust, --colluders and --mean-variance mean."""
+        """What --trust, --colluders, --absentees and --mean-variance mean."""
         if self.trust == "nobody":
             return Nobody()
-        return Pairs(self.colluders, MEAN_VARIANCE if self.mean_variance is None else self.mean_variance)
+        variance = MEAN_VARIANCE if self.mean_variance is None else self.mean_variance
+        return Pairs(self.colluders, variance, absentees=self.absentees or 0)
 
 
 class Unit(ABC):

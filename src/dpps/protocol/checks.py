@@ -24,10 +24,10 @@ def check_request(protocol: "DPPS") -> None:
         raise UsageError(f"sync_every is {protocol.sync_every}: it must be 0 (never) or a number of rounds")
     if mixes < 1:
         raise UsageError(f"mixes is {mixes}: it must be 1 or more gossip steps per message")
-    if not fabric.meets and (protocol.sync_every or mixes > 1 or protocol.hides_rows or hides_start):
+    if not fabric.meets and (protocol.sync_every or protocol.hides_rows or hides_start):
         raise UsageError(
-            "members come and go: use the unit record or contribution (or none) with a public start, sync_every=0 and mixes=1; "
-            "node-swap and synchronisation need everybody in every round, and further gossip steps would have to wait for everybody"
+            "members come and go: use the unit record or contribution (or none) with a public start, and sync_every=0; node-swap and "
+            "synchronisation need everybody in every round"
         )
     if mixes > 1 and protocol.hides_rows:
         raise UsageError(

@@ -126,6 +126,7 @@ class DPPS(Frozen):
         Nothing has been sent yet, and `state` is as it was.
         """
         eps, norms = self._admit(state, perturbation)
+        eps = self.fabric.tempered(eps, state.a)
         half = torch.add(state.s, eps, out=self._memory(state.s))  # line 3: s^(t+1/2) = s^(t) + eps^(t)
         view = RoundView(state.config, state.round, state.clock, state.rate, norms, half)
         estimated, level = self._noise_level(state, view)  # line 4: S; node-swap broadcasts one scalar
@@ -338,10 +339,13 @@ class DPPS(Frozen):
     def growth(self, state: State, rate: float) -> tuple[float, float]:
         """What a round with this factor on the rates adds to an honest node's row, where that is known beforehand: the most that its
         perturbation moves it (L2), and the standard deviation of the noise on each coordinate. Infinite: not known."""
-        state = replace(state, rate=rate)
+        return self._reach(replace(state, rate=rate), self.level(state, rate).scale)
+
+    def level(self, state: State, rate: float) -> NoiseLevel:
+        """The noise of a round with this factor on the rates, where it depends on no data."""
         norms = torch.zeros(len(state.s), dtype=torch.float64)
         view = RoundView(state.config, state.round, state.clock, rate, norms, state.s)
-        return self._reach(state, self._noise_level(state, view)[1].scale)
+        return self._noise_level(replace(state, rate=rate), view)[1]
 
     def _reach(self, state: State, scale: float) -> tuple[float, float]:
         largest = self.sensitivity.largest_perturbation(state.rate) if self.sensitivity else math.inf

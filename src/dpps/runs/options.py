@@ -291,6 +291,11 @@ class Options:
     Variance of the averaged noise, as a multiple of the minimum possible against that many colluders. With no colluders, 1
     equals a trusted server. Closer to 1 means more pair noise in every message. dpps plan shows the trade-off.
     """
+    absentees: Annotated[int | None, _optional("A")] = None
+    """Members that may be lost for good (federation, pairs) [1].
+
+    Before the noise they shared stays in the model. The noise is calibrated for that many colluders more.
+    """
     secure_noise: bool = False
     """Cryptographic noise, for messages that really leave.
 
@@ -450,6 +455,8 @@ class Options:
                 raise UsageError("--colluders belongs to --trust pairs: add that, or leave it out")
             if self.mean_variance is not None:
                 raise UsageError("--mean-variance belongs to --trust pairs: add that, or leave it out")
+            if self.absentees is not None:
+                raise UsageError("--absentees belongs to --trust pairs: add that, or leave it out")
             return
         why = (
             "without a unit there is no noise to share"

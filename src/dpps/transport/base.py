@@ -123,6 +123,7 @@ class Fabric(ABC):
             nobody asks everybody, `mean` is a node's own estimate y = s / a,
             and a node scales its update by its own a, so that one which has lost mass is not moved more by
             its noise than the others.
+        shares_noise: whether nodes that come and go share noise that cancels, which must not be scaled.
         control: what processes tell each other beside the rows.
     """
 
@@ -130,6 +131,7 @@ class Fabric(ABC):
     rows: Sequence[int]
     simulation: bool
     meets: bool = True
+    shares_noise: bool = False
     control: Control
 
     def start(self, s: Tensor, common: bool) -> Link:
@@ -173,6 +175,15 @@ class Fabric(ABC):
             a: the normalising scalar of each row.
         """
         return message
+
+    def tempered(self, update: Tensor, a: Tensor) -> Tensor:
+        """The updates before noise is added: as they are, unless nodes come and go and share noise, which must not be scaled.
+
+        Args:
+            update: one per row.
+            a: the normalising scalar of each row.
+        """
+        return update
 
     @abstractmethod
     def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:

@@ -2,5 +2,6 @@
 
 from dpps.noise.pairs.graph import Partners, Shares
 from dpps.noise.pairs.keys import IdentityKey, PairKeys, RoundStream
-from dpps.noise.pairs.sources import SecurePairs, SeededPairs, lattice_slack
+from dpps.noise.pairs.rounds import PairRounds, Part
+from dpps.noise.pairs.sources import MemberNoise, MemberPairs, SecurePairs, SeededPairs, lattice_slack
 from dpps.noise.pairs.table import GaussianTable, gaussian_table, table_slack

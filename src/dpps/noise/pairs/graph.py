@@ -46,7 +46,7 @@ class Shares:
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """A partner graph and the noise that makes it safe against `colluders` nodes.
+    """A partner graph and the noise that makes it safe against `colluders` nodes, of which `absentees` more may be lost for good.
 
     `edges` is (E, 2), i < j in every row, or None: everybody is everybody's partner. `mean_variance` is as in `Pairs`.
     """
@@ -55,6 +55,7 @@ class Partners:
     edges: Edges | None
     colluders: int
     mean_variance: float = MEAN_VARIANCE
+    absentees: int = 0
     _known: dict[bytes, Shares] = field(default_factory=dict)
 
     @property
@@ -83,7 +84,7 @@ class Partners:
         return self._known[key]
 
     def _solved(self, present: Present) -> Shares:
-        spectra = self.spectra(self.colluders, present)
+        spectra = self.spectra(self.colluders + self.absentees, present)
         least = max(float(weights[values <= 0].sum()) for weights, values in spectra)
         own = self.mean_variance * least
         if own >= 1:
@@ -124,8 +125,8 @@ class Partners:
 
     def loss(self, colluders: int) -> float:
         """The round's multiplier against so many colluders, over the promised one: below 1 when they are more than declared."""
-        shares = self.shares()
-        return 1 / math.sqrt(_inverse(self.spectra(colluders), shares.independent**2, shares.pair**2))
+        shares, known = self.shares(), min(colluders + self.absentees, self.nodes - 1)
+        return 1 / math.sqrt(_inverse(self.spectra(known), shares.independent**2, shares.pair**2))
 
     def largest_eigenvalue(self, present: Present = None) -> float:
         """No eigenvalue of the Laplacian is above this, whoever is taken away."""
@@ -143,13 +144,13 @@ class Partners:
 
     @cached_property
     def strength(self) -> float:
-        """lambda_2 - colluders: the algebraic connectivity that is surely left among the honest."""
+        """lambda_2 - colluders - absentees: the algebraic connectivity that is surely left among the honest."""
         whole = float(self.nodes) if self.edges is None else _connectivity(self._laplacian(None))
-        return whole - self.colluders
+        return whole - self.colluders - self.absentees
 
     def at(self, mean_variance: float) -> "Partners":
         """The same partners with another share of pair noise."""
-        return Partners(self.nodes, self.edges, self.colluders, mean_variance)
+        return Partners(self.nodes, self.edges, self.colluders, mean_variance, self.absentees)
 
     @property
     def message_variance(self) -> float:
@@ -195,6 +196,7 @@ class Partners:
             "strength": round(self.strength, 6),
             "sigma": shares.independent,
             "tau": shares.pair,
+            **({"absentees": self.absentees} if self.absentees else {}),
         }
 
 

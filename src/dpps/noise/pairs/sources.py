@@ -6,6 +6,7 @@ partners and split it as the partner graph says, so what a round costs is the sa
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,9 +17,19 @@ from dpps.errors import RunError, UsageError
 from dpps.noise.mechanisms import Gaussian, Mechanism
 from dpps.noise.pairs.graph import Partners, Present
 from dpps.noise.pairs.keys import PairKeys, RoundStream
+from dpps.noise.pairs.rounds import PairRounds, Part
 from dpps.noise.pairs.table import gaussian_table, table_slack
 from dpps.noise.sampler import Keystream
-from dpps.noise.source import PAIRS, Outgoing, SecureNoise, Seeded, Streams, power_of_two_below
+from dpps.noise.source import (
+    PAIRS,
+    NoiseLevel,
+    Outgoing,
+    SecureNoise,
+    Seeded,
+    Streams,
+    power_of_two_below,
+    whole_steps,
+)
 
 SMOOTH = 4.0
 """Pair noise lies on the coarsest grid on which its sum with the independent noise is still Gaussian: see `lattice_slack`."""
@@ -83,18 +94,23 @@ class SecurePairs(SecureNoise):
         step, deviation = self.lattice(scale, out.present)
         if deviation == 0:
             return total, step
-        table = gaussian_table(deviation)
         for i, j in self.partners.among(out.present).tolist():
             if i not in rows and j not in rows:
                 continue
-            noise = table.draw(RoundStream(self.pair_keys.key(i, j), out.round), total.shape[1])
+            noise = self.of_pair(i, j, out.round, deviation, total.shape[1])
             if i in rows:
                 total[rows[i]] += noise
             if j in rows:
                 total[rows[j]] -= noise
         return total, step
 
-    def lattice(self, scale: float, present: Present) -> tuple[float, float]:
+    def of_pair(self, i: int, j: int, round_: int, deviation: float, size: int) -> NDArray[np.int32]:
+        """What the first of two partners adds in a round and the second subtracts, in steps of the lattice."""
+        assert self.pair_keys is not None
+        stream = RoundStream(self.pair_keys.key(i, j), round_)
+        return gaussian_table(deviation).draw(stream, size)
+
+    def lattice(self, scale: float, present: Present = None) -> tuple[float, float]:
         """The step of the pair noise, a power of two times that of the grid, and its standard deviation in these steps, rounded up."""
         split = self.partners.shares(present)
         if split.pair == 0:
@@ -107,6 +123,136 @@ class SecurePairs(SecureNoise):
                 f"pair noise of {scale * split.pair:.3g} is finer than the noise grid: use a smaller partner graph"
             )
         return step, math.ceil(16 * scale * split.pair / step) / 16
+
+
+class MemberNoise(SecureNoise):
+    """The secure noise of one node whose partners come and go, before it is told who they are.
+
+    Args:
+        pair_keys: what this node shares with them.
+        node: this node.
+
+    Attributes:
+        pairs: the source that knows its partners; None before it is told of them.
+    """
+
+    def __init__(self, pair_keys: PairKeys, node: int) -> None:
+        super().__init__(pair_keys=pair_keys)
+        self.node = node
+        self.pairs: MemberPairs | None = None
+
+    def with_partners(self, partners: Partners) -> "MemberPairs":
+        """Always the same source: what was given out must be known in one place."""
+        if self.pairs is None:
+            assert self.pair_keys is not None
+            self.pairs = MemberPairs(partners, self.pair_keys, self.node, self.keystream)
+        if self.pairs.partners != partners:
+            raise UsageError("a member's noise has one set of partners: make a new source")
+        return self.pairs
+
+
+class MemberPairs(SecurePairs):
+    """Secure noise of one node in a process of its own, whose partners come and go.
+
+    Args:
+        partners: who they are, and how much they share.
+        pair_keys: what this node shares with them.
+        node: this node.
+        keystream: of the independent noise.
+
+    Attributes:
+        rounds: which noise was given out.
+        levels: noise of a round, by its number; set before the first message.
+        planned: how many rounds there are.
+    """
+
+    def __init__(
+        self,
+        partners: Partners,
+        pair_keys: PairKeys,
+        node: int,
+        keystream: Keystream | None = None,
+    ) -> None:
+        super().__init__(partners, pair_keys, keystream)
+        pairs = (pair for pair in partners.among().tolist() if node in pair)
+        self.node = node
+        self.rounds = PairRounds(node, [j if i == node else i for i, j in pairs], partners.absentees)
+        self.levels: Callable[[int], NoiseLevel] | None = None
+        self.planned = 0
+
+    def distance(self, mechanism: Mechanism, dimension: int, rounds: int) -> float:
+        """Of all rounds of the plan: a missed one is in the proof, too."""
+        return super().distance(mechanism, dimension, max(rounds, self.planned))
+
+    def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
+        """The message of a round, with the noise of the rounds that were missed before it."""
+        if scale == 0:
+            return torch.zeros(len(out.nodes), dtype=torch.float64)
+        _check(mechanism)
+        if list(out.nodes) != [self.node] or out.present is not None or not out.base_is_public:
+            raise UsageError(
+                f"rows of nodes {list(out.nodes)}: a member releases the row of node {self.node} alone, in every round, in the unit record "
+                "or contribution with a public start"
+            )
+        assert self.pair_keys is not None
+        self.pair_keys.claim(out.round)
+        self.keystream.refresh()
+        hidden = out.perturbation[0].double().cpu().numpy()
+        step = out.step or self.grid(scale)
+        parts = self.rounds.message(out.round)
+        noise, finest = self.drawn(mechanism, parts, hidden.size, {out.round: NoiseLevel(0.0, scale, step)})
+        whole = whole_steps(hidden, step, toward_zero=True)
+        total = whole * round(step / finest) + noise
+        out.half[0] = (torch.from_numpy(total.astype(np.float64) * finest) + out.s[0].double().cpu()).to(
+            out.half
+        )
+        norms = torch.zeros(1, dtype=torch.float64)
+        if out.norms:
+            norms[0] = float(np.abs(noise).sum(dtype=np.float64)) * finest
+        return norms
+
+    def last_message(self, mechanism: Mechanism, last: int, size: int) -> Tensor | None:
+        """All noise that is owed up to the round `last`, without an update; None: nothing is owed."""
+        if not self.rounds.owes(last):
+            return None
+        self.keystream.refresh()
+        noise, finest = self.drawn(mechanism, self.rounds.last_message(last), size, {})
+        return torch.from_numpy(noise.astype(np.float64) * finest)
+
+    def drawn(
+        self, mechanism: Mechanism, parts: Sequence[Part], size: int, known: Mapping[int, NoiseLevel]
+    ) -> tuple[NDArray[np.int64], float]:
+        """The sum of these parts in whole steps, and the step.
+
+        Steps are powers of two, so each is a whole number of the finest.
+        """
+        levels = {part.round: known.get(part.round) or self._level(part.round) for part in parts}
+        finest = min(level.step for level in levels.values())
+        total = np.zeros(size, dtype=np.int64)
+        for part in parts:
+            level = levels[part.round]
+            if part.own:
+                own = level.scale * self.partners.shares().independent
+                total += mechanism.draw_whole(self.keystream, own / level.step, size) * round(
+                    level.step / finest
+                )
+            total += self.in_steps(part, level.scale, size, finest)
+        return total, finest
+
+    def in_steps(self, part: Part, scale: float, size: int, step: float) -> NDArray[np.int64]:
+        """The pair noise of a part in whole steps of this size."""
+        total = np.zeros(size, dtype=np.int64)
+        coarse, deviation = self.lattice(scale)
+        if deviation:
+            for partner, sign in part.pairs:
+                i, j = sorted((self.node, partner))
+                total += sign * self.of_pair(i, j, part.round, deviation, size).astype(np.int64)
+        return total * round(coarse / step)
+
+    def _level(self, round_: int) -> NoiseLevel:
+        if self.levels is None:
+            raise UsageError("the noise of missed rounds is not known: set levels before the first message")
+        return self.levels(round_)
 
 
 class SeededPairs(Seeded):
