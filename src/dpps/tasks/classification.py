@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ class Classification(Task):
     kind = "class"
     about = "classes"
     metrics = ("accuracy", "log-loss", "brier", "auroc", "calibration-slope", "calibration")
+    example: ClassVar[Mapping[str, Any]] = {"column": "diagnosis", "classes": ["benign", "malignant"]}
 
     @classmethod
     def parse(cls, entry: Mapping[str, Any], where: str) -> Self:

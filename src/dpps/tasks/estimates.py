@@ -10,8 +10,8 @@ $$ v_k = \frac{1}{n_k + 2} \left[ \frac{b_k + c_k + 1}{n_k + 2} - \left(\frac{b_
 \sum_k w_k d_k \pm 1.96 \sqrt{\sum_k w_k^2 v_k}, \qquad
 \frac{1}{K} \sum_k d_k \pm \frac{1.96}{K} \sqrt{\sum_k v_k}. $$
 
-The two examples added keep a variance above zero where two models agree on every one of a few examples. The share of one model is
-the difference from a model that is always wrong, with $(b_k + 1) / (n_k + 2)$ in place of the bracket's two terms.
+The two examples added keep a variance above zero where two models agree on every one of a few examples. The share $p_k$ of one
+model has $v_k = \tilde p_k (1 - \tilde p_k) / n_k$ with $\tilde p_k = (n_k p_k + 2) / (n_k + 4)$, after Agresti and Coull.
 
 **Everything else** by the stratified jackknife: with $T_{(e)}$ the statistic without example e and $\bar T_k$ their mean over node k,
 
@@ -169,10 +169,10 @@ def ratio(above: Sequence[Values], below: Sequence[Values], whole: tuple[float, 
 
 
 def _of_share(values: Values, single: bool) -> float:
-    added = len(values) + 2
+    n, added = len(values), len(values) + 2
     if single:
-        near = (float(values.sum()) + 1) / added
-        return near * (1 - near) / added
+        near = (float(values.sum()) + 2) / (n + 4)
+        return near * (1 - near) / n
     mean_square, centre = (float(np.square(values).sum()) + 1) / added, float(values.sum()) / added
     return (mean_square - centre**2) / added
 

@@ -279,7 +279,13 @@ def auroc(sets: Sequence[Set]) -> Measured:
         found.append(_in_order(scores, [(t == c).cpu().numpy() for _, t in sets]))
     known = [each for each in found if each is not None]
     if not known:
-        raise UsageError("auroc needs examples of two classes or more at one node: choose another metric")
+        examples = sum(len(targets) for _, targets in sets)
+        raise UsageError(
+            f"auroc needs examples of two classes or more at one node and all {examples} are of class {occurring[0]}: choose "
+            "another metric"
+            if len(occurring) == 1
+            else "auroc needs examples of two classes or more at one node: choose another metric"
+        )
     parts = tuple(np.mean(each, axis=0) for each in zip(*(m.parts for m in known), strict=True))
     return Measured(float(np.mean([m.value for m in known])), parts)
 

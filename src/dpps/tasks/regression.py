@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ class Regression(Task):
     kind = "number"
     about = "numbers"
     metrics = ("rmse", "mae", "r2")
+    example: ClassVar[Mapping[str, Any]] = {"column": "stay_days", "range": [0, 60]}
 
     def __post_init__(self) -> None:
         if not self.low < self.high:

@@ -14,7 +14,7 @@ Cox's partial likelihood has not (Andreux, Manoel, Menuet, Saillard, Simpson, "F
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -102,6 +102,7 @@ class Survival(Task):
     kind = "survival"
     about = "times"
     metrics = ("c-index", "log-loss")
+    example: ClassVar[Mapping[str, Any]] = {"time": "months", "event": "died", "edges": [6, 12, 24, 48]}
 
     def __post_init__(self) -> None:
         if not self.edges or any(a >= b for a, b in zip((0.0, *self.edges), self.edges, strict=False)):

@@ -53,6 +53,8 @@ class Task(ABC):
     """What outputs and targets are, for metrics: "classes", "numbers" or "times"."""
     metrics: ClassVar[tuple[str, ...]]
     """What is measured; the first is the headline."""
+    example: ClassVar[Mapping[str, Any]]
+    """What `parse` reads, as an example for people, and for tests, whose numbers are around 20."""
 
     # The target
 
