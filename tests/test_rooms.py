@@ -20,9 +20,20 @@ MAY = {
     "protocol": {"topology", "noise", "transport", "sensitivity", "privacy"},
     "statistics": set(),
     "models": set(),
-    "data": set(),
+    "tasks": set(),
+    "data": {"tasks"},
     "features": {"data"},
-    "learning": {"protocol", "topology", "noise", "transport", "sensitivity", "privacy", "models", "data"},
+    "learning": {
+        "protocol",
+        "topology",
+        "noise",
+        "transport",
+        "sensitivity",
+        "privacy",
+        "models",
+        "data",
+        "tasks",
+    },
     "runs": {
         "learning",
         "protocol",
@@ -34,6 +45,7 @@ MAY = {
         "models",
         "data",
         "features",
+        "tasks",
     },
 }
 MAY["peers"] = {"runs"} | MAY["runs"]
