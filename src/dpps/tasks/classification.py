@@ -1,6 +1,6 @@
 """Which class: softmax over the classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -21,10 +21,12 @@ class Classification(Task):
     Attributes:
         classes: their names, in the order of the model's outputs.
         label: the column they stand in.
+        weights: how much an example of each class counts; scaled so that the largest is 1. None: all the same. Public.
     """
 
     classes: tuple[str, ...]
     label: str = "label"
+    weights: tuple[float, ...] | None = None
 
     name = "classification"
     kind = "class"
@@ -34,7 +36,7 @@ class Classification(Task):
 
     @classmethod
     def parse(cls, entry: Mapping[str, Any], where: str) -> Self:
-        only(entry, ("column", "classes"), where)
+        only(entry, ("column", "classes", "weights"), where)
         classes = entry.get("classes")
         if (
             not isinstance(classes, list | tuple)
@@ -44,10 +46,37 @@ class Classification(Task):
             raise UsageError(
                 f'{where}: classes is {classes!r}: give two or more texts or whole numbers, each once, such as ["no", "yes"]'
             )
-        return cls(tuple(map(str, classes)), column(entry, "column", where))
+        weights = entry.get("weights")
+        if weights is not None and not (
+            isinstance(weights, list | tuple) and all(type(w) in (int, float) for w in weights)
+        ):
+            raise UsageError(
+                f"{where}: weights is {weights!r}: give one number for each class, such as [1, 6]"
+            )
+        found = None if weights is None else tuple(map(float, weights))
+        return cls(tuple(map(str, classes)), column(entry, "column", where), found)
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and (
+            len(self.weights) != len(self.classes) or not all(np.isfinite(w) and w > 0 for w in self.weights)
+        ):
+            raise UsageError(
+                f"the weights of the classes are {list(self.weights)}: give {len(self.classes)} numbers above 0, one for each class"
+            )
+
+    @property
+    def weigh(self) -> Callable[[Tensor], Tensor] | None:
+        return None if self.weights is None else self._weights_of
+
+    def _weights_of(self, targets: Tensor) -> Tensor:
+        assert self.weights is not None
+        scaled = torch.tensor(self.weights, device=targets.device) / max(self.weights)
+        known = (targets >= 0) & (targets < len(self.weights))
+        return torch.where(known, scaled[targets.clamp(0, len(self.weights) - 1)], 0.0)
 
     def declaration(self) -> dict[str, Any]:
-        return {"column": self.label, "classes": self.classes}
+        written = {} if self.weights is None else {"weights": self.weights}
+        return {"column": self.label, "classes": self.classes, **written}
 
     @property
     def columns(self) -> tuple[TargetColumn, ...]:

@@ -9,7 +9,7 @@ computed over anybody's data. Command line, runs, predictions and reports ask th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Self
@@ -96,6 +96,12 @@ class Task(ABC):
     @abstractmethod
     def loss(self) -> Any:
         """A function of (outputs, targets): a mean over the batch, or one number per example."""
+
+    @property
+    def weigh(self) -> Callable[[Tensor], Tensor] | None:
+        """From targets to one weight for every example, between 0 and 1; None: all count the same. Where gradients are clipped one by
+        one, it is applied after the clip."""
+        return None
 
     # Predictions
 
