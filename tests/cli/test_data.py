@@ -44,7 +44,10 @@ def test_with_declared_sizes_the_rule_chooses_batch_and_rate(described, tmp_path
     assert train(template, schema, tmp_path / "run", *sizes) == 0
     config = json.loads((tmp_path / "run" / "summary.json").read_text())["config"]
     assert 0 < float(config["batch-size"]) <= 1  # a part of each node's own
-    assert (config["clip"], config["momentum"]) == (0.1, 0.8)
+    assert (config["clip"], config["momentum"]) == (
+        pytest.approx(0.35 * read_schema(schema).length, rel=0.01),
+        0.0,
+    )
     words = ["--node-data", str(template), "--schema", str(schema), "--model", "linear", "--shared", "all"]
     capsys.readouterr()
     assert main(["plan", "--nodes", "3", *words, *sizes, "--json"]) == 0

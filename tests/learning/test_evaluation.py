@@ -8,16 +8,8 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning import (
-    CONFIDENCE,
-    METRICS,
-    by_name,
-    change,
-    compare_by_node,
-    compare_on_one_set,
-    evaluation,
-    per_class,
-)
+from dpps.learning import CONFIDENCE, change, compare_by_node, compare_on_one_set, evaluation
+from dpps.tasks import METRICS, by_name, metrics, per_class
 
 # Metrics
 
@@ -36,13 +28,13 @@ def test_classifiers_metrics_equal_scikit_learns(classes, ties, seed):
     outputs, targets = sample(classes, seed, ties=ties)
     predicted, truth = outputs.argmax(1).numpy(), targets.numpy()
     average = "binary" if classes == 2 else "macro"
-    assert evaluation.accuracy(outputs, targets) == pytest.approx(sk.accuracy_score(truth, predicted))
+    assert metrics.accuracy(outputs, targets) == pytest.approx(sk.accuracy_score(truth, predicted))
     balanced = sk.balanced_accuracy_score(truth, predicted)
-    assert evaluation.balanced_accuracy(outputs, targets) == pytest.approx(balanced)
-    assert evaluation.f1(outputs, targets) == pytest.approx(sk.f1_score(truth, predicted, average=average))
+    assert metrics.balanced_accuracy(outputs, targets) == pytest.approx(balanced)
+    assert metrics.f1(outputs, targets) == pytest.approx(sk.f1_score(truth, predicted, average=average))
     scores = (outputs[:, 1] - outputs[:, 0]).numpy() if classes == 2 else outputs.softmax(1).numpy()
     area = sk.roc_auc_score(truth, scores, multi_class="ovr")
-    assert evaluation.auroc(outputs, targets) == pytest.approx(area)
+    assert metrics.auroc(outputs, targets) == pytest.approx(area)
 
 
 def test_the_table_of_classes_is_that_of_scikit_learn():
@@ -56,7 +48,7 @@ def test_the_table_of_classes_is_that_of_scikit_learn():
 def test_classes_that_do_not_occur_count_for_nothing():
     outputs, targets = sample(3, 3)
     few = targets < 2
-    assert evaluation.balanced_accuracy(outputs[few], targets[few]) == pytest.approx(
+    assert metrics.balanced_accuracy(outputs[few], targets[few]) == pytest.approx(
         sum(row.recall for row in per_class(outputs[few], targets[few])) / 2
     )
     assert per_class(outputs[few], targets[few])[2].recall == 0.0
@@ -67,32 +59,35 @@ def test_rmse_equals_scikit_learns_and_leaves_out_a_single_output():
     found, truth = rng.normal(size=50), rng.normal(size=50)
     expected = sk.mean_squared_error(truth, found) ** 0.5
     tensors = torch.from_numpy(found), torch.from_numpy(truth)
-    assert evaluation.rmse(*tensors) == pytest.approx(expected)
-    assert evaluation.rmse(tensors[0][:, None], tensors[1]) == pytest.approx(expected)
+    assert metrics.rmse(*tensors) == pytest.approx(expected)
+    assert metrics.rmse(tensors[0][:, None], tensors[1]) == pytest.approx(expected)
 
 
 def test_calibration_at_its_limits():
     sure = torch.tensor([[50.0, 0.0]] * 10)
-    assert evaluation.calibration(sure, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.0, abs=1e-9)
-    assert evaluation.calibration(sure, torch.ones(10, dtype=torch.long)) == pytest.approx(1.0)
+    assert metrics.calibration(sure, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.0, abs=1e-9)
+    assert metrics.calibration(sure, torch.ones(10, dtype=torch.long)) == pytest.approx(1.0)
     # confidence one half: right for half of them is calibrated, right for all is not
     half = torch.zeros(10, 2)
-    assert evaluation.calibration(half, torch.tensor([0, 1] * 5)) == pytest.approx(0.0)
-    assert evaluation.calibration(half, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.5)
+    assert metrics.calibration(half, torch.tensor([0, 1] * 5)) == pytest.approx(0.0)
+    assert metrics.calibration(half, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.5)
 
 
 def test_by_name_or_by_function():
     assert set(METRICS.names()) >= {"accuracy", "auroc", "balanced-accuracy", "calibration", "f1", "rmse"}
-    assert by_name(["f1", evaluation.rmse]) == {"f1": evaluation.f1, "rmse": evaluation.rmse}
+    assert by_name(["f1", metrics.rmse]) == {"f1": metrics.f1, "rmse": metrics.rmse}
     with pytest.raises(UsageError, match=r"metric 'acuracy'.*'accuracy'"):
         by_name("acuracy")
 
 
 def test_functions_of_the_same_name_are_all_measured_and_one_metric_needs_no_list():
     low, high = (lambda outputs, targets: 0.0), (lambda outputs, targets: 1.0)
-    assert by_name([low, high, "f1"]) == {"<lambda>": low, "<lambda>-2": high, "f1": evaluation.f1}
-    assert by_name("f1") == {"f1": evaluation.f1}
-    assert by_name(low) == {"<lambda>": low}
+    found = by_name([low, high, "f1"])
+    assert list(found) == ["<lambda>", "<lambda>-2", "f1"]
+    outputs, targets = sample(2, 0)
+    assert [metric(outputs, targets) for metric in found.values()][:2] == [0.0, 1.0]
+    assert by_name("f1") == {"f1": metrics.f1}
+    assert list(by_name(low)) == ["<lambda>"]
 
 
 @pytest.mark.parametrize(

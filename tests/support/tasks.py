@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpps.tasks import TargetColumn, Task
-from dpps.tasks.task import Values, column, only
+from dpps.tasks import Draft, TargetColumn, Task
+from dpps.tasks.task import Values, column, only, roles
 
 INPUTS = 5
 
@@ -31,6 +31,12 @@ class Count(Task):
     def parse(cls, entry: Mapping[str, Any], where: str) -> Self:
         only(entry, ("column",), where)
         return cls(column(entry, "column", where))
+
+    @classmethod
+    def draft(cls, columns: Mapping[str, Draft], where: str) -> Self:
+        (label,) = roles(columns, ("label",), cls.name)
+        label.amounts(where)
+        return cls(label.name)
 
     def declaration(self) -> dict[str, Any]:
         return {"column": self.label}

@@ -262,6 +262,7 @@ class Algorithm(Frozen, ABC):
                 momentum=self._momentum,
                 local=bool(self.partition.local),
                 length=self._length,
+                output_noise=1.0 if self.task is None else self.task.output_noise,
             )
             return found.rate, found.batch_size
         return 0.1 if self.lr_shared is None else self.lr_shared, USUAL_BATCH if given is None else given

@@ -19,7 +19,6 @@ from dpps.data import DATA_SETS
 from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
-from dpps.learning.evaluation import of_classes
 from dpps.learning.released import Averaging, Momentum
 from dpps.learning.sampling import batches, for_every_node, parse_batch, parse_sizes
 from dpps.learning.schedules import FORMS as SCHEDULES
@@ -28,7 +27,7 @@ from dpps.learning.suggestion import USUAL_BATCH, USUAL_EPOCHS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.partners import TRUSTS, Pairs
 from dpps.privacy.units import UNITS, PrivacyOptions, Unit
-from dpps.runs.suggest import by_rule
+from dpps.runs.suggest import by_rule, planned_task
 from dpps.runs.summary import fingerprint
 from dpps.sensitivity import SENSITIVITIES
 from dpps.topology import TOPOLOGIES, Topology, parse
@@ -216,7 +215,8 @@ class Options:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} is {getattr(self, name)}: it must be 1 second or more")
         self._check_data()
-        of_classes(self.measures())
+        for name in self.measures():
+            planned_task(self).metric(name)
         if self.seeded_noise and self.secure_noise:
             raise UsageError("--seeded-noise and --secure-noise exclude each other: choose one")
 

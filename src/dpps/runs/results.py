@@ -18,7 +18,6 @@ from torch.utils.data import Dataset, TensorDataset
 from dpps.disk import private_folder, write_private
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.evaluation import (
-    Metric,
     are_classes,
     by_class,
     measured,
@@ -32,6 +31,7 @@ from dpps.learning.nodes import Nodes
 from dpps.privacy.promise import Privacy
 from dpps.runs.folder import model_name
 from dpps.runs.summary import Description, Metrics
+from dpps.tasks import Metric
 from dpps.version import versions
 
 Examples = Dataset[Any] | tuple[Any, Tensor]
@@ -115,7 +115,8 @@ class Results:
         """The metrics asked for: by data ("test", "own"), name and node."""
         if not self._metrics:
             return {}
-        parts = self._nodes.engine, self.shared, self._state.local, self._metrics, self._undefined
+        task = self._algorithm.judged_as
+        parts = self._nodes.engine, self.shared, self._state.local, self._metrics, self._undefined, task
         found = Metrics()
         for which, data in self._sets().items():
             found[which] = unless_it_fails(

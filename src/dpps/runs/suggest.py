@@ -14,8 +14,9 @@ from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.nodes import check_record
 from dpps.learning.preflight import refuse_mixing
 from dpps.learning.sampling import parse_batch
-from dpps.learning.suggestion import CLIP, MOMENTUM, USUAL_CLIP, Suggestion, suggest
+from dpps.learning.suggestion import MOMENTUM, Suggestion, suggest, suggested_clip
 from dpps.privacy.units import Plan, PrivacyOptions
+from dpps.tasks import Classification, Task
 
 if TYPE_CHECKING:
     from dpps.runs.options import Options
@@ -52,6 +53,21 @@ def shape(options: "Options") -> tuple[int, ...] | None:
     return tuple(features.shape[1:])
 
 
+def length(options: "Options") -> float | None:
+    """How long the inputs of tables are by their schema; None: not known."""
+    if options.node_data is None or options.schema is None or options.features != "none":
+        return None
+    return read_schema(options.schema).length
+
+
+def planned_task(options: "Options") -> Task:
+    """What a run with these options predicts."""
+    if options.schema is not None:
+        return read_schema(options.schema).task
+    classes = DATA_SETS[options.data].classes if options.node_data is None else options.classes
+    return Classification(tuple(map(str, range(classes or 0))))
+
+
 def planned(options: "Options") -> tuple[Plan, int]:
     """The plan of a run with these options, and how many parameters it shares, before any data is read.
 
@@ -77,10 +93,10 @@ def planned(options: "Options") -> tuple[Plan, int]:
     assert options.epochs is not None
     algorithm = ALGORITHMS[options.algorithm]
     names = options.model, algorithm.shares(options.shared)
-    schema = None if options.schema is None else read_schema(options.schema)
-    classes = DATA_SETS[options.data].classes if schema is None else len(schema.classes)
-    model, prefixes = models.build(*names, read, classes, norm=options.norm, dropout=0.0)
-    made = algorithm(model, prefixes, **options.rates())
+    task = planned_task(options)
+    network, prefixes = models.build(*names, read, task.outputs, norm=options.norm, dropout=0.0)
+    model, prefixes = task.head(network), task.shared(prefixes)
+    made = algorithm(model, prefixes, task=task, input_length=length(options), **options.rates())
     unit = made.unit(options.privacy())
     if unit is not None and options.mixes > 1 and not unit.has_total:
         raise UsageError(
@@ -114,7 +130,11 @@ def by_rule(options: "Options") -> dict[str, Any]:
     if not _has_rule(options):
         return {}
     rates = {} if options.lr_shared is not None else {"batch_size": None, "lr_shared": None, "lr_local": None}
-    clip, momentum = (CLIP, MOMENTUM) if _softmax(options) else (USUAL_CLIP, 0.0)
+    long = length(options) if _softmax(options) else None
+    clip, momentum = (
+        suggested_clip(long, softmax=_softmax(options)),
+        MOMENTUM if _softmax(options) and long is None else 0.0,
+    )
     return {"epochs": None, "clip": clip, "momentum": momentum, **rates}
 
 
@@ -165,5 +185,7 @@ def suggestion(options: "Options") -> Suggestion | None:
         epochs=options.epochs,
         clip=options.clip,
         momentum=options.momentum,
+        length=length(options) if _softmax(options) else None,
+        output_noise=planned_task(options).output_noise,
         local=not _softmax(options) and ALGORITHMS[options.algorithm].shares(options.shared) != "all",
     )

@@ -10,6 +10,15 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.tasks.metrics import METRICS, ClassRow, Metric, by_name, of_kind, per_class, rehearse
     from dpps.tasks.regression import Regression
     from dpps.tasks.survival import Hazards, Survival
-    from dpps.tasks.task import TASKS, TargetColumn, Task, compare, measure, parse_target
+    from dpps.tasks.task import (
+        TASKS,
+        Draft,
+        TargetColumn,
+        Task,
+        compare,
+        measure,
+        parse_target,
+        rounded_range,
+    )
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

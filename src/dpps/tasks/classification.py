@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.tasks.task import TASKS, TargetColumn, Task, Values, column, only
+from dpps.tasks.task import TASKS, Draft, TargetColumn, Task, Values, column, only, roles
 
 
 @TASKS.register("classification")
@@ -55,6 +55,16 @@ class Classification(Task):
             )
         found = None if weights is None else tuple(map(float, weights))
         return cls(tuple(map(str, classes)), column(entry, "column", where), found)
+
+    @classmethod
+    def draft(cls, columns: Mapping[str, Draft], where: str) -> Self:
+        (label,) = roles(columns, ("label",), cls.name)
+        if len(label.texts) < 2 or len(label.texts) > max(20, label.rows // 2):
+            raise UsageError(
+                f"{where}: the label {label.name!r} has {len(label.texts)} different values in {label.rows} examples: a column with 2 "
+                "or more classes that occur again and again is needed; choose another label, or --task regression for a number"
+            )
+        return cls(label.texts, label.name)
 
     def __post_init__(self) -> None:
         if self.weights is not None and (

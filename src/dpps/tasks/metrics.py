@@ -91,18 +91,21 @@ def register(
     return file
 
 
-def by_name(metrics: str | Function | Iterable[str | Function]) -> dict[str, Metric]:
+def by_name(
+    metrics: str | Function | Iterable[str | Function], find: Callable[[str], Metric] | None = None
+) -> dict[str, Metric]:
     """Metrics under the names that a summary gives them: their own, or those of the functions, numbered where these are alike.
 
     Args:
         metrics: names, metrics, or functions of (outputs, targets), whose standard errors are not known; or one alone.
+        find: finds a metric by its name, such as `Task.metric`; without it all names are known.
     """
     found: dict[str, Metric] = {}
     several = isinstance(metrics, Iterable) and not isinstance(metrics, str) and not callable(metrics)
     given: list[Any] = list(metrics) if several else [metrics]  # type: ignore[arg-type]
     for metric in given:
         if isinstance(metric, str):
-            found[metric] = METRICS[metric]
+            found[metric] = METRICS[metric] if find is None else find(metric)
         elif isinstance(metric, Metric):
             found[metric.name] = metric
         elif callable(metric):

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from dpps.errors import UsageError
 from dpps.tasks.metrics import Set
-from dpps.tasks.task import TASKS, TargetColumn, Task, Values, column, numbers, only
+from dpps.tasks.task import (
+    TASKS,
+    Draft,
+    TargetColumn,
+    Task,
+    Values,
+    column,
+    numbers,
+    only,
+    roles,
+    rounded_range,
+)
 
 
 @TASKS.register("regression")
@@ -33,6 +44,7 @@ class Regression(Task):
     kind = "number"
     about = "numbers"
     metrics = ("rmse", "mae", "r2")
+    output_noise = 0.2
     example: ClassVar[Mapping[str, Any]] = {"column": "stay_days", "range": [0, 60]}
 
     def __post_init__(self) -> None:
@@ -50,6 +62,11 @@ class Regression(Task):
                 f"{where}: range is {list(ends)}: give the lowest and the highest possible value, such as range = [0, 60]"
             )
         return cls(*ends, column(entry, "column", where))
+
+    @classmethod
+    def draft(cls, columns: Mapping[str, Draft], where: str) -> Self:
+        (label,) = roles(columns, ("label",), cls.name)
+        return cls(*rounded_range(label.amounts(where)), label.name)
 
     def declaration(self) -> dict[str, Any]:
         return {"column": self.label, "range": (self.low, self.high)}

@@ -24,11 +24,23 @@ from torch import Tensor, nn
 from dpps.errors import UsageError
 from dpps.tasks.estimates import Measured, mean
 from dpps.tasks.metrics import Metric, Set
-from dpps.tasks.task import TASKS, TargetColumn, Task, Values, column, numbers, only
+from dpps.tasks.task import (
+    TASKS,
+    Draft,
+    TargetColumn,
+    Task,
+    Values,
+    column,
+    numbers,
+    only,
+    roles,
+    rounded_range,
+)
 
 START = -3.0
 """Of every bias: an event in 5 % of the intervals, which is public and near what most studies have."""
 
+_DRAFTED = 6  # intervals of a draft
 _OBSERVED = {"false": "0", "no": "0", "n": "0", "true": "1", "yes": "1", "y": "1"}
 
 
@@ -117,6 +129,21 @@ class Survival(Task):
             raise UsageError(f"{where}: time and event are both {names[0]!r}: they are two columns")
         return cls(edges, *names)
 
+    @classmethod
+    def draft(cls, columns: Mapping[str, Draft], where: str) -> Self:
+        time, event = roles(columns, ("time", "event"), cls.name)
+        others = [text for text in event.texts if text not in ("0", "1") and text.lower() not in _OBSERVED]
+        if others:
+            raise UsageError(
+                f"{where}: the event {event.name!r} is {others[0]!r} somewhere: write 1 where it was observed and 0 where it was not"
+            )
+        longest = rounded_range([0.0, max(0.0, *time.amounts(where))])[1]
+        return cls(
+            tuple(float(f"{longest * k / _DRAFTED:.3g}") for k in range(1, _DRAFTED + 1)),
+            time.name,
+            event.name,
+        )
+
     def declaration(self) -> dict[str, Any]:
         return {"time": self.time, "event": self.event, "edges": self.edges}
 
@@ -134,6 +161,9 @@ class Survival(Task):
 
     def head(self, network: nn.Module) -> nn.Module:
         return Hazards(network, len(self.edges))
+
+    def shared(self, prefixes: tuple[str, ...]) -> tuple[str, ...]:
+        return (*(f"network.{prefix}" for prefix in prefixes), "baseline")
 
     @cached_property
     def loss(self) -> Any:

@@ -8,6 +8,7 @@ computed over anybody's data. Command line, runs, predictions and reports ask th
     class Count(Task): ...
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,32 @@ class TargetColumn:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Draft:
+    """What one table has in a column of the target.
+
+    Attributes:
+        name: of the column.
+        texts: its different values, in order.
+        numbers: the number in each cell that is not missing; None where it is none.
+        rows: how many rows the table has.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    numbers: tuple[float | None, ...]
+    rows: int
+
+    def amounts(self, where: str) -> list[float]:
+        """The numbers, refused if one is none."""
+        found = [number for number in self.numbers if number is not None]
+        if not found or len(found) < len(self.numbers):
+            raise UsageError(
+                f"{where}: the column {self.name!r} holds texts: choose one that holds numbers only"
+            )
+        return found
+
+
 class Task(ABC):
     """What is predicted. Attributes of an instance are public: they stand in the schema."""
 
@@ -53,6 +80,8 @@ class Task(ABC):
     """What outputs and targets are, for metrics: "classes", "numbers" or "times"."""
     metrics: ClassVar[tuple[str, ...]]
     """What is measured; the first is the headline."""
+    output_noise: ClassVar[float] = 1.0
+    """The standard deviation of an output that the noise of a whole run may cause: the step of the rule for linear models."""
     example: ClassVar[Mapping[str, Any]]
     """What `parse` reads, as an example for people, and for tests, whose numbers are around 20."""
 
@@ -71,6 +100,16 @@ class Task(ABC):
     @abstractmethod
     def declaration(self) -> dict[str, Any]:
         """What `parse` reads."""
+
+    @classmethod
+    @abstractmethod
+    def draft(cls, columns: Mapping[str, Draft], where: str) -> Self:
+        """A first declaration, guessed from one table, for somebody to correct.
+
+        Args:
+            columns: of the target, by the names that `dpps data describe` has for them (`label`; `time`, `event`).
+            where: the file, for messages.
+        """
 
     @property
     @abstractmethod
@@ -91,6 +130,10 @@ class Task(ABC):
     def head(self, network: nn.Module) -> nn.Module:
         """The model: the network itself, or with what the task adds behind it, at its public start."""
         return network
+
+    def shared(self, prefixes: tuple[str, ...]) -> tuple[str, ...]:
+        """The shared part of the model, from that of the network."""
+        return prefixes
 
     @property
     @abstractmethod
@@ -134,8 +177,8 @@ class Task(ABC):
         return self.metric(self.metrics[0])
 
     def measured(self, metric: Metric, sets: Sequence[Set]) -> Measured:
-        """A metric of the examples of several nodes together."""
-        return metric.measured([self.in_units(*one) for one in sets])
+        """A metric of the examples of several nodes together; one of a user's own has outputs and targets as they are."""
+        return metric.measured(sets if metric.about is None else [self.in_units(*one) for one in sets])
 
 
 def measure(task: Task, metric: Metric, sets: Sequence[Set], *, common: bool = False) -> Estimates:
@@ -199,6 +242,21 @@ def parse_target(entry: Any, where: str) -> Task:
     return kinds[kind].parse({k: v for k, v in entry.items() if k != "kind"}, f"{where}, [target]")
 
 
+def roles(columns: Mapping[str, Draft], needed: Sequence[str], task: str) -> list[Draft]:
+    """The columns that a task needs, in this order, refused if there are others or one is not named."""
+    for name in needed:
+        if name not in columns:
+            raise UsageError(
+                f"--{name} is missing: {task} needs {' and '.join(f'--{n} COLUMN' for n in needed)}"
+            )
+    for name in columns:
+        if name not in needed:
+            raise UsageError(
+                f"--{name} {columns[name].name}: {task} has {' and '.join(f'--{n}' for n in needed)}; leave it out"
+            )
+    return [columns[name] for name in needed]
+
+
 def only(entry: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
     """Refuse entries that mean nothing."""
     for key in entry:
@@ -220,8 +278,20 @@ def numbers(entry: Mapping[str, Any], key: str, where: str, example: str) -> tup
     rising = isinstance(found, list | tuple) and all(
         type(x) in (int, float) and np.isfinite(x) for x in found
     )
-    if not rising or any(a >= b for a, b in pairwise(found)):  # type: ignore[index,arg-type]
+    if not rising or any(a >= b for a, b in pairwise(found)):  # type: ignore[arg-type]
         raise UsageError(
             f"{where}: {key} is {found!r}: give numbers in rising order, such as {key} = {example}"
         )
     return tuple(float(x) for x in found)  # type: ignore[union-attr]
+
+
+def rounded_range(numbers: list[float]) -> tuple[float, float]:
+    """A range around the numbers whose ends are multiples of 1, 2 or 5 times a power of ten, at least a quarter of
+    their spread: 36.2 to 40.9 gives 36 to 42. A range far wider than the values makes a column invisible."""
+    low, high = min(numbers), max(numbers)
+    spread = high / 4 - low / 4 or abs(low) or 1.0
+    spread = min(max(spread, 1e-9 * max(abs(low), abs(high)), 1e-300), 1e300)  # ends have twelve digits
+    power = math.floor(math.log10(spread) + 1e-9)
+    step = next(s for s in (float(f"{k}e{power}") for k in (1, 2, 5, 10)) if s >= spread * (1 - 1e-9))
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return float(f"{first * step:.12g}"), float(f"{max(last, first + 1) * step:.12g}")
