@@ -5,7 +5,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ from dpps.runs.options import RETIRED, Options, refuse_ignored
 from dpps.runs.run import Run
 from dpps.runs.summary import Summary
 from dpps.runs.torch_distributed import TorchDistributed
+from dpps.tasks import METRICS, TASKS, Estimate, Estimates, Metric
 from dpps.transport.cluster import Rendezvous, make_secret, started_distributed
 
 
@@ -209,11 +210,16 @@ def say_outcome(
     if accuracy is not None:
         nodes = len(summary.accuracy_by_node)
         say("accuracy", f"[bold]{accuracy:.2f} %[/] on the test set, mean over {nodes} nodes")
-    if own is not None:
+    if own is not None and "own" not in (summary.scores or {}):
         say("accuracy" if accuracy is None else "", f"[bold]{own:.2f} %[/] on each node's own test data")
-    if accuracy is None and own is None and not summary.metrics_by_node and summary.config.get("node-data"):
+    for which, scores in (summary.scores or {}).items():
+        for line in _scores(summary, which, scores):
+            say(*line)
+    measured = summary.metrics_by_node or summary.scores
+    if accuracy is None and own is None and not measured and summary.config.get("node-data"):
+        what = TASKS[summary.task].metrics[0] if summary.task else "accuracy"
         say(
-            "accuracy",
+            what,
             "not measured: there is no test file (--hold-out 0.2 keeps part of each node's examples back)",
         )
     for which, metrics in summary.metrics_by_node.items():
@@ -240,6 +246,23 @@ def say_outcome(
         for what, words in [*lines, ("", f"({OWN_EYES})")]:
             say(what, words)
     say("files", str(out))
+
+
+def _scores(summary: Summary, which: str, scores: Mapping[str, Estimates]) -> Iterator[tuple[str, str]]:
+    """The task's metrics, pooled and as the mean over the nodes."""
+    assert summary.task is not None
+    for name in TASKS[summary.task].metrics:
+        if name not in scores or (name == "accuracy" and which == "test"):
+            continue
+        metric, found = METRICS[name], scores[name]
+        pooled = _with_interval(metric, found.pooled)
+        over = f", mean over nodes {_with_interval(metric, found.mean)}" if found.by_node else ""
+        yield name if len(name) < 10 else f"{name} ", f"{pooled} {_DATA[which]}{over}"
+
+
+def _with_interval(metric: Metric, found: Estimate) -> str:
+    margin = "" if found.margin is None else f" ± {metric.text(found.margin)}"
+    return f"{metric.text(found.value)}{margin}"
 
 
 def _other_epsilons(privacy: Privacy) -> Iterator[str]:

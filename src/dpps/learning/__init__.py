@@ -9,18 +9,12 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.algorithms import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
     from dpps.learning.clipping import ClipCount, advice, hopeless
     from dpps.learning.evaluation import (
-        CONFIDENCE,
         EVALUATED,
-        Change,
-        Comparison,
         accuracies,
         accuracies_of_some,
         accuracy_of,
         are_classes,
         by_class,
-        change,
-        compare_by_node,
-        compare_on_one_set,
         measured,
         own_accuracies,
         unless_it_fails,

@@ -1,26 +1,19 @@
-r"""How good the models are: each node's model on test data and on its own, and whether a difference is chance.
+"""How good the models are: each node's model on test data and on its own.
 
 `dpps.tasks` has the metrics. Nothing here is noised: a metric of private examples is for the node's own eyes.
-
-**Comparing two models** on the same examples: an example's difference $d_e$ is 1 where only the second model is right, -1 where
-only the first is, and 0 where both are right or both wrong. Two models are right on mostly the same examples, so the mean of
-these paired differences is far more certain than the difference of two accuracies measured apart.
 """
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dpps.errors import UsageError
 from dpps.learning.gradients.calling import FAILURES, pick
-from dpps.tasks import ClassRow, Metric, Task, per_class
+from dpps.tasks import ClassRow, Estimates, Metric, Task, measure, per_class
+from dpps.tasks.metrics import Set
 
 if TYPE_CHECKING:
     from dpps.learning.gradients.batch import Engine
@@ -34,9 +27,6 @@ _Found = TypeVar("_Found")
 
 EVALUATED = 64
 """Nodes whose models are evaluated at once, and of a larger network those after every epoch that is not the last."""
-
-CONFIDENCE = 1.96
-"""Standard errors to either side of an estimate that cover the truth in 95 % of cases."""
 
 
 # The models of the nodes here
@@ -102,17 +92,38 @@ def own_accuracies(
 
 def accuracy_of(engine: "Engine", k: int, s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> float:
     """Percent right of the k-th node held here, with this s and this l."""
-    return 100 * int(right_of(engine, k, s, l, x, labels).sum()) / len(labels)
-
-
-def right_of(engine: "Engine", k: int, s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> Tensor:
-    """For every example whether the k-th node held here is right, with this s and this l."""
-    return outputs_of(engine, k, s, l, x, len(labels)).argmax(-1) == labels
+    right = outputs_of(engine, k, s, l, x, len(labels)).argmax(-1) == labels
+    return 100 * int(right.sum()) / len(labels)
 
 
 def are_classes(targets: Any) -> bool:
     """Whether targets are class numbers, one for each example, so that there is an accuracy."""
     return isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point()
+
+
+def are_classes_only(sets: Mapping[str, Sequence[tuple[Inputs, Tensor]]]) -> bool:
+    """Whether all targets are class numbers."""
+    return all(are_classes(targets) for data in sets.values() for _, targets in data)
+
+
+def scores_of(
+    task: Task, metrics: Mapping[str, Metric], sets: Sequence[Set], *, common: bool
+) -> dict[str, Estimates]:
+    """Every metric that is defined for these examples, with its standard errors.
+
+    Args:
+        task: what is predicted.
+        metrics: by their names.
+        sets: outputs and targets of every node.
+        common: whether all nodes are measured on the same examples.
+    """
+    found = {}
+    for name, metric in metrics.items():
+        try:
+            found[name] = measure(task, metric, sets, common=common)
+        except Exception as error:  # noqa: BLE001 - no run is lost for a metric, nor may it end by what a node holds
+            log.warning("metric %s: %s", name, error)
+    return found
 
 
 def outputs_of(engine: "Engine", k: int, s: Tensor, l: Tensor, x: Inputs, count: int) -> Tensor:
@@ -168,92 +179,3 @@ def measured(
                 reported.add((name, k))
                 found[name].append(None)
     return found
-
-
-# Comparing two models
-
-
-@dataclass(frozen=True)
-class Change:
-    """The change of an accuracy from one model to another, in percentage points."""
-
-    points: float
-    standard_error: float
-    examples: int
-    """How many examples it was measured on."""
-
-    @property
-    def margin(self) -> float:
-        """Half the width of the 95 % interval."""
-        return CONFIDENCE * self.standard_error
-
-    @property
-    def shown(self) -> bool:
-        """Whether the 95 % interval excludes zero."""
-        return abs(self.points) > self.margin
-
-    def __str__(self) -> str:
-        return f"{self.points:+.1f} ± {self.margin:.1f} points"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Of all nodes: their mean, which counts every node the same, and the pool, which counts every example the same."""
-
-    mean: Change
-    pooled: Change
-    by_node: Sequence[Change]
-    """Empty where all nodes are measured on one common test set."""
-
-    def to_json(self) -> dict[str, Any]:
-        """For summary.json."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> "Comparison":
-        """What `to_json` wrote."""
-        by_node = tuple(Change(**each) for each in found["by_node"])
-        return cls(Change(**found["mean"]), Change(**found["pooled"]), by_node)
-
-
-def change(before: ArrayLike, after: ArrayLike) -> Change:
-    r"""The change on one set of examples.
-
-    With $S_1 = \sum_e d_e$ and $S_2 = \sum_e d_e^2$ the variance of the mean difference is
-    $\left[\frac{S_2 + 1}{n + 2} - \left(\frac{S_1}{n + 2}\right)^2\right] / n$. The two examples added, of which one is a gain or a
-    loss, keep it above zero where two models agree on every one of a few examples.
-
-    Args:
-        before: for every example whether the first model is right; or the share of several models that are.
-        after: the same for the second model.
-    """
-    differences = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
-    n, added = len(differences), len(differences) + 2
-    mean_square, mean = (np.square(differences).sum() + 1) / added, differences.sum() / added
-    error = math.sqrt((mean_square - mean**2) / n)
-    return Change(100 * float(differences.mean()), 100 * error, n)
-
-
-def compare_by_node(before: Sequence[ArrayLike], after: Sequence[ArrayLike]) -> Comparison:
-    """Two models of every node, each on examples of that node's own."""
-    nodes = [change(*pair) for pair in zip(before, after, strict=True)]
-    sizes = [node.examples for node in nodes]
-    return Comparison(
-        _weighted(nodes, [1 / len(nodes)] * len(nodes)),
-        _weighted(nodes, [size / sum(sizes) for size in sizes]),
-        tuple(nodes),
-    )
-
-
-def compare_on_one_set(before: Sequence[ArrayLike], after: Sequence[ArrayLike]) -> Comparison:
-    """Two models of every node, all on the same examples. An example is drawn once for all of them, so its differences are averaged first."""
-    first, second = (np.mean(np.asarray(right, dtype=np.float64), axis=0) for right in (before, after))
-    found = change(first, second)
-    return Comparison(found, found, ())
-
-
-def _weighted(nodes: Sequence[Change], weights: Sequence[float]) -> Change:
-    """Nodes hold different people, so their errors are independent."""
-    points = math.fsum(w * node.points for w, node in zip(weights, nodes, strict=True))
-    variance = math.fsum((w * node.standard_error) ** 2 for w, node in zip(weights, nodes, strict=True))
-    return Change(points, math.sqrt(variance), sum(node.examples for node in nodes))

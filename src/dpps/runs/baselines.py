@@ -4,8 +4,8 @@ Baselines are computed on private data without noise, so no guarantee covers the
 they are for the eyes of those who hold the data, and exist in a simulation only, where nothing leaves.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.learning.evaluation import (
-    Change,
-    Comparison,
-    are_classes,
-    compare_by_node,
-    compare_on_one_set,
-    right_of,
-)
+from dpps.learning.evaluation import are_classes, outputs_of
 from dpps.learning.sampling import NodeData
 from dpps.noise.mechanisms import Mechanism
 from dpps.noise.source import NoiseSource, Outgoing
@@ -33,6 +26,9 @@ from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
 from dpps.runs.summary import Comparisons, Summary
 from dpps.sensitivity import Unclipped
+from dpps.tasks import METRICS, TASKS, Estimate, Metric, measure
+from dpps.tasks import compare as changes
+from dpps.tasks.metrics import Set
 from dpps.topology import Topology, Weights
 
 NO_PRIVACY, ALONE = "no privacy", "alone"
@@ -47,6 +43,7 @@ INTERVAL = (
     "95 % interval of the change on the same test examples, for these nodes and these trained models; "
     "another draw of the noise adds its own spread"
 )
+NO_COST = "nothing, there is none"
 OWN_EYES = "computed on the nodes' data without noise: for your own eyes, no guarantee covers them"
 
 
@@ -83,25 +80,29 @@ class Baseline(Run):
         # rates and batches that were left open depend on it, and must be the same
         self._planned_for = run._planned_for
 
-    def right_answers(self) -> dict[str, list[Tensor]]:
+    def outputs(self) -> dict[str, list[Set]]:
         """As of any run; alone, every node has shared parameters of its own too."""
         if not self._alone:
-            return self.results.right_answers()
+            return self.results.outputs()
         engine, rows, local = self.nodes.engine, self.nodes.shared_rows(self.state), self.local
         tests = [self._common_tests] * len(rows) if self._common_tests else []
         return {
-            which: [right_of(engine, k, rows[k], local[k], *each) for k, each in enumerate(data)]
+            which: [
+                (outputs_of(engine, k, rows[k], local[k], x, len(targets)), targets)
+                for k, (x, targets) in enumerate(data)
+            ]
             for which, data in (("test", tests), ("own", self.results.held_out))
-            if data and all(are_classes(targets) for _, targets in data)
+            if data
         }
 
     def accuracies(self) -> dict[str, Any]:
         """As in summary.json, without what was not measured."""
         found: dict[str, Any] = {} if self._alone else {"accuracy_by_epoch": self.accuracy_by_epoch}
-        for which, right in self.right_answers().items():
-            mean, by_node = _NAMES[which]
-            found[by_node] = [100 * int(each.sum()) / len(each) for each in right]
-            found[mean] = fmean(found[by_node])
+        for which, sets in self.outputs().items():
+            if all(are_classes(targets) for _, targets in sets):
+                mean, by_node = _NAMES[which]
+                found[by_node] = [100 * int((o.argmax(-1) == t).sum()) / len(t) for o, t in sets]
+                found[mean] = fmean(found[by_node])
         return {name: value for name, value in found.items() if value != []}
 
     def _check_data(self, data: NodeData, rows: Any, evaluated: Any) -> None:
@@ -120,71 +121,121 @@ class Baseline(Run):
 
 def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Comparisons:
     """The private run and its baselines, on the same examples; empty where nothing was measured."""
-    private = run.results.right_answers()
-    together, single = without_noise.right_answers(), alone.right_answers()
-    by = {"own": compare_by_node, "test": compare_on_one_set}
-    return {
-        which: {
-            "joining": by[which](single[which], together[which]),
-            "privacy": by[which](together[which], private[which]),
-            "both": by[which](single[which], private[which]),
+    task = run.algorithm.judged_as
+    if task is None:
+        return {}
+    private, together, single = run.results.outputs(), without_noise.outputs(), alone.outputs()
+    found: Comparisons = {}
+    for which in private:
+        if task.about == "classes" and not all(are_classes(targets) for _, targets in private[which]):
+            continue
+        how = partial(measure, task, task.headline, common=which == "test")
+        change = partial(changes, task, task.headline, common=which == "test")
+        found[which] = {
+            "alone": how(single[which]),
+            "without noise": how(together[which]),
+            "private": how(private[which]),
+            "joining": change(single[which], together[which]),
+            "privacy": change(together[which], private[which]),
+            "both": change(single[which], private[which]),
         }
-        for which in private
-    }
+    return found
 
 
-def read_comparisons(summary: Mapping[str, Any]) -> Comparisons:
-    """From summary.json."""
-    found = summary.get("comparisons") or {}
-    return {which: {k: Comparison.from_json(v) for k, v in each.items()} for which, each in found.items()}
+@dataclass(frozen=True)
+class Gain:
+    """What joining and privacy did to the headline metric of one node, or of all of them."""
+
+    name: str
+    metric: Metric
+    alone: Estimate
+    """Trained on the node's own data only."""
+    without_noise: Estimate
+    private: Estimate
+    """This run."""
+    joining: Estimate
+    """From alone to together without noise."""
+    privacy: Estimate
+    """From no noise to this run's noise."""
+    both: Estimate
+
+    def step(self, before: Estimate, after: Estimate, change: Estimate) -> str:
+        """From one to another, in words."""
+        return f"{self.metric.text(before.value)} -> {self.metric.text(after.value)} ({self.verdict(change)})"
+
+    def change(self, change: Estimate) -> str:
+        """A change with its interval."""
+        return self.metric.change(change.value, change.margin)
+
+    def verdict(self, change: Estimate) -> str:
+        """The same, and whether it shows anything."""
+        return self.change(change) + ("" if change.shown else ": nothing is shown either way")
+
+    def better(self, change: Estimate) -> bool:
+        """Whether a change is for the better."""
+        return (change.value > 0) == self.metric.higher
+
+
+_PARTS = ("alone", "without noise", "private", "joining", "privacy", "both")
+
+
+def gains(summary: Summary) -> tuple[list[Gain], list[Gain]]:
+    """(of every node for which all is defined, of all together: all their examples pooled, and their mean); empty without baselines.
+
+    On each node's own test data where there is such, because that is what a node joins for. On a common test set the models of
+    all nodes are compared at once.
+    """
+    found = summary.comparisons
+    if not found or summary.task is None:
+        return [], []
+    parts = [found["own" if "own" in found else "test"][name] for name in _PARTS]
+    metric = METRICS[TASKS[summary.task].metrics[0]]
+    single = []
+    for k in range(len(parts[0].by_node)):
+        known = [each for part in parts if (each := part.by_node[k]) is not None]
+        if len(known) == len(parts):
+            single.append(Gain(summary.node_name(k), metric, *known))
+    whole = [Gain("mean over the nodes", metric, *(part.mean for part in parts))]
+    if parts[0].by_node:
+        whole.insert(0, Gain("all test examples", metric, *(part.pooled for part in parts)))
+    return single, whole
+
+
+def measured_on(summary: Summary) -> str:
+    """Which test examples `gains` is about."""
+    own = "own" in (summary.comparisons or ())
+    return "on each node's own test data" if own else "on the test set"
 
 
 def gained(summary: Summary) -> list[tuple[str, str]]:
-    """Lines of a summary with baselines: what joining gained, what privacy cost, and both together for every node.
-
-    On each node's own test data where there is such, because that is what a node joins for; otherwise on the test set.
-    """
-    found = summary.comparisons
-    if not found or summary.baselines is None:
+    """Lines of a summary with baselines: what joining gained, what privacy cost, and both together for every node."""
+    single, whole = gains(summary)
+    if not whole:
         return []
-    which = "own" if "own" in found else "test"
-    mean, by_node = _NAMES[which]
-    joining, privacy, both = (found[which][name] for name in ("joining", "privacy", "both"))
-    alone, together = summary.baselines[ALONE], summary.baselines[NO_PRIVACY]
-    own: float = getattr(summary, mean)
-    place = "on each node's own test data" if joining.by_node else "on the test set"
+    first = whole[0]
+    cost = (
+        f"{first.step(first.without_noise, first.private, first.privacy)}, from no noise to this run's noise"
+    )
     lines = [
         (
             "gain",
-            f"of joining: {_change(alone[mean], together[mean], joining.mean)}, from each node alone to all together without noise, {place}",
+            f"of joining: {first.step(first.alone, first.without_noise, first.joining)}, from each node alone to all together "
+            f"without noise, {measured_on(summary)}",
         ),
+        ("cost", f"of privacy: {NO_COST if summary.privacy.unit == 'none' else cost}"),
         (
-            "cost",
-            f"of privacy: {_change(together[mean], own, privacy.mean)}, from no noise to this run's noise",
+            "together",
+            f"{first.step(first.alone, first.private, first.both)}, from each node alone to this run",
         ),
     ]
-    if summary.privacy.unit == "none":
-        lines[1] = ("cost", "of privacy: nothing, there is none")
-    lines.append(("together", f"{_change(alone[mean], own, both.mean)}, from each node alone to this run"))
-    if both.by_node:
-        lines.append(("", f"over all {both.pooled.examples} examples: {verdict(both.pooled)}"))
-        rows = zip(alone[by_node], getattr(summary, by_node), both.by_node, strict=True)
-        shown = [
-            f"node {k}, {change.examples} examples: {before:.2f} % -> {after:.2f} % ({change})"
-            for k, (before, after, change) in enumerate(rows)
-        ]
-        more = [f"... ({len(shown)} nodes; summary.json has them all)"] if len(shown) > MOST_NODES else []
-        lines += [("", line) for line in [*shown[:MOST_NODES], *more]]
-    return [*lines, ("", f"(±: {INTERVAL})")]
-
-
-def _change(before: float, after: float, change: Change) -> str:
-    return f"{before:.2f} % -> {after:.2f} % ({verdict(change)})"
-
-
-def verdict(change: Change) -> str:
-    """A change with its interval, and whether it shows anything."""
-    return str(change) if change.shown else f"{change}: nothing is shown either way"
+    rows = [*whole[1:], *single] if single else []
+    lines += [
+        ("", f"{gain.name}, {gain.both.examples} examples: {gain.step(gain.alone, gain.private, gain.both)}")
+        for gain in rows[: MOST_NODES + 1]
+    ]
+    if len(rows) > MOST_NODES + 1:
+        lines.append(("", f"... ({len(single)} nodes; summary.json has them all)"))
+    return [*lines, ("", f"({first.metric.name}; ±: {INTERVAL})")]
 
 
 def _without_noise(calibration: Calibration | None) -> Calibration | None:

@@ -14,9 +14,9 @@ import numpy as np
 from torch import nn
 
 from dpps.learning.algorithm import Algorithm
-from dpps.learning.evaluation import Comparison
 from dpps.privacy.promise import Privacy, finite_or_none
 from dpps.privacy.units import Unit
+from dpps.tasks import Estimates
 from dpps.topology import Topology
 from dpps.version import versions
 
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, dict[str, list[float | None]]]
 """By data ("test", "own"), name and node."""
-Comparisons = dict[str, dict[str, Comparison]]
-"""By data ("test", "own"): what joining gained ("joining"), what privacy cost ("privacy"), and "both" together."""
+Scores = dict[str, dict[str, Estimates]]
+"""By data ("test", "own") and metric."""
+Comparisons = Scores
+"""By data ("test", "own"), changes of the task's headline: what joining gained ("joining"), what privacy cost ("privacy"), and "both"
+together."""
 
 _ROUNDS = 8  # of a topology that are compared
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -74,6 +77,10 @@ class Summary:
     bytes_sent_by_rank: Sequence[int] | None = None
     baselines: Mapping[str, Mapping[str, Any]] | None = None
     comparisons: Comparisons | None = None
+    task: str | None = None
+    """What is predicted (`dpps.tasks`); None: a loss of one's own."""
+    scores: Scores | None = None
+    """The task's metrics and those asked for, of all nodes, with standard errors."""
 
     @classmethod
     def of(cls, run: Run) -> Summary:
@@ -116,19 +123,34 @@ class Summary:
             chosen=_chosen(run),
             config=run.description.config,
             versions=versions(),
+            task=None if run.algorithm.judged_as is None else run.algorithm.judged_as.name,
+            scores=results.scores() or None,
         )
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json. What only some runs have is left out of the others'."""
         found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         found["privacy"] = self.privacy.to_json()
-        if self.comparisons is not None:
-            found["comparisons"] = {
-                which: {name: each.to_json() for name, each in compared.items()}
-                for which, compared in self.comparisons.items()
-            }
-        optional = ("held_out_examples", "schema", "bytes_sent_by_rank", "baselines", "comparisons")
+        for key in ("comparisons", "scores"):
+            if found[key] is not None:
+                found[key] = {
+                    which: {name: each.to_json() for name, each in named.items()}
+                    for which, named in found[key].items()
+                }
+        optional = (
+            "held_out_examples",
+            "schema",
+            "bytes_sent_by_rank",
+            "baselines",
+            "comparisons",
+            "task",
+            "scores",
+        )
         return {name: value for name, value in found.items() if value is not None or name not in optional}
+
+    def node_name(self, k: int) -> str:
+        """What the k-th node held here is called."""
+        return f"node {k}"
 
 
 def _chosen(run: Run) -> dict[str, Any]:
