@@ -64,7 +64,7 @@ def test_three_terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     execute(tables)
     assert execute(keys).count("fingerprint") == 6
     assert "epsilon 3, delta 0.0001" in execute(contract)
-    assert all(join.startswith("dpps join ") for join in joins)
+    assert all(join.startswith("dpps federation join ") for join in joins)
     page = f"127.0.0.1:{free_port()}"
     joins[2] += f" --page {page} --log-json"  # which the page speaks of
     terminals = [context.Process(target=carry_out, args=(join, f"log-{k}")) for k, join in enumerate(joins)]

@@ -2,9 +2,9 @@
 
 from dpps import data, features, models
 from dpps.errors import DppsError, RunError, UsageError
-from dpps.learning import PEDFL, SGP, SGPDP, GradientTracking, PartPSP, schedules
+from dpps.learning import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
 from dpps.learning.gradients.calling import ModelLoss
-from dpps.learning.released import Adam, Momentum
+from dpps.learning.released import Adam, Averaging, Momentum
 from dpps.noise.mechanisms import Gaussian, Laplace, Mechanism, NoNoise
 from dpps.noise.source import NoiseSource, Seeded
 from dpps.privacy.accountant import Charge, label, total
@@ -37,6 +37,7 @@ __all__ = [
     "SGP",
     "SGPDP",
     "Adam",
+    "Averaging",
     "Base",
     "Bounded",
     "Certified",
@@ -83,6 +84,5 @@ __all__ = [
     "label",
     "load",
     "models",
-    "schedules",
     "total",
 ]

@@ -200,7 +200,6 @@ COMMANDS = {
     "a model without its function": (f"{TRAIN} --model os:nothing", "--model os:nothing"),
     "a model in no module": (f"{TRAIN} --model nowhere:make", "ModuleNotFoundError"),
     "sizes of other nodes": (f"{TRAIN} --declared-sizes 3,3,3", "3"),
-    "averaging too much": (f"{TRAIN} --averaging 2", "(0, 1]"),
     "noise said twice": (f"{TRAIN} --epsilon 3 --noise-multiplier 1", "noise"),
     "a label that is not there": ("data describe n0/train.csv --label il --out t.toml", "'ill'"),
     "no label named": ("data describe n0/train.csv --out t.toml", "--label"),

@@ -246,13 +246,13 @@ def test_data_that_does_not_fit_is_told_at_home(three: Organisations) -> None:
 
 
 def _joined(folder: Path, name: str, round_: int | None) -> None:
-    """`dpps join` in a process of its own; with a number it waits before that round."""
+    """`dpps federation join` in a process of its own; with a number it waits before that round."""
     torch.set_num_threads(1)
     if round_ is not None:
         hold(round_, folder / "no-such-gate")
     places = {"member": name, "node-data": f"data-{name}", "out": f"run-{name}"}
     options = [word for option, place in places.items() for word in (f"--{option}", str(folder / place))]
-    raise SystemExit(main(["join", str(folder / "federation.toml"), "--quiet", *options]))
+    raise SystemExit(main(["federation", "join", str(folder / "federation.toml"), "--quiet", *options]))
 
 
 @pytest.mark.parametrize("three", [(1.0, 300.0)], indirect=True)

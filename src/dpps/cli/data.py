@@ -33,27 +33,36 @@ _PUBLIC_IMAGES = """# Public: every node of a run reads its images by this file,
 
 @dataclass(frozen=True)
 class DescribeConfig:
-    """Guess a schema from one file: kinds of columns, rounded ranges, categories and classes. Or from a folder of images.
+    """Draft a schema from one table (kinds of columns, rounded ranges, categories, classes) or from a folder of images.
 
-    The schema becomes public: correct what it says to what is known without looking at data.
+    The schema becomes public. Correct it to what is known without looking at data.
 
     Example: dpps data describe node-0/train.csv --label diagnosis --out schema.toml
     """
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """A table (.csv, .tsv, .parquet, .npz); best a made-up one with the same columns, so that nothing private is read."""
+    """A table, or a folder of images.
+
+    A table is .csv, .tsv, .parquet or .npz. Best is a made-up one with the same columns, so that nothing private is read.
+    """
     label: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
-    """The column to predict. (A folder of images has its classes as sub-folders.)"""
+    """The column to predict (tables only).
+
+    A folder of images has its classes as sub-folders.
+    """
     task: Annotated[str, arg(metavar="{" + ",".join(TASKS.names()) + "}")] = "classification"
-    """What is predicted: a class, a number, or when an event happens."""
+    """A class, a number, or when an event happens."""
     time: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
-    """Of survival: the column with the time of the event, or until which somebody was observed."""
+    """Time of the event (survival).
+
+    Where the event was not observed, the time until which the patient was.
+    """
     event: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
-    """Of survival: the column that is 1 where the event was observed, and 0 where it was not."""
-    out: Annotated[Path, arg(metavar="PATH")] = Path("schema.toml")
-    """Where to write the schema."""
+    """Whether the event was observed, 1 or 0 (survival)."""
+    out: Annotated[Path, arg(metavar="FILE")] = Path("schema.toml")
+    """Schema to write."""
     overwrite: bool = False
-    """Write over a schema that is there."""
+    """Replace a schema that is there."""
 
 
 def describe(arguments: list[str]) -> int:

@@ -19,7 +19,6 @@ from dpps.learning.losses import as_function, takes_classes
 from dpps.learning.partition import Partition
 from dpps.learning.released import Averaging, LocalOptimizer, ReleasedOptimizer
 from dpps.learning.sampling import BatchSize, batches, check_batch
-from dpps.learning.schedules import Schedule
 from dpps.learning.suggestion import (
     USUAL_BATCH,
     USUAL_EPOCHS,
@@ -90,7 +89,6 @@ class Algorithm(Frozen, ABC):
         local_optimizer: what makes a `torch.optim` optimizer for one node's local parameters; plain SGD without it.
         optimizer: `Momentum` or `Adam` on released updates, which costs no privacy: of the shared part, and in the unit record of
             the local part, too. Plain SGD without it. (In the unit node-swap, where rows are hidden, it works before the noise.)
-        schedule: the factor on all rates in every round, fixed at the start, such as `dpps.schedules.Cosine()`; None: constant.
         averaging: the part of the rounds, at the end, over which the shared parameters that come out are averaged (0 = the last).
         task: what is predicted, such as `dpps.tasks.Survival(edges=(365, 730))`: it has a loss of its own, unless another is given, and says how
             models are judged. Without one, of cross-entropy, it is classification.
@@ -121,7 +119,6 @@ class Algorithm(Frozen, ABC):
     loss: Loss = F.cross_entropy
     local_optimizer: LocalOptimizer | None = None
     optimizer: ReleasedOptimizer | None = None
-    schedule: Schedule | None = None
     averaging: float = 0.0
     task: Task | None = None
     input_length: float | None = None
@@ -140,17 +137,11 @@ class Algorithm(Frozen, ABC):
             raise UsageError(f"local_steps is {self.local_steps!r}: it must be a whole number, 1 or more")
         if not (isinstance(self.lr_step, int) and self.lr_step >= 0):
             raise UsageError(f"lr_step is {self.lr_step!r}: it must be 0 (never) or a whole number of epochs")
-        if not isinstance(self.schedule, Schedule | None):
-            raise UsageError(
-                f"the schedule is {self.schedule!r:.80}: give one of dpps.schedules, such as dpps.schedules.Cosine()"
-            )
         if not isinstance(self.optimizer, ReleasedOptimizer | None):
             raise UsageError(
                 f"the optimizer is {self.optimizer!r:.80}: give dpps.Momentum() or dpps.Adam(), which work on released updates; one "
                 "of torch.optim is for the local part, local_optimizer=lambda p: torch.optim.Adam(p)"
             )
-        if self.lr_step and self.schedule is not None:
-            raise UsageError(f"lr_step and the schedule {self.schedule} both set the rates: choose one")
         if self.averaging:
             Averaging(self.averaging)  # refuses what is no part
         if self.optimizer is not None and not self.sends_updates:
@@ -225,11 +216,8 @@ class Algorithm(Frozen, ABC):
         rounds: dict[float, int] = {}
         for epoch in range(1, epochs + 1):
             rounds[self.rate(epoch)] = rounds.get(self.rate(epoch), 0) + per_epoch
-        scheduled = (
-            [(rate, 1) for rate in self.schedule.factors(epochs * per_epoch)] if self.schedule else None
-        )
         return Plan(
-            tuple(scheduled or rounds.items()),
+            tuple(rounds.items()),
             lr_shared,
             drawn.mean,
             drawn.rates,

@@ -143,7 +143,7 @@ def run(
     dataset = dataset or dataset_of(cell, data_dir)
     try:
         prepared, begun = prepare(cell, dataset, **more), time.process_time()
-        finished = prepared.fit(epochs=cell.config().epochs or 1)
+        finished = prepared.fit(epochs=cell.config().epochs or 1, progress=False)
         finished.seconds["processor"] = (
             time.process_time() - begun
         )  # other programs on the machine do not count

@@ -124,7 +124,7 @@ class Participation:
             since=now(),
         )
         self._over, self._thread = threading.Event(), threading.current_thread()
-        self._watcher = threading.Thread(target=self._watch, name="dpps status", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="federation status", daemon=True)
         self._writing = threading.Lock()
         self._expelled, self._connected = "", False
         self._next_epsilon, self._stamp = 0.0, self._stamped()
@@ -180,7 +180,7 @@ class Participation:
         )  # before the start: others may bring a later revision at once
         self.start()
         try:
-            self.run.fit(self.epochs)
+            self.run.fit(self.epochs, progress=False)
             self.tell_epsilon()
             if self.run.stopped:  # `Run.stop` was called, in a thread that cannot be interrupted
                 raise KeyboardInterrupt  # noqa: TRY301 - ended as Ctrl-C would

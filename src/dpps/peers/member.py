@@ -410,7 +410,7 @@ class Member(Deployment):
         if self.agreement is None:
             raise RunError(
                 f"the others have finished, and none of them has handed the final model over to this member, which has spent "
-                f"{self._spent()}: ask one of them to give its dpps join once more, and meanwhile give this command again"
+                f"{self._spent()}: ask one of them to give its dpps federation join once more, and meanwhile give this command again"
             )
         if self.fabric.late:
             log.warning(
@@ -478,7 +478,7 @@ def _clocks(run: Run) -> list[int]:
     clock, rate, found = 0, 1.0, []
     for round_ in range(run.plan.count):
         epoch, within = divmod(round_, run.rounds_per_epoch)
-        if within == 0 and run.algorithm.schedule is None and run.algorithm.rate(epoch + 1) != rate:
+        if within == 0 and run.algorithm.rate(epoch + 1) != rate:
             clock, rate = 0, run.algorithm.rate(epoch + 1)
         found.append(clock)
         clock += 1

@@ -14,7 +14,7 @@ from dpps.errors import UsageError, is_number
 from dpps.noise.events import Event, gaussian
 from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism
 from dpps.noise.source import NoiseSource
-from dpps.privacy.accountant import Charge, Total, label, noise_for, total
+from dpps.privacy.accountant import Charge, Total, label, noise_for, running_total, total
 from dpps.privacy.partners import MEAN_VARIANCE, NOBODY, Nobody, Pairs, Partners, Trust
 from dpps.registry import Registry
 from dpps.sensitivity import SENSITIVITIES, Bounded, Certified, Sensitivity, Unclipped
@@ -212,6 +212,22 @@ class Unit(ABC):
     def total(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total:
         """The cost of all messages of one node, from its ledger."""
         return total(charges, self.delta, self.records_per_user, distance=distance)
+
+    def running_total(
+        self, charges: Sequence[Charge], planned: int, *, distance: float = 0.0
+    ) -> float | None:
+        """The epsilon of `total` while a run goes on; None where it takes too long to be asked again and again.
+
+        Args:
+            charges: all messages of one node so far.
+            planned: how many rounds the run has.
+            distance: of the noise drawn from the noise charged for.
+        """
+        if all(charge.unsampled for charge in charges):
+            return self.total(charges, distance=distance).epsilon
+        if self.records_per_user > 1:
+            return None
+        return running_total(charges, self.delta, planned, distance=distance)
 
     def replacement(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total | None:
         """The cost where what is protected is replaced by something else of its kind; None: that is what `total` is about."""

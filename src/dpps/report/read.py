@@ -2,7 +2,6 @@
 and nowhere else."""
 
 import csv
-import dataclasses
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -344,13 +343,7 @@ def _dearest(unit: Unit | None, ledgers: Sequence[Ledger]) -> tuple[Ledger, int]
 
 
 def _configuration(options: Mapping[str, Any], folder: Path) -> Options:
-    fields = {f.name.replace("_", "-") for f in dataclasses.fields(Options)}
-    strange = [name for name in options if name not in fields]
-    if strange:
-        raise UsageError(
-            f"{folder} was written by another version of dpps (option {strange[0]} is unknown): report it with that one"
-        )
-    return Options.from_json(options, f"{folder} was written by another version of dpps")
+    return Options.from_json(options, str(folder), f"{folder} was written by another version of dpps")
 
 
 # Options

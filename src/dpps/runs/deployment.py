@@ -29,6 +29,8 @@ class Deployment(ABC):
     """Whether every charge must be on disk before its message leaves."""
     processes = 1
     """How many processes the run has."""
+    rank: int | None = None
+    """Which of several processes this is."""
     log_prefix = ""
     """What this process puts before each line it prints or logs."""
     ledger: type[LedgerFile] = LedgerFile

@@ -88,7 +88,9 @@ class RunFolder:
         if before.get("fingerprint") != fingerprint:
             runtime = ("out", "resume", "overwrite", "quiet")
             differ = [
-                k for k, v in before.get("config", {}).items() if config.get(k) != v and k not in runtime
+                k
+                for k, v in before.get("config", {}).items()
+                if k in config and config[k] != v and k not in runtime
             ]
             raise UsageError(
                 f"the run in {self.path} has other settings "

@@ -216,7 +216,8 @@ def describe(
     config = {name.replace("_", "-"): value for name, value in config.items()}
     facts = model_facts(algorithm.model)
     unnamed = {"parameters": facts["model"], "weights": weights_of(topology)}
-    return Description(config, config, fingerprint({**config, **unnamed}), facts)
+    before = {"schedule": None}  # what 0.2 had here, so that its runs can be opened
+    return Description(config, config, fingerprint({**config, **unnamed, **before}), facts)
 
 
 def model_facts(model: nn.Module) -> dict[str, str]:
