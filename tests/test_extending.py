@@ -112,7 +112,7 @@ def test_a_unit_promises_what_an_accountant_of_others_finds():
     assert run.log[0].scale == pytest.approx(multiplier * 2 * math.sqrt(2) * 0.1)
     assert found["Household"](2.0).who() in run.privacy.statement
     # its local part is trained without noise, so the report does not pass its accuracy on
-    assert not read_run(run, "run").accuracy_is_covered
+    assert not read_run(run, "run").summary.accuracy_is_covered
 
 
 def test_a_unit_is_found_by_its_name():

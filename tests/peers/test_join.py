@@ -132,6 +132,8 @@ def test_all_finish_with_one_model_and_each_with_its_own_ledger(three: Organisat
         for path in (page, card):  # nothing that one member could type repeats it
             assert "dpps federation create" in path.read_text()
             assert "dpps train" not in path.read_text()
+            assert all(name in path.read_text() for name in NAMES)
+        assert each.participation.run.summary.node_names == [each.participation.status.member]
     rows = [
         torch.cat([p.flatten() for p in each.participation.run.models()[0].parameters()]) for each in found
     ]

@@ -224,10 +224,10 @@ def _print_classes(node: int, rows: list[dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Write one page about a run: accuracy, privacy, sensitivity, noise, the network. Several runs are compared.
+    """Write one page about a run: how good it is, what joining gained, what privacy cost. Several runs are compared.
 
-    The page is one HTML file that opens from disk, loads nothing and prints on one sheet. The model card, model-card.md, is
-    written next to it; --out NAME.md writes the card alone.
+    The page is one HTML file that opens from disk, loads nothing and prints on two sheets, A4 or letter. The model card,
+    model-card.md, is written next to it; --out NAME.md writes the card alone.
 
     Example: dpps report out/demo --open
     """

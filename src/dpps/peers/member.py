@@ -96,7 +96,6 @@ class Member(Deployment):
     durable = True
     ledger = OutboxLedger
     repeats_rounds = False  # the outbox holds what was paid for
-    federation = True
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class Member(Deployment):
     ) -> None:
         self.membership, self.post, self.clock, self.seeded_noise = membership, post, clock, seeded_noise
         self.log_prefix = f"{membership.name}: "
-        self.processes = len(membership.names)
+        self.processes, self.members = len(membership.names), tuple(membership.names)
         self.fabric = Peers(membership, post, clock)
         self.agreement: float | None = None
         """How far the neighbours were from the average when they last told, relative to its norm; None before the end."""

@@ -24,7 +24,7 @@ from dpps.privacy.units import Calibration
 from dpps.runs.callbacks import Callback
 from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
-from dpps.runs.summary import Comparisons, Summary
+from dpps.runs.summary import DATA, Comparisons, Summary
 from dpps.sensitivity import Unclipped
 from dpps.tasks import METRICS, TASKS, Estimate, Metric, measure
 from dpps.tasks import compare as changes
@@ -43,8 +43,11 @@ INTERVAL = (
     "95 % interval of the change on the same test examples, for these nodes and these trained models; "
     "another draw of the noise adds its own spread"
 )
+OWN_EYES = (
+    "computed from the nodes' data without noise: the guarantee does not cover them, and whoever passes them on reveals "
+    "something about those data"
+)
 NO_COST = "nothing, there is none"
-OWN_EYES = "computed on the nodes' data without noise: for your own eyes, no guarantee covers them"
 
 
 class Baseline(Run):
@@ -203,8 +206,7 @@ def gains(summary: Summary) -> tuple[list[Gain], list[Gain]]:
 
 def measured_on(summary: Summary) -> str:
     """Which test examples `gains` is about."""
-    own = "own" in (summary.comparisons or ())
-    return "on each node's own test data" if own else "on the test set"
+    return DATA["own" if "own" in (summary.comparisons or ()) else "test"]
 
 
 def gained(summary: Summary) -> list[tuple[str, str]]:
@@ -213,20 +215,19 @@ def gained(summary: Summary) -> list[tuple[str, str]]:
     if not whole:
         return []
     first = whole[0]
-    cost = (
-        f"{first.step(first.without_noise, first.private, first.privacy)}, from no noise to this run's noise"
-    )
+    cost = f"{first.step(first.without_noise, first.private, first.privacy)}, from no noise to this run's noise"
+    cost = NO_COST if summary.privacy.unit == "none" else cost
     lines = [
         (
             "gain",
             f"of joining: {first.step(first.alone, first.without_noise, first.joining)}, from each node alone to all together "
             f"without noise, {measured_on(summary)}",
         ),
-        ("cost", f"of privacy: {NO_COST if summary.privacy.unit == 'none' else cost}"),
         (
-            "together",
-            f"{first.step(first.alone, first.private, first.both)}, from each node alone to this run",
+            "cost",
+            f"of privacy: {cost}",
         ),
+        ("together", f"{first.step(first.alone, first.private, first.both)}, from each node alone to this run"),
     ]
     rows = [*whole[1:], *single] if single else []
     lines += [

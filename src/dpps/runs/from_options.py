@@ -110,6 +110,7 @@ def make_run(
             examples.split,
             skipped,
             None if schema is None else schema.to_toml(),
+            _node_names(options, rows),
         ),
     )
     run.resumed = resumed
@@ -160,6 +161,17 @@ def _sources(options: Options, rows: range) -> tuple[str, ...]:
     if options.node_data is None:
         return ()
     return tuple(str(node_folder(options.node_data, node, len(rows) == 1)) for node in rows)
+
+
+def _node_names(options: Options, rows: range) -> tuple[str, ...]:
+    """What the nodes' folders are called, a link what it points to; of a/site-{rank}/b it is the part with the number."""
+    if options.node_data is None:
+        return ()
+    parts = options.node_data.parts
+    numbered = [k for k, part in enumerate(parts) if "{rank}" in part]
+    template = Path(*parts[: numbered[-1] + 1]) if numbered else options.node_data
+    names = tuple(node_folder(template, node, len(rows) == 1).resolve().name for node in rows)
+    return names if len(set(names)) == len(names) else ()
 
 
 @dataclass(frozen=True, eq=False)

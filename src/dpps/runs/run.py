@@ -439,7 +439,7 @@ class Run(Frozen):
                 "config": self.description.config,
                 "versions": versions(),
                 "private_noise": self.protocol.noise.private,
-                "federation": self.deployment.federation,
+                "members": list(self.deployment.members),
                 "directory": str(Path.cwd()),  # which paths in the options are relative to
             }
         )

@@ -267,6 +267,7 @@ class TorchDistributed(Deployment):
             final_loss=None,
             clipped_share=None,
             split=None,
+            node_names=None,
             privacy=privacy,
             bytes_sent_by_rank=sent,
         )
