@@ -164,9 +164,8 @@ def _decoded(table: Table, name: str, schema: Schema, decode: Callable[[str, int
         near = get_close_matches(name, table.names, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise UsageError(
-            f"{table.path}: there is no {what} {name!r}, which the schema declares{hint}: the file has "
-            f"{quoted(table.names)}; rename the "
-            "column there, or correct the schema"
+            f"{table.path}: there is no {what} {name!r}, which the schema declares{hint}: the file has {quoted(table.names)}; "
+            "rename the column there, or correct the schema"
         )
     numbers: dict[str, float] = {}
     for row, cell in enumerate(table.columns[name]):

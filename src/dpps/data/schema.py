@@ -162,12 +162,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class ImageSchema:
-    """What all nodes agree on before they read their images.
-
-    Attributes:
-        classes: the names of the sub-folders, in the order of the model's outputs.
-        shape: (channels, height, width) of what the model reads; images of another size are scaled.
-    """
+    """What all nodes agree on before they read their images: the names of the sub-folders, and (channels, height, width)."""
 
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
@@ -214,12 +209,7 @@ def read_schema(path: str | Path) -> Schema | ImageSchema:
 
 
 def parse_schema(table: Mapping[str, Any], where: str) -> Schema | ImageSchema:
-    """The schema in a TOML table, of tables or, where it has an entry `images`, of images.
-
-    Args:
-        table: as `tomllib` reads it.
-        where: the file, for messages.
-    """
+    """The schema in a TOML table, of tables or, where it has an entry `images`, of images; `where` is the file, for messages."""
     return _parse_images(table, where) if "images" in table else _parse_columns(table, where)
 
 
