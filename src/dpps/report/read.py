@@ -98,7 +98,7 @@ def read_folder(folder: Path, name: str) -> Reported:
     other = f"{folder} was written by another version of dpps ({written}): report it with that one"
     if not config or settings.get("federation"):  # of a federation, 0.2 did not keep the names
         raise UsageError(other)
-    options = Options.from_json(config, other) if "data" in config else None
+    options = Options.from_json(config, str(folder), other) if "data" in config else None
     unit = _promised(config, records, folder) if options is None else options.privacy()
     ledgers = [LedgerFile.read(part.ledger) for part in parts or [whole]] if unit else []
     ledger, row = _dearest(unit, ledgers)

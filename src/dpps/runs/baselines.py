@@ -26,7 +26,7 @@ from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
 from dpps.runs.summary import DATA, Comparisons, Summary
 from dpps.sensitivity import Unclipped
-from dpps.tasks import METRICS, TASKS, Estimate, Metric, measure
+from dpps.tasks import Estimate, Metric, measure
 from dpps.tasks import compare as changes
 from dpps.tasks.metrics import Set
 from dpps.topology import Topology, Weights
@@ -162,9 +162,19 @@ class Gain:
     """From no noise to this run's noise."""
     both: Estimate
 
+    def text(self, found: Estimate) -> str:
+        """A value as people read it."""
+        return self.metric.text(found.value)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of what joining and privacy changed together, as it is shown."""
+        scale, margin = 100.0 if self.metric.percent else 1.0, self.both.margin or 0.0
+        return scale * (self.both.value - margin), scale * (self.both.value + margin)
+
     def step(self, before: Estimate, after: Estimate, change: Estimate) -> str:
         """From one to another, in words."""
-        return f"{self.metric.text(before.value)} -> {self.metric.text(after.value)} ({self.verdict(change)})"
+        return f"{self.text(before)} -> {self.text(after)} ({self.verdict(change)})"
 
     def change(self, change: Estimate) -> str:
         """A change with its interval."""
@@ -192,7 +202,7 @@ def gains(summary: Summary) -> tuple[list[Gain], list[Gain]]:
     if not found or summary.task is None:
         return [], []
     parts = [found["own" if "own" in found else "test"][name] for name in _PARTS]
-    metric = METRICS[TASKS[summary.task].metrics[0]]
+    metric = summary.metric
     single = []
     for k in range(len(parts[0].by_node)):
         known = [each for part in parts if (each := part.by_node[k]) is not None]
@@ -215,7 +225,9 @@ def gained(summary: Summary) -> list[tuple[str, str]]:
     if not whole:
         return []
     first = whole[0]
-    cost = f"{first.step(first.without_noise, first.private, first.privacy)}, from no noise to this run's noise"
+    cost = (
+        f"{first.step(first.without_noise, first.private, first.privacy)}, from no noise to this run's noise"
+    )
     cost = NO_COST if summary.privacy.unit == "none" else cost
     lines = [
         (
@@ -227,7 +239,10 @@ def gained(summary: Summary) -> list[tuple[str, str]]:
             "cost",
             f"of privacy: {cost}",
         ),
-        ("together", f"{first.step(first.alone, first.private, first.both)}, from each node alone to this run"),
+        (
+            "together",
+            f"{first.step(first.alone, first.private, first.both)}, from each node alone to this run",
+        ),
     ]
     rows = [*whole[1:], *single] if single else []
     lines += [

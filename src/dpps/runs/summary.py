@@ -16,7 +16,7 @@ from torch import nn
 from dpps.learning.algorithm import Algorithm
 from dpps.privacy.promise import Privacy, finite_or_none
 from dpps.privacy.units import UNITS, Unit
-from dpps.tasks import Estimates
+from dpps.tasks import METRICS, TASKS, Estimates, Metric
 from dpps.topology import Topology
 from dpps.version import versions
 
@@ -149,7 +149,9 @@ class Summary:
                 known[key] = {
                     which: {name: Estimates.from_json(each) for name, each in named.items()}
                     for which, named in known[key].items()
-                    if all("value" in each["pooled"] for each in named.values())  # version 0.2 wrote percentages
+                    if all(
+                        "value" in each["pooled"] for each in named.values()
+                    )  # version 0.2 wrote percentages
                 } or None
         return cls(**known)
 
@@ -169,12 +171,29 @@ class Summary:
 
     @property
     def headline(self) -> tuple[str, float | None]:
-        """What a run is judged by: on which data ("test", "own"), and the accuracy at the end or as far as it has come."""
+        """What a run is judged by: on which data ("test", "own"), and the accuracy in percent, at the end or as far as it has come;
+        of a task without accuracy its own metric, pooled over all examples."""
         if self.test_accuracy is None and self.accuracy_by_epoch:
             return "test", self.accuracy_by_epoch[-1]
         if self.test_accuracy is None and self.own_accuracy is not None:
             return "own", self.own_accuracy
+        for which, found in (self.scores or {}).items():
+            if self.metric.name != "accuracy" and self.metric.name in found:
+                return which, found[self.metric.name].pooled.value
         return "test", self.test_accuracy
+
+    @property
+    def metric(self) -> Metric:
+        """What `headline` is."""
+        return METRICS["accuracy" if self.task is None else TASKS[self.task].metrics[0]]
+
+    @property
+    def headline_text(self) -> str | None:
+        """The headline as people read it; None: not measured."""
+        value = self.headline[1]
+        if value is None:
+            return None
+        return self.metric.text(value / 100 if self.metric.percent else value)
 
     @property
     def accuracy_is_covered(self) -> bool:
