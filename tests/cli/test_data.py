@@ -98,12 +98,11 @@ def test_without_test_files_part_of_the_examples_answers_what_joining_gained(des
     page = " ".join((tmp_path / "run" / "report.html").read_text().split())
     assert f"<strong>{summary['own_accuracy']:.1f} %</strong>" in page
     both = summary["comparisons"]["own"]["both"]
-    assert both["mean"]["points"] == pytest.approx(
+    assert 100 * both["mean"]["value"] == pytest.approx(
         summary["own_accuracy"] - summary["baselines"]["alone"]["own_accuracy"]
     )
     assert all(
-        f"{node['points']:+.1f} ± {1.96 * node['standard_error']:.1f} points" in page
-        for node in both["by_node"]
+        f"{100 * node['value']:+.1f} ± {100 * node['margin']:.1f} points" in page for node in both["by_node"]
     )
     assert train(template, schema, tmp_path / "none", "--hold-out", "0.001") == 2
     assert "--hold-out 0.001" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from dpps.errors import UsageError
 from dpps.tasks import METRICS, Classification, Estimates, Regression, Survival, Task, compare, measure
-from dpps.tasks.estimates import Estimate, mean, share
+from dpps.tasks.estimates import Estimate, mean, of_nodes, share
 
 TASKS = {
     "classes": Classification(("a", "b")),
@@ -201,6 +201,75 @@ def test_estimates_survive_json() -> None:
     sets, _ = two_models("times", (20, 8, 1), rng)
     found = measure(task, METRICS["c-index"], sets)
     assert Estimates.from_json(found.to_json()) == found
+
+
+# Shares of right answers
+
+DRAWS = 2_000
+
+
+def answers(
+    random: np.random.Generator, size: int, gained: float, lost: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of every example whether each of two models is right."""
+    chance = random.random(size)
+    first = (chance >= gained) & (chance < gained + lost)
+    return first.astype(np.float64), (chance < gained).astype(np.float64)
+
+
+def change_of(drawn: list[tuple[np.ndarray, np.ndarray]]) -> Estimates:
+    before, after = zip(*drawn, strict=True)
+    nodes = [share([b]) - share([a]) for a, b in drawn]
+    return of_nodes(share(after) - share(before), nodes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gained", "lost"),
+    [
+        ((8, 72, 262), 0.15, 0.10),
+        ((1000, 40, 12, 8), 0.15, 0.10),
+        ((1000, 40, 12, 8), 0.25, 0.05),
+        ((30, 60, 100, 200), 0.08, 0.06),
+        ((30, 60, 100, 200), 0.30, 0.30),
+        ((20,) * 6, 0.15, 0.10),
+        ((50,) * 10, 0.25, 0.05),
+    ],
+)
+def test_intervals_of_changed_accuracies_cover_the_truth(
+    sizes: tuple[int, ...], gained: float, lost: float
+) -> None:
+    """Nodes of very different sizes and gains; 93 to 98 % for the mean, for the pool and for the largest node."""
+    random = np.random.default_rng(0)
+    chances = [(gained * f, lost * (2 - f)) for f in np.linspace(0.5, 1.5, len(sizes))]
+    truth, weights = np.array([b - c for b, c in chances]), np.array(sizes) / sum(sizes)
+    largest = int(np.argmax(sizes))
+    covered = np.zeros(3)
+    for _ in range(DRAWS):
+        drawn = [answers(random, size, *chance) for size, chance in zip(sizes, chances, strict=True)]
+        found = change_of(drawn)
+        estimates = (
+            (found.mean, truth.mean()),
+            (found.pooled, weights @ truth),
+            (found.by_node[largest], truth[largest]),
+        )
+        covered += [abs(each.value - true) <= each.margin for each, true in estimates]
+    slack = (0.95 * 0.05 / DRAWS) ** 0.5  # of the simulation itself
+    assert np.all(covered / DRAWS > 0.93 - slack), covered / DRAWS
+    assert np.all(covered / DRAWS < 0.98 + slack), covered / DRAWS
+
+
+def test_nodes_that_differ_in_size_are_no_pool() -> None:
+    """The mean over nodes is as uncertain as its smallest node makes it: the pooled error does not describe it."""
+    random = np.random.default_rng(1)
+    found = change_of([answers(random, size, 0.2, 0.1) for size in (8, 72, 262)])
+    assert found.mean.standard_error > 1.5 * found.pooled.standard_error
+
+
+def test_the_error_is_that_of_paired_differences() -> None:
+    """For many examples: the standard deviation of the differences over the root of their number."""
+    before, after = answers(np.random.default_rng(3), 100_000, 0.2, 0.1)
+    found = change_of([(before, after)]).pooled
+    assert found.standard_error == pytest.approx((after - before).std() / len(before) ** 0.5, rel=1e-3)
 
 
 # Coverage

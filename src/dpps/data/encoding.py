@@ -63,18 +63,19 @@ def _target(table: Table, column: TargetColumn, schema: Schema) -> np.ndarray:
     places |= {alias: places[value] for alias, value in column.aliases.items()}
 
     def number(cell: str, row: int) -> float:
+        found: float | None = table.number(cell, schema.decimal)
         if column.kind == "category":
-            found: float | None = places.get(canonical(cell), places.get(cell.lower()))
-            allowed = (
-                f"one of the classes {quoted(column.values)}: correct it, or declare the class in the schema"
-            )
-        else:
-            found, allowed = table.number(cell, schema.decimal), "a number: correct it, or leave the line out"
+            found = places.get(canonical(cell), places.get(cell.lower()))
         if found is not None:
             return found
+        where = table.place(row, column.name)
         if cell in schema.missing:
-            raise UsageError(f"{table.place(row, column.name)} has no label: add it, or leave the line out")
-        raise UsageError(f"{table.place(row, column.name)} is {cell!r}, not {allowed}")
+            raise UsageError(f"{where} has no label: add it, or leave the line out")
+        if column.kind == "category":
+            raise UsageError(
+                f"{where} is {cell!r}, not one of the classes {quoted(column.values)}: correct it, or declare the class in the schema"
+            )
+        raise UsageError(f"{where} is {cell!r} and the schema says number: correct it, or leave the line out")
 
     return _decoded(table, column.name, schema, number)
 

@@ -18,7 +18,7 @@ from dpps.errors import RunError, UsageError
 from dpps.report import words
 from dpps.report.charts import Axis, Line, charts, number
 from dpps.report.read import Reported, read_folder, read_run
-from dpps.runs.baselines import INTERVAL, NO_COST, OWN_EYES, gains, measured_on
+from dpps.runs.baselines import INTERVAL, NO_COST, OWN_EYES, Gain, gains, measured_on
 from dpps.runs.run import Run
 from dpps.runs.summary import DATA, Summary
 from dpps.tasks import Estimate
@@ -143,6 +143,12 @@ def node_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
     return list(columns), rows
 
 
+def _level(gain: Gain, which: str) -> str:
+    """One of a gain's three values, with as many digits as other numbers of the page have."""
+    found: Estimate = getattr(gain, which)
+    return _percent(100 * found.value) if gain.metric.percent else gain.text(found)
+
+
 def _estimate(found: Estimate | None) -> str:
     if found is None:
         return "undefined"
@@ -189,6 +195,7 @@ def _environment() -> Environment:
     environment.globals |= {
         "style": Markup(files("dpps.report").joinpath("style.css").read_text(encoding="utf-8")),
         "words": words,
+        "level": _level,
         "interval_words": INTERVAL,
         "no_cost": NO_COST,
         "not_noised": OWN_EYES,
