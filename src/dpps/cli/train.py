@@ -170,7 +170,7 @@ def say_outcome(
         console.print(f"{prefix}{what:<10}{words}")
 
     privacy = summary.privacy
-    for what, line in _results(summary):
+    for what, line in results(summary):
         say(what, line)
     if privacy.unit == "none":
         say("privacy", "[bold red]none[/]: messages were sent without noise")
@@ -194,7 +194,7 @@ def say_outcome(
     say("files", str(out))
 
 
-def _results(summary: Summary) -> Iterator[tuple[str, str]]:
+def results(summary: Summary) -> Iterator[tuple[str, str]]:
     """How good the models are."""
     accuracy, own, scores = summary.test_accuracy, summary.own_accuracy, summary.scores or {}
     if accuracy is not None:

@@ -25,6 +25,7 @@ from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder
 from dpps.runs.options import Options, refuse_retired
 from dpps.runs.run import Run
+from dpps.runs.suggest import weighted
 from dpps.runs.summary import Description, fingerprint, model_facts
 from dpps.runs.validation import as_device
 from dpps.tasks import Classification, Task
@@ -59,6 +60,7 @@ def make_run(
         else:
             kept.check_new(overwrite)
     examples = _examples(options, rows, schema)
+    examples = replace(examples, task=weighted(options, examples.task))
     torch.manual_seed(options.seed)
     algorithm = ALGORITHMS[options.algorithm]
     build: dict[str, Any] = {

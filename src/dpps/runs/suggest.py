@@ -1,5 +1,6 @@
 """Which batch, epochs, clip and rate a run has whose options leave them open: those of the rule, where there is one."""
 
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +64,24 @@ def length(options: "Options") -> float | None:
 def planned_task(options: "Options") -> Task:
     """What a run with these options predicts."""
     if options.schema is not None:
-        return read_schema(options.schema).task
+        return weighted(options, read_schema(options.schema).task)
     classes = DATA_SETS[options.data].classes if options.node_data is None else options.classes
-    return Classification(tuple(map(str, range(classes or 0))))
+    return weighted(options, Classification(tuple(map(str, range(classes or 0)))))
+
+
+def weighted(options: "Options", task: Task) -> Task:
+    """The task with the weights of classes that the options say."""
+    if options.class_weights is None:
+        return task
+    if not isinstance(task, Classification):
+        raise UsageError(f"--class-weights: {task.name} has no classes: leave it out")
+    try:
+        weights = tuple(float(part) for part in options.class_weights.split(","))
+    except ValueError as error:
+        raise UsageError(
+            f"--class-weights is {options.class_weights!r}: give one number for each of {len(task.classes)} classes, such as 1,6"
+        ) from error
+    return replace(task, weights=weights)
 
 
 def planned(options: "Options") -> tuple[Plan, int]:
