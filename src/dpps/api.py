@@ -16,6 +16,7 @@ from dpps.runs.run import Run
 from dpps.runs.saved_models import load
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.sensitivity import Bounded, Certified, Oracle, Paper, Sensitivity, WorstCase
+from dpps.statistics.release import stats
 from dpps.topology import (
     Base,
     Complete,
@@ -84,5 +85,6 @@ __all__ = [
     "label",
     "load",
     "models",
+    "stats",
     "total",
 ]

@@ -118,7 +118,8 @@ def test_a_run_writes_the_files_of_the_contract(tmp_path, capsys):
     assert set(summary["seconds"]) == {"total", "gradients", "protocol", "evaluation"}
     with (tmp_path / "run" / "rounds.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["round", "real", "estimated", "used", "scale", "epsilon", "loss"]
+    columns = ["round", "real", "estimated", "used", "scale", "epsilon", "loss", "epsilon_total"]
+    assert list(rows[0]) == columns
     assert len(rows) == summary["rounds"] == 5
     assert summary["shared_parameters"] == 7850
     assert [sum(node) for node in summary["split"]] == [2500] * 4

@@ -18,7 +18,7 @@ whose scalars carry noise norms), networks run one by one.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -39,6 +39,7 @@ from dpps.privacy import Calibration, Contribution, NodeSwap, Plan, Record, Unit
 from dpps.protocol import DPPS
 from dpps.runs import Run, Simulation
 from dpps.sensitivity import Certified, Paper, WorstCase
+from dpps.statistics import Category, Number, OneRecord, Release, Survey
 from dpps.topology import Complete, Exponential, Weights
 from dpps.transport import Arrived, Exchange, Fabric, Link, Stacked, combine
 
@@ -186,6 +187,20 @@ def weakened(noise: NoiseFor) -> NoiseFor:
 
 
 # The claims under test: what runs in two worlds, and how an observer scores what it sees
+
+QUESTIONS = (
+    "mean(x)",
+    "count()",
+    "variance(x)",
+    "histogram(group)",
+    "table(group, event)",
+    "quantiles(x, 0.5, bins=16)",
+    "correlation(x, y)",
+    "regression(y ~ x + group)",
+    "km(x, event, bins=4)",
+    "mean(y, by=group)",
+)
+"""One of every kind."""
 
 CLAIM = 1.0
 """Epsilon of all rounds together, to which everything is rescaled: large ones cannot be tested by counting."""
@@ -438,6 +453,49 @@ class NoiseNormCase(Case):
         return norms
 
 
+@dataclass(frozen=True)
+class StatisticsCase(Case):
+    """One record is there or is not, in a release of every kind of question. Its values are at the ends of their ranges, where
+    every block is as long as it can be."""
+
+    unit: OneRecord
+    questions: tuple[str, ...] = QUESTIONS
+    enlarged: float = 1.0
+    """Sabotage above 1: by how much the first question's block exceeds its bound."""
+
+    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
+        survey, wire = Survey(self.questions, COLUMNS), Wiretap(2, copies)
+        gone = survey.sums({name: np.empty(0) for name in COLUMNS})
+        vector = survey.sums({name: np.array([_end(column)]) for name, column in COLUMNS.items()})
+        vector[: survey.questions[0].width] *= self.enlarged
+        sums = np.tile(np.stack([vector, gone]), (copies, 1))
+        solved = _release_noise(self.unit)
+        unit = replace(self.unit, epsilon=None, noise_multiplier=solved)
+        run = Release(survey, sums, 2, unit, deployment=Simulation(wire), noise=noise(seed), seed=seed)
+        scale = run.start(1).step().scale
+        length = float(np.linalg.norm(vector))
+        along = wire.messages[0].numpy() @ vector / length
+        ratio = (along - length / 2) * length / scale**2
+        return ratio[0::2], ratio[1::2]
+
+
+COLUMNS: Mapping[str, Number | Category] = {
+    "x": Number("x", -1, 1),
+    "y": Number("y", -1, 1),
+    "group": Category("group", ("a", "b")),
+    "event": Category("event", ("no", "yes")),
+}
+
+
+def _end(column: Number | Category) -> float:
+    return column.high if isinstance(column, Number) else 1.0
+
+
+@lru_cache(maxsize=8)
+def _release_noise(unit: OneRecord) -> float:
+    return unit.noise(Plan(((1.0, 1),), 1.0, 1.0))
+
+
 def cases() -> tuple[Case, ...]:
     """Every claim about messages, rescaled to epsilon 1 over all rounds, and three that do not hold."""
     paper, worst = (NodeSwap(epsilon=CLAIM, sensitivity=s) for s in (Paper(0.78, 0.55), WorstCase()))
@@ -455,6 +513,7 @@ def cases() -> tuple[Case, ...]:
         LocalRecordCase(record, "record", "gaussian, local part seen", DELTA),
         RecordCase(record, "record", f"gaussian, {often}", DELTA, sync_every=2, mixes=2),
         RecordCase(person, "record", "gaussian, 2 records of a person", DELTA, batch=2),
+        StatisticsCase(OneRecord(CLAIM, DELTA), "record", "gaussian, statistics", DELTA),
         NodeSwapCase(certified, "node-swap", "certified"),
         CarriedCase(certified, "node-swap", "certified, sum of rounds", leak_trials=100_000),
         NoiseNormCase(paper, "node-swap", "paper", leak_trials=2_000),

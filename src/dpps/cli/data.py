@@ -46,7 +46,7 @@ class DescribeConfig:
     A table is .csv, .tsv, .parquet or .npz. Best is a made-up one with the same columns, so that nothing private is read.
     """
     label: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
-    """The column to predict (tables only).
+    """The column to predict (tables only); dpps stats needs none.
 
     A folder of images has its classes as sub-folders.
     """
@@ -91,10 +91,9 @@ def _guess(config: DescribeConfig) -> Schema | ImageSchema:
         if config.task != "classification":
             raise UsageError(f"--task {config.task}: images have classes: leave it out")
         return guess_image_schema(config.file)
-    table = read_table(config.file)
-    if not columns:
-        raise UsageError(f"--label is missing: name the column to predict, one of {quoted(table.names)}")
-    return guess_schema(table, task=config.task, **columns)
+    if not columns and config.task != "classification":
+        raise UsageError(f"--task {config.task} needs a target: name its columns, or leave it out")
+    return guess_schema(read_table(config.file), task=config.task, **columns)
 
 
 def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
@@ -107,15 +106,22 @@ def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
             lines.add_row(column.name, column.kind, _guessed(column))
     else:
         lines.add_row("images", "channels, height, width", ", ".join(map(str, schema.shape)))
-    declared = {} if isinstance(schema, ImageSchema) else schema.task.declaration()
-    shown = [f"{key} {_shown(value)}" for key, value in declared.items() if not isinstance(value, str)]
-    names = ", ".join(column.name for column in schema.task.columns)
-    guessed = quoted(schema.classes) if isinstance(schema, ImageSchema) else "; ".join(shown)
-    lines.add_row("sub-folders" if isinstance(schema, ImageSchema) else names, "target", guessed)
+    if isinstance(schema, ImageSchema):
+        lines.add_row("sub-folders", "target", quoted(schema.classes))
+    elif schema.target is not None:
+        declared = schema.target.declaration().items()
+        shown = [f"{key} {_shown(value)}" for key, value in declared if not isinstance(value, str)]
+        lines.add_row(", ".join(column.name for column in schema.target.columns), "target", "; ".join(shown))
     console.print(lines)
     console.print(
         f"\nThese guesses come from the data, and {out} becomes PUBLIC: correct {_correct(schema)}, before anybody else sees it."
     )
+    if isinstance(schema, Schema) and schema.target is None:
+        console.print(
+            f"Then: dpps stats --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --ask 'count()' (with --label COLUMN "
+            "a model can be trained)"
+        )
+        return
     console.print(
         f"Then: dpps train --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --model linear --shared all --baselines"
     )

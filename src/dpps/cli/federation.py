@@ -365,6 +365,11 @@ class JoinConfig:
 
     As in dpps train, for this member's own eyes.
     """
+    device: Annotated[str, arg(metavar="{auto,cpu,cuda,cuda:N}")] = "auto"
+    """Where model, data and noise live.
+
+    auto is CUDA if there is any, otherwise the CPU.
+    """
     page: Annotated[str, arg(metavar="HOST:PORT", help_behavior_hint="")] = ""
     """Show a live page, for example at 127.0.0.1:8080.
 
@@ -400,6 +405,7 @@ def _join(config: JoinConfig) -> int:
                     data_dir=config.data_dir,
                     convener=config.convener,
                     metrics=config.metrics,
+                    device=config.device,
                     callbacks=(shown.after_round,),
                 )
             )

@@ -49,6 +49,7 @@ class Group:
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("train a model privately over many nodes", "train:train", "train:Options"),
     "resume": Command("continue a run that was stopped or crashed", "train:resume", "train:ResumeConfig"),
+    "stats": Command("ask questions about all nodes' records", "stats:stats", "stats:StatsOptions"),
     "plan": Command("noise for an epsilon, epsilon for a noise", "plan:plan", "plan:PlanConfig"),
     "tune": Command("search batch, epochs, clip and rate", "train:tune", "train:TuneConfig"),
     "predict": Command("predict new examples with a run's model", "models:predict", "models:PredictConfig"),
@@ -99,7 +100,7 @@ COMMANDS: dict[str, Command | Group] = {
                 "who is in a federation file, or who a member is", "federation:show", "federation:ShowConfig"
             ),
         },
-        "PLAN is what dpps train --print-config writes. Send a new revision to all members.",
+        "dpps train --print-config writes a PLAN. Send new revisions to all members.",
     ),
     "audit": Command(
         "attack the mechanism: a lower bound on its epsilon", "privacy:audit", "privacy:AuditConfig"
@@ -271,6 +272,8 @@ def _refuse_unknown(kind: type[Any], arguments: Sequence[str], prog: str) -> Non
         known |= {f"--{name}", f"--no-{name}"}
     for word in arguments:
         name = word.partition("=")[0].replace("_", "-")
+        if name.startswith("--") and name.removeprefix("--").replace("-", "_") in unused:
+            raise UsageError(f"{prog} has no option {name}, it would do nothing here: leave it out")
         if name.startswith("--") and name not in known:
             near = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""

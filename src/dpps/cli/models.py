@@ -272,6 +272,8 @@ def _write_report(config: ReportConfig, card: bool) -> dict[str, Path]:
     if len(runs) != 1:
         return {"report": pages.write(runs, _unused("comparison"))}
     folder = RunFolder(runs[0])
+    if folder.answers.exists():
+        return {"report": pages.write(runs, folder.report)}
     return {
         "report": pages.write(runs, folder.report),
         "card": pages.write_card(runs[0], folder.card),

@@ -36,6 +36,7 @@ def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
 
 def encode(table: Table, schema: Schema) -> tuple[Tensor, Tensor]:
     """Inputs of shape (examples, `schema.width`) and targets as the schema's task has them."""
+    schema.check_target(f"of {table.path}")
     targets = encode_targets(
         table, schema
     )  # first: a missing target is refused before columns left out give a warning
@@ -45,7 +46,7 @@ def encode(table: Table, schema: Schema) -> tuple[Tensor, Tensor]:
 def encode_inputs(table: Table, schema: Schema) -> Tensor:
     """Numbers in [-1, 1] by their declared range and categories as 0 and 1, in the order of the schema, not of the file."""
     parts = [_INPUTS[column.kind](table, column, schema) for column in schema.used]
-    known = {*(column.name for column in schema.task.columns), *(column.name for column in schema.columns)}
+    known = {*schema.targets, *(column.name for column in schema.columns)}
     others = [name for name in table.names if name not in known]
     if others:
         log.warning("%s: not in the schema and left out: %s", table.path, ", ".join(others))
@@ -80,8 +81,10 @@ def _target(table: Table, column: TargetColumn, schema: Schema) -> np.ndarray:
     return _decoded(table, column.name, schema, number)
 
 
-def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
-    """What is missing is in the middle of the range."""
+def column_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
+    """The values of a column: numbers as they stand there and dates in days, NaN where one is missing; categories by their place
+    among the declared values, -1 where one is missing."""
+    places = column.numbers
 
     def number(cell: str, row: int) -> float:
         if cell in schema.missing:
@@ -93,13 +96,7 @@ def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
             )
         return found
 
-    return _scaled(table, column, _decoded(table, column.name, schema, number))
-
-
-def _dates(table: Table, column: Column, schema: Schema) -> np.ndarray:
-    """Days since a public date, scaled as numbers are."""
-
-    def number(cell: str, row: int) -> float:
+    def date(cell: str, row: int) -> float:
         if cell in schema.missing:
             return np.nan
         if (found := as_days(cell, column.format, column.since)) is None:
@@ -109,18 +106,31 @@ def _dates(table: Table, column: Column, schema: Schema) -> np.ndarray:
             )
         return found
 
-    return _scaled(table, column, _decoded(table, column.name, schema, number))
+    def category(cell: str, row: int) -> float:
+        if (found := places.get(canonical(cell))) is not None:
+            return found
+        if cell in schema.missing or column.undeclared == "missing":
+            return -1
+        raise UsageError(
+            f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it, declare "
+            'it or an alias in the schema, or write undeclared = "missing" there'
+        )
 
-
-def _scaled(table: Table, column: Column, values: np.ndarray) -> np.ndarray:
-    """From its range to -1..1, and where the schema says so an input for what is missing."""
+    decode = {"number": number, "date": date, "category": category}[column.kind]
+    values = _decoded(table, column.name, schema, decode)
     low, high = column.range
-    outside = int(((values < low) | (values > high)).sum())
+    outside = int(((values < low) | (values > high)).sum()) if column.kind != "category" else 0
     if outside:
         log.warning(
             "%s: %d of %d values of %s lie outside of the declared range %g to %g and count as its ends: is it the right unit?",
             *(table.path, outside, len(values), column.name, low, high),
         )
+    return values
+
+
+def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
+    """From its range to -1..1. What is missing is in the middle of the range, and where the schema says so has an input of its own."""
+    values, (low, high) = column_values(table, column, schema), column.range
     middle, half = low / 2 + high / 2, high / 2 - low / 2
     scaled: np.ndarray = np.nan_to_num((np.clip(values, low, high) - middle) / half, nan=0.0)
     parts = [scaled, np.isnan(values)] if column.missing else [scaled]
@@ -130,30 +140,18 @@ def _scaled(table: Table, column: Column, values: np.ndarray) -> np.ndarray:
 def _categories(table: Table, column: Column, schema: Schema) -> np.ndarray:
     """One input for each declared value but the first. What is missing has an input of its own where the schema says so; otherwise it
     lies between all values."""
-    places = column.numbers
-
-    def number(cell: str, row: int) -> int:
-        if (found := places.get(canonical(cell))) is not None:
-            return found
-        if cell in schema.missing or column.undeclared == "missing":
-            return len(column.values)
-        raise UsageError(
-            f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it, declare "
-            'it or an alias in the schema, or write undeclared = "missing" there'
-        )
-
-    found, values = _decoded(table, column.name, schema, number).astype(np.int64), len(column.values)
+    places, values = column_values(table, column, schema).astype(np.int64), len(column.values)
     codes = np.zeros((values + 1, column.width), dtype=np.float32)
     codes[1:values, : values - 1] = np.eye(values - 1)
-    codes[values] = np.eye(1, column.width, column.width - 1) if column.missing else 1 / values
-    coded: np.ndarray = codes[found]
+    codes[-1] = np.eye(1, column.width, column.width - 1) if column.missing else 1 / values
+    coded: np.ndarray = codes[places]  # -1 is the last
     return coded
 
 
 _INPUTS: dict[str, Callable[[Table, Column, Schema], np.ndarray]] = {
     "number": _numbers,
     "category": _categories,
-    "date": _dates,
+    "date": _numbers,
 }
 """By the kind of a column: its part of the inputs, (examples, `column.width`)."""
 
@@ -161,7 +159,7 @@ _INPUTS: dict[str, Callable[[Table, Column, Schema], np.ndarray]] = {
 def _decoded(table: Table, name: str, schema: Schema, decode: Callable[[str, int], float]) -> np.ndarray:
     """A number for every cell of a column; each different cell is decoded once, with the row where it first stands."""
     if name not in table.columns:
-        what = "label" if name in [column.name for column in schema.task.columns] else "column"
+        what = "label" if name in schema.targets else "column"
         near = get_close_matches(name, table.names, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise UsageError(

@@ -74,14 +74,7 @@ def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = 
     if isinstance(schema, ImageSchema):
         seen = labelled_images(folder / "test", schema) if (folder / "test").exists() else None
         return NodeFiles(labelled_images(folder / "train", schema), seen)
-    train, test = _find(folder, "train"), _find(folder, "test")
-    if train is None:
-        endings = ", ".join(f"train{ending}" for ending in ENDINGS)
-        unread = ", ".join(sorted(path.name for path in folder.glob("[tT]rain*")))
-        hint = f" ({unread} cannot be read: save as CSV UTF-8)" if unread else ""
-        raise UsageError(
-            f"--node-data: {folder} holds none of {endings}: put the node's examples there{hint}"
-        )
+    train, test = node_table(folder), _find(folder, "test")
     if schema is not None:
         own, seen = (None if path is None else encode(read_table(path), schema) for path in (train, test))
         assert own is not None
@@ -90,6 +83,17 @@ def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = 
     check_headers({path: columns for path, (_, columns) in found.items()})
     examples, columns = found[train]
     return NodeFiles(examples, None if test is None else found[test][0], columns)
+
+
+def node_table(place: Path) -> Path:
+    """The file of a node's own records: the place itself, or `train` in that folder."""
+    found = place if place.is_file() else _find(place, "train")
+    if found is None:
+        endings = ", ".join(f"train{ending}" for ending in ENDINGS)
+        unread = ", ".join(sorted(path.name for path in place.glob("[tT]rain*")))
+        hint = f" ({unread} cannot be read: save as CSV UTF-8)" if unread else ""
+        raise UsageError(f"--node-data: {place} holds none of {endings}: put the node's examples there{hint}")
+    return found
 
 
 def _find(folder: Path, part: str) -> Path | None:

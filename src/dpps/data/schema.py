@@ -96,15 +96,49 @@ class Schema:
 
     Attributes:
         columns: all but those of the target.
-        task: what is predicted, and in which columns it stands.
+        target: what is predicted, and in which columns it stands; None where there is nothing to predict: statistics need none.
         missing: what stands for a value that is not known.
         decimal: "," where numbers are written as 1,5, whatever separates the cells.
     """
 
     columns: tuple[Column, ...]
-    task: Task
+    target: Task | None = None
     missing: tuple[str, ...] = MISSING
     decimal: str = "."
+
+    def check_target(self, where: str | Path) -> None:
+        """Refuse a schema without a target where a model is to learn one."""
+        if self.target is None:
+            raise UsageError(
+                f"the schema {where} declares no [target]: add one to learn from these tables (dpps data describe --label COLUMN drafts "
+                "it); without one they can be asked questions (dpps stats)"
+            )
+
+    @property
+    def task(self) -> Task:
+        """What is predicted; refused where there is nothing."""
+        self.check_target("of these tables")
+        assert self.target is not None
+        return self.target
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of the columns that are predicted and never inputs."""
+        return () if self.target is None else tuple(column.name for column in self.target.columns)
+
+    @property
+    def described(self) -> tuple[Column, ...]:
+        """All columns whose values are declared, those of the target included."""
+        return self.used + tuple(
+            Column(
+                c.name,
+                c.kind,
+                c.range,
+                c.values,
+                aliases={value: tuple(a for a, of in c.aliases.items() if of == value) for value in c.values},
+            )
+            for c in (() if self.target is None else self.target.columns)
+        )
 
     @property
     def width(self) -> int:
@@ -119,7 +153,7 @@ class Schema:
     @property
     def used(self) -> tuple[Column, ...]:
         """The columns that become inputs."""
-        return tuple(column for column in self.columns if column.width)
+        return tuple(column for column in self.columns if column.kind != "ignore")
 
     @property
     def length(self) -> float:
@@ -139,10 +173,12 @@ class Schema:
         lines = [f"missing = {_toml(self.missing)}"]
         if self.decimal != ".":
             lines.append(f"decimal = {_toml(self.decimal)}")
-        lines += ["", "[target]", f"kind = {_toml(self.task.kind)}"]
-        named = {column.name for column in self.task.columns}
-        for key, value in self.task.declaration().items():
-            lines.append(f"{key} = {_toml(value)}" + (guessed if value not in named else ""))
+        if self.target is not None:
+            lines += ["", "[target]", f"kind = {_toml(self.target.kind)}"]
+            lines += [
+                f"{key} = {_toml(value)}" + (guessed if value not in self.targets else "")
+                for key, value in self.target.declaration().items()
+            ]
         for column in self.columns:
             lines += [
                 "",
@@ -231,21 +267,23 @@ def _parse_columns(table: Mapping[str, Any], where: str) -> Schema:
         raise UsageError(f"{where}: columns are missing: write [[columns]] with name and kind for each")
     columns = tuple(_column(entry, k, where) for k, entry in enumerate(entries, start=1))
     names = [column.name for column in columns]
-    targets = [target.name for target in task.columns]
+    targets = () if task is None else [target.name for target in task.columns]
     for name in names:
         if names.count(name) > 1 or name in targets:
             whose = "the target and a column" if name in targets else "two columns"
             raise UsageError(f"{where}: {whose} are called {name!r}: leave one out")
     schema = Schema(columns, task, tuple(missing), decimal)
-    if not schema.used:
+    if not schema.width:
         raise UsageError(
             f"{where}: no column is of the kind number, category or date: a model needs one input or more"
         )
     return schema
 
 
-def _target(table: Mapping[str, Any], where: str) -> Task:
-    """What `[target]` declares; or `label` and `classes`, which are the same as a target of the kind class."""
+def _target(table: Mapping[str, Any], where: str) -> Task | None:
+    """What `[target]` declares; or `label` and `classes`, which are the same as a target of the kind class; None: neither."""
+    if not {"target", "label", "classes"} & table.keys():
+        return None
     if "target" in table:
         for key in ("label", "classes"):
             if key in table:
@@ -423,7 +461,7 @@ def guess_schema(
     texts = {role: _values(found) for role, found in cells.items()}
     numbers = {role: [table.number(cell, decimal) for cell in found] for role, found in cells.items()}
     drafts = {role: Draft(columns[role], texts[role], tuple(numbers[role]), len(table)) for role in columns}
-    found = TASKS[task].draft(drafts, str(table.path))
+    found = TASKS[task].draft(drafts, str(table.path)) if columns else None
     inputs = tuple(_guess(name, table, decimal) for name in table.names if name not in columns.values())
     schema = Schema(inputs, found, decimal=decimal)
     return _parse_columns(

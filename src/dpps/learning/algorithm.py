@@ -1,7 +1,7 @@
 """An algorithm: `start` and `step` on an explicit state. `dpps.learning.algorithms` has those that come with the library.
 
 A step computes with the :class:`~dpps.learning.nodes.Nodes` held here and changes the state last,
-when the round is complete; so a round happens as a whole or not at all. docs/extending.md adds an algorithm.
+when the round is complete; so a round happens as a whole or not at all. docs/architecture.md adds an algorithm.
 """
 
 from abc import ABC, abstractmethod
@@ -74,7 +74,7 @@ class Algorithm(Frozen, ABC):
     Args:
         model: any `nn.Module`; all nodes start from its parameters.
         shared: prefixes of the names of shared parameters, "all", or a predicate on names.
-        lr_shared: $\gamma_s$; without it, the rule of docs/recipes.md chooses in the unit record, and it is 0.1 otherwise.
+        lr_shared: $\gamma_s$; without it, the rule of docs/accuracy.md chooses in the unit record, and it is 0.1 otherwise.
         lr_local: $\gamma_l$; without it, as `lr_shared`.
         lr_step: all rates divided by 10 at the start of epochs K, 2K, ... counted from 1 (0 = never), which also restarts
             the counters of topology and synchronisation. The noise rate $\gamma_n$ decays along in the unit node-swap.

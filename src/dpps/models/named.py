@@ -53,7 +53,7 @@ class NamedModel(ABC):
     has_norm: ClassVar[bool] = False
     """Whether its normalisation can be chosen."""
     softmax_regression: ClassVar[bool] = False
-    """Whether the rule of docs/recipes.md, which is about softmax regression, chooses its rates."""
+    """Whether the rule of docs/accuracy.md, which is about softmax regression, chooses its rates."""
 
     @classmethod
     @abstractmethod

@@ -73,6 +73,7 @@ class Participation:
         data_dir: where a data set that the plan names is looked for.
         convener: fingerprint of the convener, as read out on the telephone.
         metrics: names of metrics taken at the end, for the member's own eyes.
+        device: where model, data and noise live: "cpu", "cuda", or "auto" for CUDA if there is any.
         callbacks: called after every round with the run and the round's log.
     """
 
@@ -86,6 +87,7 @@ class Participation:
         data_dir: str | Path | None = None,
         convener: str = "",
         metrics: str | None = None,
+        device: str = "auto",
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.out, self._file = Path(out), Path(federation)
@@ -108,6 +110,7 @@ class Participation:
             node_data=None if node_data is None else Path(node_data),
             data_dir=None if data_dir is None else Path(data_dir),
             metrics=metrics,
+            device=device,
             quiet=True,
         ).resolve()
         assert config.epochs is not None

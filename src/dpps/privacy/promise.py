@@ -223,7 +223,7 @@ def account(
             f"Protected: {unit.who()}.",
             *_numbers(unit, total, sum(charge.count for charge in charges), by_node, guarantee, early, other),
             *([] if private_noise or preface else [SIMULATED]),
-            f"Not covered: {unit.not_covered()}; {OWN_EYES}.",
+            f"Not covered: {'; '.join((unit.not_covered(), *([OWN_EYES] if unit.trains else [])))}.",
             *remarks,
         ]
     return Privacy(

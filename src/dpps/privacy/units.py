@@ -1,7 +1,7 @@
 """Who is protected: the privacy units. They differ only in where the sensitivity comes from.
 
 A unit turns what a user says (noise parameters, or a target epsilon and delta) and the plan of a run into `Calibration`: the
-mechanism, the sensitivity and the clipping that the run must keep to. docs/extending.md adds one.
+mechanism, the sensitivity and the clipping that the run must keep to. docs/architecture.md adds one.
 """
 
 import math
@@ -154,6 +154,8 @@ class Unit(ABC):
     """In a few words, for headings: what is protected; empty: its name is shown."""
     per_example: ClassVar[bool] = False
     """Whether it protects one example: each is clipped and drawn by itself, and nodes may draw at rates of their own."""
+    trains: ClassVar[bool] = True
+    """Whether losses and accuracies, which have no noise, stand beside what it protects."""
     has_total: ClassVar[bool] = True
     """Whether its guarantee is about the run as a whole; otherwise totals are shown as a plain sum of rounds."""
     implied_by: ClassVar[tuple[str, ...]] = ()

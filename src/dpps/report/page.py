@@ -3,8 +3,10 @@
 A page is one file that loads nothing and runs no script: the style sheet is put into it.
 """
 
+import json
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,10 +17,13 @@ from markupsafe import Markup
 
 from dpps.disk import private
 from dpps.errors import RunError, UsageError
+from dpps.privacy.promise import Privacy
+from dpps.privacy.units import UNITS
 from dpps.report import words
-from dpps.report.charts import Axis, Line, charts, number
+from dpps.report.charts import Axis, Chart, Line, charts, number
 from dpps.report.read import Reported, read_folder, read_run
 from dpps.runs.baselines import INTERVAL, NO_COST, OWN_EYES, Gain, gains, measured_on
+from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run
 from dpps.runs.summary import DATA, Summary
 from dpps.tasks import Estimate
@@ -41,6 +46,8 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     """
     if not folders:
         raise UsageError("no run to report: name one or more folders written by dpps train --out")
+    if len(folders) == 1 and RunFolder(folders[0]).answers.exists():
+        return _put(render_answers(Path(folders[0])), out)
     names = _names([Path(folder) for folder in folders])
     return _put(render([read_folder(folder, name) for folder, name in names.items()]), out)
 
@@ -108,6 +115,57 @@ def render(runs: Sequence[Reported]) -> str:
         nodes=node_rows(run.summary),
         **facts,
     )
+
+
+def render_answers(folder: Path) -> str:
+    """The HTML of the answers in a folder written by `dpps stats`."""
+    try:
+        found = json.loads(RunFolder(folder).answers.read_text(encoding="utf-8"))
+        privacy = Privacy(**found["privacy"])
+        answers = [_drawn(answer) for answer in found["answers"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"the answers in {folder} cannot be read ({error}): restore answers.json") from error
+    suspected = words.ONE_RECORD if UNITS[privacy.unit].per_example else words.WHOLE_NODE
+    return fill(
+        "answers.html",
+        name=folder.resolve().name,
+        nodes=found["nodes"],
+        privacy=privacy,
+        answers=answers,
+        heads=["", "answer", "95 % interval", "noise"],
+        meaning=words.odds(privacy, suspected),
+    )
+
+
+def _drawn(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """One question: a row for every number, the axis they share, and a curve where they are one."""
+    axis = next((name for name in ("labels", "terms", "at", "times") if name in answer), "")
+    labels = [" / ".join(map(str, x)) if isinstance(x, list) else str(x) for x in answer.get(axis, [""])]
+    columns = [answer[name] if axis else [answer[name]] for name in ("value", "low", "high", "noise")]
+    rows = [
+        {"label": label, "value": value, "low": low, "high": high, "noise": noise}
+        for label, value, low, high, noise in zip(labels, *columns, strict=True)
+    ]
+    known = [row for row in rows if row["value"] is not None]
+    # slopes have units of their own, so they share no axis
+    ends = [row[name] for row in known for name in ("low", "high") if axis != "terms"]
+    curve = axis == "times" and len(known) > 1 and not any(isinstance(x, list) for x in answer[axis])
+    return {
+        "query": answer["query"],
+        "rows": rows,
+        "axis": Axis.around(ends, floor=0.0 if min(ends) >= 0 else -math.inf) if ends else None,
+        "chart": _survival(answer["query"], known) if curve else None,
+    }
+
+
+def _survival(query: str, rows: Sequence[Mapping[str, Any]]) -> Chart:
+    names = {"survival": "value", "lower end": "low", "upper end": "high"}
+    lines = [
+        Line(name, {float(row["label"]): row[key] for row in rows}, k)
+        for k, (name, key) in enumerate(names.items())
+    ]
+    caption = "The outer lines are the ends of the 95 % interval at each time."
+    return Chart(f"curve-{query}", "Survival", caption, lines, "share alive", "time")
 
 
 def model_card(run: Reported) -> str:

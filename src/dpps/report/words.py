@@ -6,13 +6,16 @@ from decimal import ROUND_CEILING, Decimal
 
 from dpps.privacy.accountant import NO_PROTECTION, label
 from dpps.privacy.promise import Privacy
-from dpps.privacy.units import UNITS, Unit
+from dpps.privacy.units import UNITS, Contribution, Record, Unit
 from dpps.report.charts import number
 from dpps.report.read import Reported
 
 SIMULATION = "simulation: messages not private"
 OWN_EYES = "for the node's own eyes"
 UNCOVERED = "not covered by the guarantee"
+
+WHOLE_NODE = "a node holds its own data and not any other", "with other data", "with its own data"
+ONE_RECORD = "one particular record is in the data", "without the record", "with it"
 
 _SUSPICION = 0.01
 """How often the suspicion of the example arises where there is nothing to suspect."""
@@ -58,10 +61,20 @@ def detection(epsilon: float, delta: float, false_alarms: float = _SUSPICION) ->
 
 def meaning(run: Reported) -> str:
     """What epsilon means, as odds and with an example; for a unit without a total, that it means nothing of the kind. Empty without privacy."""
-    unit, privacy = run.unit, run.summary.privacy
-    if unit is None:
+    if run.unit is None:
         return ""
-    if not unit.has_total:
+    return odds(run.summary.privacy, _hypothesis(run.unit), has_total=run.unit.has_total)
+
+
+def odds(privacy: Privacy, suspected: tuple[str, str, str], *, has_total: bool = True) -> str:
+    """The same for any release.
+
+    Args:
+        privacy: what it cost.
+        suspected: (what is suspected, where it is not so, where it is).
+        has_total: whether its epsilon is about all that was sent.
+    """
+    if not has_total:
         return (
             "Epsilon is a plain sum over rounds here. It does not limit what can be concluded from the run as a whole, and it "
             "promises nothing about any person's data."
@@ -70,7 +83,7 @@ def meaning(run: Reported) -> str:
         return "Epsilon is infinite: nothing limits what can be concluded from the messages."
     rounded = float(epsilon(privacy).replace(",", ""))
     factor = number(_up(math.exp(rounded), 3)) if rounded <= 700 else "more than 10³⁰⁰"
-    hypothesis, without, with_it = _hypothesis(unit)
+    hypothesis, without, with_it = suspected
     most = 100 * detection(rounded, privacy.delta)
     slack = (
         f" Delta, {small(privacy.delta)}, is a chance of 1 in {number(1 / privacy.delta)} by which this bound may be exceeded; "
@@ -88,9 +101,9 @@ def meaning(run: Reported) -> str:
 
 def _hypothesis(unit: Unit) -> tuple[str, str, str]:
     """(what is suspected, where it is not so, where it is)."""
-    if unit.name == "contribution":
-        return "a node holds its own data and not any other", "with other data", "with its own data"
-    if unit.name != "record":
+    if unit.name == Contribution.name:
+        return WHOLE_NODE
+    if unit.name != Record.name:
         differs = f"the data is this and not another that differs in {unit.protects or unit.name}"
         return differs, "with the other", "with this"
     if unit.records_per_user > 1:

@@ -42,6 +42,8 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.identity = self.path / "identity.key"
         self.card = self.path / "model-card.md"
+        self.answers = self.path / "answers.json"
+        self.message = self.path / "message.safetensors"
 
     @property
     def _ours(self) -> tuple[Path, ...]:
@@ -55,6 +57,8 @@ class RunFolder:
             self.schema,
             self.report,
             self.card,
+            self.answers,
+            self.message,
             self.tensorboard,
         )
 

@@ -50,6 +50,8 @@ def make_run(
     device = as_device(options.device)
     rows = deployment.rows(options.nodes)
     schema = None if options.schema is None else read_schema(options.schema)
+    if isinstance(schema, Schema):
+        schema.check_target(str(options.schema))
     identity = options.fingerprint()
     if schema is not None:  # where a schema file lies does not matter; what it says does
         identity = fingerprint({identity: schema.checksum()})

@@ -111,6 +111,9 @@ class Run(Frozen):
         {"algorithm", "topology", "unit", "sync_every", "mixes", "plan", "contract", "protocol", "nodes"}
     )
 
+    kind: type[DPPS] = DPPS
+    """The protocol's class."""
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -372,7 +375,7 @@ class Run(Frozen):
         ):  # the largest rate of all, or each node's own where every node chose its batch
             rates = calibration.rates
             sampling = [rates[row] for row in fabric.rows] if rates else calibration.sampling
-        return DPPS(
+        return self.kind(
             self.topology,
             calibration.mechanism if calibration else NoNoise(),
             calibration.sensitivity if calibration else None,
@@ -748,7 +751,7 @@ class Run(Frozen):
     def update_to_noise(self) -> float | None:
         """Norm of a node's update over that of the noise of its message, mean over the rounds since this object started;
         it is computed from what was not noised: for the node's own eyes."""
-        known = [log.update_to_noise for log in self.log if log.update_to_noise is not None]
+        known = [log.update_to_noise for log in self.log if log.update_to_noise]  # a first update may be zero
         return fmean(known) if known else None
 
     def _warn_of_noise(self) -> None:

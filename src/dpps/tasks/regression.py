@@ -73,7 +73,7 @@ class Regression(Task):
 
     @property
     def columns(self) -> tuple[TargetColumn, ...]:
-        return (TargetColumn(self.label, "number"),)
+        return (TargetColumn(self.label, "number", range=(self.low, self.high)),)
 
     @property
     def _middle(self) -> float:

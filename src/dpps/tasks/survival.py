@@ -149,7 +149,9 @@ class Survival(Task):
 
     @property
     def columns(self) -> tuple[TargetColumn, ...]:
-        return TargetColumn(self.time, "number"), TargetColumn(self.event, "category", ("0", "1"), _OBSERVED)
+        return TargetColumn(self.time, "number", range=(0.0, self.edges[-1])), TargetColumn(
+            self.event, "category", ("0", "1"), _OBSERVED
+        )
 
     def targets(self, columns: Sequence[Values]) -> Tensor:
         time, event = (np.asarray(part, dtype=np.float64) for part in columns)

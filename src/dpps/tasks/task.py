@@ -35,12 +35,14 @@ class TargetColumn:
         kind: "number", or "category" of which `values` are allowed, which become 0, 1, ...
         values: of a category.
         aliases: other ways to write a value of a category, in small letters.
+        range: of a number: the lowest and the highest value that is possible.
     """
 
     name: str
     kind: str
     values: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    range: tuple[float, float] = (-1.0, 1.0)
 
 
 @dataclass(frozen=True)

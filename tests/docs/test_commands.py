@@ -17,7 +17,7 @@ import tyro
 from dpps.cli import main
 from dpps.runs import Options, refuse_ignored
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile")),
@@ -83,7 +83,8 @@ class Parsed(BaseException):
 
 def _lines(text: str) -> tuple[list[str], list[str]]:
     """Lines of blocks that are no Python, which somebody copies; and code within sentences, which may be a part of a command."""
-    blocks = re.findall(r"^ *```(?!python)[a-z]*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^ *```([a-z]*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    blocks = [body for language, body in fenced if language != "python"]
     plain = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
     blocks += re.findall(r"^(?: {4,}|\t).*", plain, re.MULTILINE)
     whole = [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
@@ -96,7 +97,7 @@ _BEFORE = r"(?:\w+=\S+|[$@(]+|!|torchrun .* -m|python -m)"
 def _commands(lines: list[str]) -> Iterator[str]:
     """What stands behind `dpps` in those lines that are commands, without remarks, pipes, and dots for what is left out."""
     for line in lines:
-        if found := re.match(rf"\s*(?:{_BEFORE} *)*dpps +([a-z-][^)]*)", line):
+        if found := re.match(rf"\s*(?:{_BEFORE} *)*dpps +([a-z-](?:'[^']*'|[^)'])*)", line):
             yield re.split(r" {2,}| #| [|>&] ?|…|\.\.\.", found[1])[0].strip()
 
 
@@ -106,7 +107,7 @@ PARTS = {line: file for file, text in TEXTS.items() for line in _commands(_lines
 
 def test_commands_are_found_where_they_are_written() -> None:
     places = {*WHOLE.values(), *PARTS.values()}
-    assert {"README.md", "docs/commands.md", "docs/howto-epsilon.md", "src/dpps/cli/plan.py"} <= places
+    assert {"README.md", "docs/commands.md", "docs/accuracy.md", "src/dpps/cli/plan.py"} <= places
     assert len(WHOLE) > 60
     assert len(PARTS) > 40
 

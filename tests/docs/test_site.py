@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.browser import Browser
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = sorted("" if path.stem == "index" else path.stem for path in (ROOT / "docs").glob("*.md"))
 
 
@@ -47,12 +47,12 @@ def test_page(site: Path, chromium: Browser, page: str) -> None:
 
 
 def test_mathematics_and_examples_are_set(site: Path, chromium: Browser) -> None:
-    for page, formulas in (("certified-sensitivity", 50), ("theory", 40), ("paper", 15)):
+    for page, formulas in (("proofs", 90), ("concepts", 15)):
         chromium.open(site / page / "index.html")
         assert chromium.run("return document.querySelectorAll('.katex').length") > formulas
-    chromium.open(site / "howto-data" / "index.html")
+    chromium.open(site / "data" / "index.html")
     assert "#N/A, <NA>, NaN" in chromium.run("return document.body.innerText")  # not taken for a tag
-    chromium.open(site / "reference" / "index.html")
+    chromium.open(site / "python" / "index.html")
     examples = chromium.run(
         "return [...document.querySelectorAll('pre code')].map(e => e.textContent).filter(t => t.includes('>>> '))"
     )

@@ -1,4 +1,4 @@
-"""Every worked example of docs/extending.md runs by itself, and the thing it adds works by its name."""
+"""Every worked example of docs/architecture.md runs by itself, and the thing it adds works by its name."""
 
 import math
 import re
@@ -20,7 +20,7 @@ from dpps.report import read_run
 from dpps.runs import Options
 from dpps.topology import TOPOLOGIES
 
-PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def _registries():
 
 def example(heading):
     """The names that the block under this heading leaves, in a namespace of its own."""
-    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = PAGE.split(f"\n### {heading}\n")[1].split("\n### ")[0]
     (block,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     names = {"__name__": "__extending__"}
     exec(compile(block, f"<extending: {heading}>", "exec"), names)
@@ -126,6 +126,17 @@ def test_an_algorithm_learns_and_keeps_its_momentum():
     assert ALGORITHMS["sgp-momentum"] is found["MomentumPush"]
     assert found["run"].accuracy > 85
     assert "kept/momentum" in found["run"].nodes.tensors(found["run"].state)
+
+
+def test_a_loss_of_ones_own_trains_a_protected_run():
+    found = example("A loss")
+    outputs, targets = torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 0])
+    losses = found["focal_loss"](outputs, targets)
+    assert losses[0] == pytest.approx(math.log(2) / 4)
+    assert losses[1] < 1e-9
+    assert found["run"].algorithm.loss is found["focal_loss"]
+    assert 0 < found["run"].log[-1].loss < math.log(3)
+    assert found["run"].privacy.epsilon <= 3
 
 
 def test_a_transport_carries_the_same_run():

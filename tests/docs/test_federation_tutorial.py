@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import DONE, main
+from dpps.peers import Identity
 from tests.support.holding.sitecustomize import hold
 from tests.support.processes import PATIENCE, context, free_port
 
-PAGE = Path(__file__).parent.parent / "docs" / "federation-tutorial.md"
+PAGE = Path(__file__).parents[2] / "docs" / "organisations.md"
 
 
 def blocks() -> list[str]:
-    text = PAGE.read_text()
+    text, _, rest = PAGE.read_text().partition("\n## How it works\n")
+    assert rest, "the tutorial is the first part of the page"
     for port in re.findall(r"127\.0\.0\.1:(744\d)", text):
         text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}")
     # nobody is left behind, however slow the machine
@@ -29,12 +31,15 @@ def blocks() -> list[str]:
 
 
 def execute(block: str) -> str:
-    """Carry out a block: a Python program for `python -`, and commands of dpps; what it printed."""
+    """Carry out a block: a Python program for `python -`, files for `cat`, and commands of dpps; what it printed."""
     said = io.StringIO()
-    program = re.match(r"python - <<'END'\n(.*?)^END\n", block, re.DOTALL | re.MULTILINE)
-    if program is not None:
-        exec(compile(program[1], "<tutorial>", "exec"), {})
-        block = block[program.end() :]
+    here = re.compile(r"(python -|cat > (\S+)) <<'END'\n(.*?)^END\n", re.DOTALL | re.MULTILINE)
+    while (found := here.match(block)) is not None:
+        if found[2]:
+            Path(found[2]).write_text(found[3])
+        else:
+            exec(compile(found[3], "<tutorial>", "exec"), {})
+        block = block[found.end() :]
     for line in block.replace("\\\n", " ").splitlines():
         words = shlex.split(line)
         assert words[0] == "dpps", line
@@ -62,7 +67,8 @@ def test_three_terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert install == "pip install 'dpps[peers]'\n"
     assert len(joins) == 3
     execute(tables)
-    assert execute(keys).count("fingerprint") == 6
+    printed = "".join(execute(keys).split())  # lines may be wrapped
+    assert all(Identity.open(Path(f"member-{member}")).fingerprint in printed for member in "abc")
     assert "epsilon 3, delta 0.0001" in execute(contract)
     assert all(join.startswith("dpps federation join ") for join in joins)
     page = f"127.0.0.1:{free_port()}"

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import dpps
 
 SOURCE = Path(dpps.__file__).parent
-PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
 FILE = re.compile(r"`((?:\w+/)+\w+\.py)`")
 
 
