@@ -19,9 +19,20 @@ MAY = {
     "privacy": {"noise", "sensitivity", "topology"},
     "protocol": {"topology", "noise", "transport", "sensitivity", "privacy"},
     "models": set(),
-    "data": set(),
+    "tasks": set(),
+    "data": {"tasks"},
     "features": {"data"},
-    "learning": {"protocol", "topology", "noise", "transport", "sensitivity", "privacy", "models", "data"},
+    "learning": {
+        "protocol",
+        "topology",
+        "noise",
+        "transport",
+        "sensitivity",
+        "privacy",
+        "models",
+        "data",
+        "tasks",
+    },
     "runs": {
         "learning",
         "protocol",
@@ -33,6 +44,7 @@ MAY = {
         "models",
         "data",
         "features",
+        "tasks",
     },
 }
 MAY["peers"] = MAY["statistics"] = {"runs"} | MAY["runs"]

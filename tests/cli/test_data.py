@@ -44,7 +44,10 @@ def test_with_declared_sizes_the_rule_chooses_batch_and_rate(described, tmp_path
     assert train(template, schema, tmp_path / "run", *sizes) == 0
     config = json.loads((tmp_path / "run" / "summary.json").read_text())["config"]
     assert 0 < float(config["batch-size"]) <= 1  # a part of each node's own
-    assert (config["clip"], config["momentum"]) == (0.1, 0.8)
+    assert (config["clip"], config["momentum"]) == (
+        pytest.approx(0.35 * read_schema(schema).length, rel=0.01),
+        0.0,
+    )
     words = ["--node-data", str(template), "--schema", str(schema), "--model", "linear", "--shared", "all"]
     capsys.readouterr()
     assert main(["plan", "--nodes", "3", *words, *sizes, "--json"]) == 0
@@ -95,12 +98,11 @@ def test_without_test_files_part_of_the_examples_answers_what_joining_gained(des
     page = " ".join((tmp_path / "run" / "report.html").read_text().split())
     assert f"<strong>{summary['own_accuracy']:.1f} %</strong>" in page
     both = summary["comparisons"]["own"]["both"]
-    assert both["mean"]["points"] == pytest.approx(
+    assert 100 * both["mean"]["value"] == pytest.approx(
         summary["own_accuracy"] - summary["baselines"]["alone"]["own_accuracy"]
     )
     assert all(
-        f"{node['points']:+.1f} ± {1.96 * node['standard_error']:.1f} points" in page
-        for node in both["by_node"]
+        f"{100 * node['value']:+.1f} ± {100 * node['margin']:.1f} points" in page for node in both["by_node"]
     )
     assert train(template, schema, tmp_path / "none", "--hold-out", "0.001") == 2
     assert "--hold-out 0.001" in capsys.readouterr().err

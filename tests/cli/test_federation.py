@@ -207,7 +207,14 @@ def participation(**facts: Any) -> Any:
     run = SimpleNamespace(
         plan=SimpleNamespace(count=20),
         unit=object(),
-        summary=SimpleNamespace(test_accuracy=91.234, own_accuracy=None),
+        summary=SimpleNamespace(
+            test_accuracy=91.234,
+            own_accuracy=None,
+            accuracy_by_node=[91.234],
+            scores=None,
+            metrics_by_node={},
+            config={},
+        ),
     )
     return SimpleNamespace(
         status=told,

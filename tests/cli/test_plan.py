@@ -7,6 +7,7 @@ import pytest
 
 from dpps.cli import main
 from dpps.data import Column, Schema
+from dpps.tasks import Classification
 
 # `dpps plan`
 
@@ -66,7 +67,9 @@ def schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A public schema of two columns and two classes, in the folder where the commands run."""
     monkeypatch.chdir(tmp_path)
     columns = (Column("age", "number", (0.0, 120.0)), Column("smoker", "category", values=("no", "yes")))
-    Path("s.toml").write_text(Schema(columns, "ill", ("no", "yes"), ("",)).to_toml(), encoding="utf-8")
+    Path("s.toml").write_text(
+        Schema(columns, Classification(("no", "yes"), "ill"), ("",)).to_toml(), encoding="utf-8"
+    )
     return "s.toml"
 
 

@@ -88,13 +88,14 @@ def test_with_a_schema_columns_are_told_apart_by_their_names(tmp_path):
     assert [tuple(file.train[0].shape) for file in files] == [(12, schema.width)] * 3
     assert [file.columns for file in files] == [None] * 3
     age = [column.name for column in schema.used].index("age")
-    assert age == 1  # after the inputs of smoker: no, yes, missing
+    assert age == 1  # after the input of smoker
+    width = schema.used[0].width
     header, first = (
         line.split(";") for line in (tmp_path / "node-1" / "train.csv").read_text().splitlines()[:2]
     )
     low, high = next(column.range for column in schema.columns if column.name == "age")
     shown = float(first[header.index("age")])
-    assert float(files[1].train[0][0, 3]) == pytest.approx(2 * (shown - low) / (high - low) - 1)
+    assert float(files[1].train[0][0, width]) == pytest.approx(2 * (shown - low) / (high - low) - 1)
 
 
 def test_a_file_alone(tmp_path):

@@ -18,9 +18,10 @@ from dpps.data import (
     read_table,
     table_dataset,
 )
-from dpps.data.schema import canonical, rounded_range
+from dpps.data.schema import canonical
 from dpps.errors import UsageError
 from dpps.learning import as_datasets
+from dpps.tasks import Classification, Regression, Survival, rounded_range
 
 SCHEMA = Schema(
     (
@@ -29,8 +30,7 @@ SCHEMA = Schema(
         Column("ward", "category", values=('north "1"', "süd\x7f\n\U0001f600"), undeclared="missing"),
         Column("id", "ignore"),
     ),
-    "ill",
-    ("0", "1"),
+    Classification(("0", "1"), "ill"),
     ("", "-"),
 )
 
@@ -39,7 +39,7 @@ def test_a_schema_is_what_its_file_says(tmp_path):
     path = tmp_path / "schema.toml"
     path.write_text(SCHEMA.to_toml(), encoding="utf-8")
     assert read_schema(path) == SCHEMA == read_schema(str(path))
-    assert SCHEMA.width == 1 + 1 + 3 + 0
+    assert SCHEMA.width == 1 + 1 + 1 + 0
     path.write_text("# a remark\n" + SCHEMA.to_toml(), encoding="utf-8")
     assert read_schema(path).checksum() == SCHEMA.checksum()
     path.write_text(SCHEMA.to_toml().replace("120", "121"), encoding="utf-8")
@@ -67,13 +67,13 @@ WRONG = [
     ('"a", "b"', "1, 1", r"classes .*\[1, 1\]"),
     ('"a", "b"', "0.5, 1", r"classes .*\[0\.5, 1\]"),
     ('name = "x"', "", "entry 1 of columns .*name"),
-    ('name = "x"', 'name = "y"', "label .*'y'"),
+    ('name = "x"', 'name = "y"', "column .*'y'"),
     ('"number"', '"nubmer"', "'nubmer'.*'number'"),
     ('"number"', '"category"', "s.toml, column 'x' .*category 'range'"),
     ("[0, 1]", "[1, 0]", r"range .*\[1, 0\]"),
     ("[0, 1]", "[0, inf]", r"range .*\[0, inf\]"),
     ("[0, 1]", '"0 to 1"', "range .*0 to 1"),
-    ('"number"\nrange = [0, 1]', '"ignore"', "number or category"),
+    ('"number"\nrange = [0, 1]', '"ignore"', "s.toml"),
     ("[[columns]]", "[columns]", r"\[\[columns\]\]"),
     ("classes", "missing = [1]\nclasses", r"missing .*\[1\]"),
     ("classes", 'missing = "NA"\nclasses', "missing .*'NA'"),
@@ -127,7 +127,7 @@ def guessed(tmp_path, label="ill"):
     ]
     path = tmp_path / "t.csv"
     path.write_text("\n".join(lines))
-    return guess_schema(read_table(path), label)
+    return guess_schema(read_table(path), label=label)
 
 
 def test_kinds_are_guessed(tmp_path):
@@ -139,7 +139,7 @@ def test_kinds_are_guessed(tmp_path):
         Column("ward", "category", values=("a", "b")),
         Column("blank", "ignore"),
     )
-    assert schema.classes == ("0", "1")
+    assert schema.task == Classification(("0", "1"), "ill")
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_numbers_of_any_size_have_a_range():
 
 def test_a_file_without_inputs_is_refused(tmp_path):
     (tmp_path / "t.csv").write_text("name,ill\n" + "".join(f"n{k},{k % 2}\n" for k in range(30)))
-    with pytest.raises(UsageError, match=r"t\.csv: .*number or category"):
-        guess_schema(read_table(tmp_path / "t.csv"), "ill")
+    with pytest.raises(UsageError, match=r"t\.csv"):
+        guess_schema(read_table(tmp_path / "t.csv"), label="ill")
 
 
 # From cells to numbers
@@ -169,8 +169,7 @@ WARD = Schema(
         Column("ward", "category", values=("north", "2")),
         Column("id", "ignore"),
     ),
-    "ill",
-    ("no", "yes"),
+    Classification(("no", "yes"), "ill"),
 )
 
 
@@ -183,7 +182,7 @@ def table(tmp_path, text):
 def test_ranges_middles_categories_and_classes(tmp_path):
     found = table(tmp_path, "ill,id,ward,age\nno,a,north,0\nyes,b,2.0,75\nno,c,NA,\n")
     inputs, labels = encode(found, WARD)
-    assert inputs.tolist() == [[-1, 1, 0, 0], [0.5, 0, 1, 0], [0, 0, 0, 1]]
+    assert inputs.tolist() == [[-1, 0], [0.5, 1], [0, 0.5]]
     assert labels.tolist() == [0, 1, 0]
     assert inputs.dtype == torch.float32
     assert inputs.shape[1] == WARD.width
@@ -205,9 +204,129 @@ def test_values_outside_of_the_range_count_as_its_ends_and_are_told(tmp_path, ca
 
 
 def test_values_that_are_not_declared_may_count_as_missing(tmp_path):
-    column = Column("ward", "category", values=("north",), undeclared="missing")
-    inputs = encode_inputs(table(tmp_path, "ward,ill\nwest,no\n"), Schema((column,), "ill", ("no", "yes")))
-    assert inputs.tolist() == [[0, 1]]
+    column = Column("ward", "category", values=("north", "south"), undeclared="missing", missing=True)
+    schema = Schema((column,), Classification(("no", "yes"), "ill"))
+    inputs = encode_inputs(table(tmp_path, "ward,ill\nwest,no\nsouth,no\nnorth,no\n,no\n"), schema)
+    assert inputs.tolist() == [[0, 1], [1, 0], [0, 0], [0, 1]]
+
+
+def test_aliases_decimal_commas_dates_and_what_is_missing(tmp_path):
+    """A table as a hospital has it."""
+    text = """
+decimal = ","
+[target]
+kind = "number"
+column = "stay"
+range = [0, 60]
+[[columns]]
+name = "sex"
+kind = "category"
+values = ["M", "F"]
+aliases = {"F" = ["f", "female"], "M" = ["male"]}
+[[columns]]
+name = "born"
+kind = "date"
+since = "1920-01-01"
+range = [0, 36525]
+format = "%d.%m.%Y"
+[[columns]]
+name = "crp"
+kind = "number"
+range = [0, 100]
+missing = true
+"""
+    schema = parse_schema(tomllib.loads(text), "s.toml")
+    assert parse_schema(tomllib.loads(schema.to_toml()), "s.toml") == schema
+    assert (schema.width, schema.task) == (4, Regression(0, 60, "stay"))
+    cells = "sex\tborn\tcrp\tstay\nfemale\t01.01.1920\t12,5\t30\nM\t31.12.2019\t\t7,5\nmale\t\t100\t90\n"
+    path = tmp_path / "t.tsv"
+    path.write_text(cells)
+    inputs, targets = encode(read_table(path), schema)
+    torch.testing.assert_close(
+        inputs, torch.tensor([[1, -1, -0.75, 0], [0, 36524 / 18262.5 - 1, 0, 1], [0, 0, 1, 0]])
+    )
+    assert targets.tolist() == [[0.0], [-0.75], [1.0]]
+    assert schema.length == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 3) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('aliases = {"F" = ["f"]}', 'aliases = {"X" = ["f"]}', "'X'"),
+        ('aliases = {"F" = ["f"]}', 'aliases = {"F" = ["M"]}', "'M'"),
+        ('aliases = {"F" = ["f"]}', 'aliases = ["f"]', "aliases is"),
+        ('since = "2000-01-01"', 'since = "1.1.2000"', "since is"),
+        ('since = "2000-01-01"', 'since = "2000-01-01"\nformat = "day"', "format is"),
+        ("edges = [1, 2]", "edges = [2, 1]", r"edges is \[2, 1\]"),
+        ("edges = [1, 2]", "edges = [-1, 2]", r"edges are \[-1.0, 2.0\]"),
+        ('event = "E"', 'event = "T"', "time and event"),
+        ('event = "E"', 'event = "sex"', "'sex'"),
+        ('kind = "survival"', 'kind = "surviva"', "'surviva'.*'survival'"),
+        ("[target]", 'label = "E"\n[target]', "label"),
+    ],
+)
+def test_mistakes_in_targets_dates_and_aliases_are_told_in_one_line(old, new, told):
+    text = """
+[target]
+kind = "survival"
+time = "T"
+event = "E"
+edges = [1, 2]
+[[columns]]
+name = "sex"
+kind = "category"
+values = ["M", "F"]
+aliases = {"F" = ["f"]}
+[[columns]]
+name = "seen"
+kind = "date"
+since = "2000-01-01"
+range = [0, 10]
+"""
+    assert parse_schema(tomllib.loads(text), "s.toml").task == Survival((1.0, 2.0), "T", "E")
+    with pytest.raises(UsageError, match=told) as error:
+        parse_schema(tomllib.loads(text.replace(old, new)), "s.toml")
+    assert "\n" not in str(error.value)
+
+
+def test_times_and_events_become_targets_and_never_inputs(tmp_path):
+    schema = Schema((Column("age", "number", (0, 100)),), Survival((1.0, 2.0), "T", "E"))
+    inputs, targets = encode(table(tmp_path, "T,E,age\n0.5,yes,50\n7,0.0,100\n3,TRUE,0\n"), schema)
+    assert inputs.tolist() == [[0], [1], [-1]]
+    assert targets.tolist() == [[0.5, 1], [7, 0], [3, 1]]
+    with pytest.raises(UsageError, match=r"column 2 \(E\) is '2'"):
+        encode(table(tmp_path, "T,E,age\n0.5,2,50\n"), schema)
+    with pytest.raises(UsageError, match=r"column 1 \(T\)"):
+        encode(table(tmp_path, "T,E,age\n,1,50\n"), schema)
+
+
+def test_a_draft_knows_dates_codes_decimal_commas_and_what_is_often_missing(tmp_path):
+    rows = ["id\tadmitted\tsex\tcrp\tward\tdays\tdied"]
+    rows += [
+        f"p{k:03}\t{1 + k % 28:02}.0{1 + k % 9}.2021\t{k % 2 + 1}\t{k % 37},{k % 10}\t{'ab'[k % 2] if k % 5 else ''}\t{30 * k}\t{k % 3 == 0}"
+        for k in range(60)
+    ]
+    path = tmp_path / "t.tsv"
+    path.write_text("\n".join(rows))
+    found = guess_schema(read_table(path), task="survival", time="days", event="died")
+    assert found.columns == (
+        Column("id", "ignore"),
+        Column("admitted", "date", (0, 300), since="2021-01-01", format="%d.%m.%Y"),
+        Column("sex", "category", values=("1", "2")),
+        Column("crp", "number", (0, 40)),
+        Column("ward", "category", values=("a", "b"), missing=True),
+    )
+    assert found.decimal == ","
+    assert isinstance(found.task, Survival)
+    assert (found.task.time, found.task.event, found.task.edges[-1]) == ("days", "died", 2000)
+    assert "# guessed" in found.to_toml("  # guessed")
+    stay = guess_schema(read_table(path), task="regression", label="days")
+    assert stay.task == Regression(0, 2000, "days")
+    assert "days" not in [column.name for column in stay.columns]
+    with pytest.raises(UsageError, match="--event"):
+        guess_schema(read_table(path), task="survival", time="days")
+    with pytest.raises(UsageError, match="'id'"):
+        guess_schema(read_table(path), task="regression", label="id")
 
 
 WRONG_CELLS = {
@@ -232,10 +351,9 @@ def test_a_wrong_cell_is_told_with_its_place_and_nothing_else(tmp_path, text, ca
 
 FRAMES = Schema(
     (Column("age", "number", (0.0, 100.0)), Column("ward", "category", values=("1", "2"))),
-    "ill",
-    ("false", "true"),
+    Classification(("false", "true"), "ill"),
 )
-EXPECTED = [[-1.0, 1, 0, 0], [0, 0, 1, 0], [0.5, 0, 0, 1]]
+EXPECTED = [[-1.0, 0], [0, 1], [0.5, 0.5]]
 
 
 @pytest.fixture
@@ -270,4 +388,4 @@ def test_a_frame_without_a_schema_is_told_what_to_do(frame):
     with pytest.raises(UsageError, match=r"node 0 .*DataFrame: .*table_dataset"):
         as_datasets([frame], nn.Linear(1, 1), functional.cross_entropy)
     dataset = table_dataset(frame, FRAMES)
-    assert as_datasets([dataset], nn.Linear(4, 2), functional.cross_entropy)[0][0][1] == torch.tensor(1)
+    assert as_datasets([dataset], nn.Linear(2, 2), functional.cross_entropy)[0][0][1] == torch.tensor(1)

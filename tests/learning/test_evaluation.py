@@ -1,4 +1,4 @@
-"""How good models are: metrics against scikit-learn, every node's model, and whether a change of accuracy is more than chance."""
+"""How good models are: metrics against scikit-learn, and every node's model."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,8 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning import (
-    CONFIDENCE,
-    METRICS,
-    by_name,
-    change,
-    compare_by_node,
-    compare_on_one_set,
-    evaluation,
-    per_class,
-)
+from dpps.learning import evaluation
+from dpps.tasks import METRICS, by_name, metrics, per_class
 
 # Metrics
 
@@ -36,13 +28,13 @@ def test_classifiers_metrics_equal_scikit_learns(classes, ties, seed):
     outputs, targets = sample(classes, seed, ties=ties)
     predicted, truth = outputs.argmax(1).numpy(), targets.numpy()
     average = "binary" if classes == 2 else "macro"
-    assert evaluation.accuracy(outputs, targets) == pytest.approx(sk.accuracy_score(truth, predicted))
+    assert metrics.accuracy(outputs, targets) == pytest.approx(sk.accuracy_score(truth, predicted))
     balanced = sk.balanced_accuracy_score(truth, predicted)
-    assert evaluation.balanced_accuracy(outputs, targets) == pytest.approx(balanced)
-    assert evaluation.f1(outputs, targets) == pytest.approx(sk.f1_score(truth, predicted, average=average))
+    assert metrics.balanced_accuracy(outputs, targets) == pytest.approx(balanced)
+    assert metrics.f1(outputs, targets) == pytest.approx(sk.f1_score(truth, predicted, average=average))
     scores = (outputs[:, 1] - outputs[:, 0]).numpy() if classes == 2 else outputs.softmax(1).numpy()
     area = sk.roc_auc_score(truth, scores, multi_class="ovr")
-    assert evaluation.auroc(outputs, targets) == pytest.approx(area)
+    assert metrics.auroc(outputs, targets) == pytest.approx(area)
 
 
 def test_the_table_of_classes_is_that_of_scikit_learn():
@@ -56,7 +48,7 @@ def test_the_table_of_classes_is_that_of_scikit_learn():
 def test_classes_that_do_not_occur_count_for_nothing():
     outputs, targets = sample(3, 3)
     few = targets < 2
-    assert evaluation.balanced_accuracy(outputs[few], targets[few]) == pytest.approx(
+    assert metrics.balanced_accuracy(outputs[few], targets[few]) == pytest.approx(
         sum(row.recall for row in per_class(outputs[few], targets[few])) / 2
     )
     assert per_class(outputs[few], targets[few])[2].recall == 0.0
@@ -67,32 +59,35 @@ def test_rmse_equals_scikit_learns_and_leaves_out_a_single_output():
     found, truth = rng.normal(size=50), rng.normal(size=50)
     expected = sk.mean_squared_error(truth, found) ** 0.5
     tensors = torch.from_numpy(found), torch.from_numpy(truth)
-    assert evaluation.rmse(*tensors) == pytest.approx(expected)
-    assert evaluation.rmse(tensors[0][:, None], tensors[1]) == pytest.approx(expected)
+    assert metrics.rmse(*tensors) == pytest.approx(expected)
+    assert metrics.rmse(tensors[0][:, None], tensors[1]) == pytest.approx(expected)
 
 
 def test_calibration_at_its_limits():
     sure = torch.tensor([[50.0, 0.0]] * 10)
-    assert evaluation.calibration(sure, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.0, abs=1e-9)
-    assert evaluation.calibration(sure, torch.ones(10, dtype=torch.long)) == pytest.approx(1.0)
+    assert metrics.calibration(sure, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.0, abs=1e-9)
+    assert metrics.calibration(sure, torch.ones(10, dtype=torch.long)) == pytest.approx(1.0)
     # confidence one half: right for half of them is calibrated, right for all is not
     half = torch.zeros(10, 2)
-    assert evaluation.calibration(half, torch.tensor([0, 1] * 5)) == pytest.approx(0.0)
-    assert evaluation.calibration(half, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.5)
+    assert metrics.calibration(half, torch.tensor([0, 1] * 5)) == pytest.approx(0.0)
+    assert metrics.calibration(half, torch.zeros(10, dtype=torch.long)) == pytest.approx(0.5)
 
 
 def test_by_name_or_by_function():
     assert set(METRICS.names()) >= {"accuracy", "auroc", "balanced-accuracy", "calibration", "f1", "rmse"}
-    assert by_name(["f1", evaluation.rmse]) == {"f1": evaluation.f1, "rmse": evaluation.rmse}
+    assert by_name(["f1", metrics.rmse]) == {"f1": metrics.f1, "rmse": metrics.rmse}
     with pytest.raises(UsageError, match=r"metric 'acuracy'.*'accuracy'"):
         by_name("acuracy")
 
 
 def test_functions_of_the_same_name_are_all_measured_and_one_metric_needs_no_list():
     low, high = (lambda outputs, targets: 0.0), (lambda outputs, targets: 1.0)
-    assert by_name([low, high, "f1"]) == {"<lambda>": low, "<lambda>-2": high, "f1": evaluation.f1}
-    assert by_name("f1") == {"f1": evaluation.f1}
-    assert by_name(low) == {"<lambda>": low}
+    found = by_name([low, high, "f1"])
+    assert list(found) == ["<lambda>", "<lambda>-2", "f1"]
+    outputs, targets = sample(2, 0)
+    assert [metric(outputs, targets) for metric in found.values()][:2] == [0.0, 1.0]
+    assert by_name("f1") == {"f1": metrics.f1}
+    assert list(by_name(low)) == ["<lambda>"]
 
 
 @pytest.mark.parametrize(
@@ -195,82 +190,3 @@ def test_one_model_for_all_is_evaluated_once():
     done.nodes.engine.outputs_of = lambda *a: calls.append(1) or outputs_of(*a)
     assert len(done.evaluate()) == 3
     assert len(calls) == 1
-
-
-# Comparing two models
-
-DRAWS = 2_000
-
-
-def draw(random: np.random.Generator, size: int, gained: float, lost: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of every example whether each of two models is right."""
-    chance = random.random(size)
-    return (chance >= gained) & (chance < gained + lost), chance < gained
-
-
-@pytest.mark.parametrize(
-    ("sizes", "gained", "lost"),
-    [
-        ((8, 72, 262), 0.15, 0.10),
-        ((1000, 40, 12, 8), 0.15, 0.10),
-        ((1000, 40, 12, 8), 0.25, 0.05),
-        ((30, 60, 100, 200), 0.08, 0.06),
-        ((30, 60, 100, 200), 0.30, 0.30),
-        ((20,) * 6, 0.15, 0.10),
-        ((50,) * 10, 0.25, 0.05),
-    ],
-)
-def test_intervals_cover_the_truth(sizes: tuple[int, ...], gained: float, lost: float) -> None:
-    """Nodes of very different sizes and gains; 93 to 97 % for the mean, for the pool and for the largest node."""
-    random = np.random.default_rng(0)
-    chances = [(gained * f, lost * (2 - f)) for f in np.linspace(0.5, 1.5, len(sizes))]
-    truth, weights = np.array([100 * (b - c) for b, c in chances]), np.array(sizes) / sum(sizes)
-    largest = int(np.argmax(sizes))
-    covered = np.zeros(3)
-    for _ in range(DRAWS):
-        drawn = [draw(random, size, *chance) for size, chance in zip(sizes, chances, strict=True)]
-        found = compare_by_node(*zip(*drawn, strict=True))
-        estimates = (
-            (found.mean, truth.mean()),
-            (found.pooled, weights @ truth),
-            (found.by_node[largest], truth[largest]),
-        )
-        covered += [abs(each.points - true) <= each.margin for each, true in estimates]
-    slack = 4 * (0.95 * 0.05 / DRAWS) ** 0.5  # of the simulation itself
-    assert np.all(covered / DRAWS > 0.93 - slack / 4), covered / DRAWS
-    assert np.all(covered / DRAWS < 0.97 + slack), covered / DRAWS
-
-
-def test_nodes_that_differ_in_size_are_no_pool() -> None:
-    """The mean over nodes is as uncertain as its smallest node makes it: the pooled error does not describe it."""
-    random = np.random.default_rng(1)
-    drawn = [draw(random, size, 0.2, 0.1) for size in (8, 72, 262)]
-    found = compare_by_node(*zip(*drawn, strict=True))
-    assert found.mean.standard_error > 1.5 * found.pooled.standard_error
-
-
-def test_nodes_on_one_test_set_share_its_chance() -> None:
-    """Ten nodes with one model are measured once, not ten times."""
-    random = np.random.default_rng(2)
-    before, after = draw(random, 500, 0.2, 0.1)
-    one, ten = change(before, after), compare_on_one_set([before] * 10, [after] * 10).mean
-    assert ten.points == pytest.approx(one.points)
-    assert ten.standard_error == pytest.approx(one.standard_error)
-
-
-def test_models_that_agree_on_a_few_examples_show_nothing() -> None:
-    right = np.array([True, False, True, True])
-    found = change(right, right)
-    assert found.points == 0
-    assert found.standard_error > 10
-    assert not found.shown
-
-
-def test_the_error_is_that_of_paired_differences() -> None:
-    """For many examples: the standard deviation of the differences over the root of their number."""
-    random = np.random.default_rng(3)
-    before, after = draw(random, 100_000, 0.2, 0.1)
-    differences = after.astype(float) - before
-    found = change(before, after)
-    assert found.standard_error == pytest.approx(100 * differences.std() / len(before) ** 0.5, rel=1e-3)
-    assert found.margin == CONFIDENCE * found.standard_error

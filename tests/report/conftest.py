@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dpps.learning.evaluation import Change, Comparison
 from dpps.report import Reported, read, read_folder, render
 from dpps.runs import ALONE, NO_PRIVACY, Options, Run
+from dpps.tasks import Estimate, Estimates
 from tests.support.report import changed
 
 SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
@@ -45,10 +45,15 @@ def runs(folders: dict[str, Path]) -> dict[str, Reported]:
 @pytest.fixture(scope="session")
 def hospitals(runs: dict[str, Reported]) -> Reported:
     """The run in the unit record as one of five named hospitals with baselines: the first gained, of the others nothing is shown."""
-    gained, lost, unclear = Change(20.0, 2.0, 50), Change(-1.5, 0.5, 50), Change(1.0, 4.0, 50)
+    gained, lost, unclear = _estimate(20.0, 2.0, 50), _estimate(-1.5, 0.5, 50), _estimate(1.0, 4.0, 50)
     nodes, points = (gained, *[unclear] * 4), [90.0, *[71.0] * 4]
-    one = Comparison(Change(4.8, 1.6, 250), Change(4.9, 1.7, 250), nodes)
-    cost = Comparison(lost, lost, [lost] * 5)
+    one = Estimates(_estimate(4.9, 1.7, 250), _estimate(4.8, 1.6, 250), nodes)
+    cost = Estimates(lost, lost, (lost,) * 5)
+    levels = {
+        "alone": _levels([70.0] * 5),
+        "without noise": _levels([91.5, *[72.5] * 4]),
+        "private": _levels(points),
+    }
     return changed(
         runs["record"],
         node_names=["Westmead", "St-Mary", "Royal-General", "Charité", "Hôtel-Dieu"],
@@ -58,8 +63,18 @@ def hospitals(runs: dict[str, Reported]) -> Reported:
             NO_PRIVACY: {"own_accuracy": 76.3, "own_accuracy_by_node": [91.5, *[72.5] * 4]},
             ALONE: {"own_accuracy": 70.0, "own_accuracy_by_node": [70.0] * 5},
         },
-        comparisons={"own": {"joining": one, "privacy": cost, "both": one}},
+        comparisons={"own": {**levels, "joining": one, "privacy": cost, "both": one}},
     )
+
+
+def _estimate(percent: float, error: float, examples: int) -> Estimate:
+    return Estimate(percent / 100, error / 100, 1.96 * error / 100, examples)
+
+
+def _levels(percent: list[float]) -> Estimates:
+    nodes = tuple(_estimate(each, 3.0, 50) for each in percent)
+    mean = _estimate(sum(percent) / len(percent), 1.5, 250)
+    return Estimates(mean, mean, nodes)
 
 
 @pytest.fixture(scope="session")

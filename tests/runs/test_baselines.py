@@ -147,10 +147,10 @@ def test_changes_are_those_of_the_accuracies_beside_them():
     ):
         together, alone, compared = *found.baselines.values(), found.comparisons[which]
         own = getattr(found, mean)
-        assert compared["joining"].mean.points == pytest.approx(together[mean] - alone[mean])
-        assert compared["privacy"].mean.points == pytest.approx(own - together[mean])
-        assert compared["both"].mean.points == pytest.approx(own - alone[mean])
-        nodes = [change.points for change in compared["both"].by_node]
+        assert 100 * compared["joining"].mean.value == pytest.approx(together[mean] - alone[mean])
+        assert 100 * compared["privacy"].mean.value == pytest.approx(own - together[mean])
+        assert 100 * compared["both"].mean.value == pytest.approx(own - alone[mean])
+        nodes = [100 * change.value for change in compared["both"].by_node]
         expected = [a - b for a, b in zip(getattr(found, by_node), alone[by_node], strict=True)]
         assert nodes == (pytest.approx(expected) if which == "own" else [])
 

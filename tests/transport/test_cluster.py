@@ -42,6 +42,7 @@ def test_unseeded_runs_differ_and_keep_metrics_at_home(tmp_path: Path) -> None:
     summary = summary_in(tmp_path / "a")
     assert summary["test_accuracy"] is None
     assert summary["final_loss"] is None
+    assert not {"scores", "comparisons", "baselines"} & summary.keys()  # measured without noise
     assert summary_in(tmp_path / "a" / "rank-1")["test_accuracy"] is not None
     assert "No privacy" not in summary["privacy"]["statement"]  # type: ignore[index]
     assert "seed" not in summary["privacy"]["statement"]  # type: ignore[index]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.table import Table as Lines
 from tyro.conf import Positional, arg
@@ -14,12 +14,17 @@ from dpps.data.schema import Column, Schema, guess_schema
 from dpps.data.tables import read_table
 from dpps.disk import check_target, write_aside
 from dpps.errors import UsageError, quoted
+from dpps.tasks import TASKS
 
 _PUBLIC = """# Public: every node of a run reads its data by this file, and anybody may see it. Agree on it before the run.
-# It was guessed from one file. Correct it to what is known without looking at data: the range of a number that is physically
-# possible, the categories of a questionnaire, the classes of a diagnosis. Every guess that stays reveals something about that file.
-# kind: number (range: becomes -1 to 1; missing = middle), category (values: one input each, and one for missing), ignore.
+# Lines marked "guessed" come from one file. Correct them to what is known without looking at data: the range of a number that is
+# physically possible, the categories of a questionnaire, the classes of a diagnosis. Every guess that stays reveals something about
+# that file. Remove the mark of a line that you have checked.
+# [target] kind: class (column, classes), number (column, range), survival (time, event, edges: the ends of the intervals of time).
+# [[columns]] kind: number (range: becomes -1 to 1), category (values; aliases = {"F" = ["f", "female"]}), date (since, range in days,
+# format), ignore. What is missing lies in the middle; missing = true gives it an input of its own.
 """
+_GUESSED = "  # guessed"
 
 _PUBLIC_IMAGES = """# Public: every node of a run reads its images by this file, and anybody may see it. Agree on it before the run.
 # It was guessed from one folder. Correct it to what is known without looking at data. Images of another size are scaled to this one.
@@ -45,6 +50,15 @@ class DescribeConfig:
 
     A folder of images has its classes as sub-folders.
     """
+    task: Annotated[str, arg(metavar="{" + ",".join(TASKS.names()) + "}")] = "classification"
+    """A class, a number, or when an event happens."""
+    time: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
+    """Time of the event (survival).
+
+    Where the event was not observed, the time until which the patient was.
+    """
+    event: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
+    """Whether the event was observed, 1 or 0 (survival)."""
     out: Annotated[Path, arg(metavar="FILE")] = Path("schema.toml")
     """Schema to write."""
     overwrite: bool = False
@@ -54,27 +68,32 @@ class DescribeConfig:
 def describe(arguments: list[str]) -> int:
     """Guess a schema and write it."""
     config = parse_options(DescribeConfig, arguments, "dpps data describe")
-    schema = _guess(config.file, config.label)
+    schema = _guess(config)
     check_target("--out", config.out)
     if config.out.exists() and not config.overwrite:
         raise UsageError(
             f"--out {config.out} exists, perhaps with corrections of yours: add --overwrite or choose another file"
         )
     about = _PUBLIC if isinstance(schema, Schema) else _PUBLIC_IMAGES
-    write_aside(config.out, (about + schema.to_toml()).encode())
+    write_aside(config.out, (about + schema.to_toml(_GUESSED)).encode())
     _print_schema(schema, config.out)
     return DONE
 
 
-def _guess(file: Path, label: str | None) -> Schema | ImageSchema:
-    if file.is_dir():
-        if label is not None:
+def _guess(config: DescribeConfig) -> Schema | ImageSchema:
+    given = {"label": config.label, "time": config.time, "event": config.event}
+    columns = {role: name for role, name in given.items() if name is not None}
+    if config.file.is_dir():
+        for role, name in columns.items():
             raise UsageError(
-                f"--label {label}: {file} is a folder, and its sub-folders are the classes: leave it out"
+                f"--{role} {name}: {config.file} is a folder, and its sub-folders are the classes: leave it out"
             )
-        return guess_image_schema(file)
-    table = read_table(file)
-    return guess_schema(table, label)
+        if config.task != "classification":
+            raise UsageError(f"--task {config.task}: images have classes: leave it out")
+        return guess_image_schema(config.file)
+    if not columns and config.task != "classification":
+        raise UsageError(f"--task {config.task} needs a target: name its columns, or leave it out")
+    return guess_schema(read_table(config.file), task=config.task, **columns)
 
 
 def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
@@ -87,14 +106,17 @@ def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
             lines.add_row(column.name, column.kind, _guessed(column))
     else:
         lines.add_row("images", "channels, height, width", ", ".join(map(str, schema.shape)))
-    label = schema.label if isinstance(schema, Schema) else "sub-folders"
-    if label:
-        lines.add_row(label, "label", quoted(schema.classes))
+    if isinstance(schema, ImageSchema):
+        lines.add_row("sub-folders", "target", quoted(schema.classes))
+    elif schema.target is not None:
+        declared = schema.target.declaration().items()
+        shown = [f"{key} {_shown(value)}" for key, value in declared if not isinstance(value, str)]
+        lines.add_row(", ".join(column.name for column in schema.target.columns), "target", "; ".join(shown))
     console.print(lines)
     console.print(
         f"\nThese guesses come from the data, and {out} becomes PUBLIC: correct {_correct(schema)}, before anybody else sees it."
     )
-    if not label:
+    if isinstance(schema, Schema) and schema.target is None:
         console.print(
             f"Then: dpps stats --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --ask 'count()' (with --label COLUMN "
             "a model can be trained)"
@@ -111,9 +133,16 @@ def _correct(schema: Schema | ImageSchema) -> str:
     return "the classes to what can occur and the size to what the model shall read"
 
 
+def _shown(value: Any) -> str:
+    numbers = isinstance(value, tuple) and not any(isinstance(part, str) for part in value)
+    return ", ".join(f"{part:g}" for part in value) if numbers else quoted(value)
+
+
 def _guessed(column: Column) -> str:
     if column.kind == "number":
         return f"{column.range[0]:g} to {column.range[1]:g}"
+    if column.kind == "date":
+        return f"{column.range[0]:g} to {column.range[1]:g} days since {column.since}, written as {column.format}"
     return (
         quoted(column.values)
         if column.kind == "category"

@@ -19,6 +19,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from dpps.cli.console import log_lines, plain_console, wide_console
 from dpps.cli.main import DONE, FAILED, STOPPED, parse_options
+from dpps.cli.train import results
 from dpps.disk import private_folder, write_aside, write_private, writing
 from dpps.errors import UsageError
 from dpps.logs import only_from
@@ -460,11 +461,8 @@ def _print_done(console: Console, participation: Participation) -> None:
             f"left       after round {status.round} of {status.rounds}; its share of the model was handed over"
         )
     else:
-        accuracy, own = run.summary.test_accuracy, run.summary.own_accuracy
-        if accuracy is not None:
-            console.print(f"accuracy   [bold]{accuracy:.2f} %[/] on the test set")
-        if own is not None:
-            console.print(f"accuracy   [bold]{own:.2f} %[/] on data of this member's own")
+        for what, words in results(run.summary):
+            console.print(f"{what:<10} {words}")
     if run.unit is not None:
         console.print(f"privacy    [bold]{status.spent}[/], delta {status.delta:g}, unit {status.unit}")
     console.print(

@@ -3,11 +3,10 @@
 import csv
 import json
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
 from rich import box
@@ -21,11 +20,11 @@ from dpps.cli.main import DONE, parse_options
 from dpps.data.images import image_files
 from dpps.disk import check_target, private
 from dpps.errors import RunError, UsageError
-from dpps.learning.evaluation import METRICS, ClassRow, of_classes, per_class
 from dpps.runs.folder import RunFolder
 from dpps.runs.saved_models import Saved, choose, outputs
+from dpps.tasks import Classification, ClassRow, Estimate, Metric, Task, measure, per_class
 
-_FIRST = b"example,prediction,"
+_FIRST = b"example,"
 """How the file of predictions begins."""
 
 
@@ -67,9 +66,8 @@ def predict(arguments: list[str]) -> int:
         if config.input.is_dir()
         else None
     )
-    _write_predictions(
-        config.output, outputs(saved.load(), x).softmax(-1), saved.classes, named or range(1, len(x) + 1)
-    )
+    columns = saved.task.predictions(outputs(saved.load(), x))
+    _write_predictions(config.output, columns, named or range(1, len(x) + 1))
     console = plain_console()
     others = f" of {len(found)} (--node K for another)" if len(found) > 1 else ""
     console.print(
@@ -89,16 +87,16 @@ def _keep_other_files(path: Path) -> None:
             )
 
 
-def _write_predictions(
-    path: Path, probabilities: Tensor, classes: list[str], names: Sequence[object]
-) -> None:
+def _write_predictions(path: Path, columns: Mapping[str, Sequence[Any]], names: Sequence[object]) -> None:
     """What is predicted of people is the owner's alone, like all that a run writes."""
     try:
         with open(path, "w", newline="", encoding="utf-8", opener=private) as file:
             writer = csv.writer(file)
-            writer.writerow(["example", "prediction", *(f"probability of {what}" for what in classes)])
-            for name, row in zip(names, probabilities, strict=True):
-                writer.writerow([name, classes[int(row.argmax())], *(f"{p:.6f}" for p in row.tolist())])
+            writer.writerow(["example", *columns])
+            for name, *row in zip(names, *columns.values(), strict=True):
+                writer.writerow(
+                    [name, *(value if isinstance(value, str) else f"{value:.6f}" for value in row)]
+                )
     except OSError as error:
         raise RunError(f"--output {path} cannot be written: {error.strerror}; name another file") from error
 
@@ -122,8 +120,12 @@ class EvaluateConfig:
     """
     node: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
     """Whose model [all]."""
-    metrics: Annotated[str, arg(metavar="NAME,NAME,..")] = "accuracy"
-    """Any of accuracy, balanced-accuracy, auroc, f1, calibration."""
+    metrics: Annotated[str | None, arg(metavar="NAME,NAME,..", help_behavior_hint="")] = None
+    """Names of metrics [those of the task].
+
+    Classes: accuracy, balanced-accuracy, log-loss, brier, auroc, f1, calibration, calibration-slope. Numbers: rmse, mae, r2.
+    Times: c-index, log-loss.
+    """
     per_class: bool = False
     """Also recall and precision of every class.
 
@@ -136,44 +138,78 @@ class EvaluateConfig:
 def evaluate(arguments: list[str]) -> int:
     """Measure every model and print a table."""
     config = parse_options(EvaluateConfig, arguments, "dpps evaluate")
-    metrics = tuple(name.strip() for name in config.metrics.split(","))
-    of_classes(metrics)
-    measured, tables, names = {}, {}, []
+    names = None if config.metrics is None else tuple(name.strip() for name in config.metrics.split(","))
+    sets, task = {}, None
     for node, path in choose(config.run, config.node).items():
         saved = Saved.read(path)
-        x, labels = saved.examples(config.input, labelled=True)
-        assert labels is not None
-        logits = outputs(saved.load(), x)
-        measured[node] = {name: METRICS[name](logits, labels) for name in metrics}
-        tables[node], names = per_class(logits, labels), saved.classes
-    mean = {name: fmean(found[name] for found in measured.values()) for name in metrics}
+        task = saved.task
+        metrics = [task.metric(name) for name in names or task.metrics]
+        x, targets = saved.examples(config.input, labelled=True)
+        assert targets is not None
+        sets[node] = outputs(saved.load(), x), targets
+    assert task is not None
+    measured = {
+        node: {m.name: _estimate(task, m, [one], common=False) for m in metrics} for node, one in sets.items()
+    }
+    mean = {m.name: _estimate(task, m, list(sets.values()), common=True) for m in metrics}
+    classes = task.classes if isinstance(task, Classification) else None
+    if config.per_class and classes is None:
+        raise UsageError(f"--per-class: the run predicts no classes but is a {task.name}: leave it out")
+    tables = {node: per_class(*one) for node, one in sets.items()} if config.per_class else {}
     if config.json:
-        found: dict[str, Any] = {"nodes": measured, "mean": mean}
-        if config.per_class:
-            found["classes"] = {node: _rows(table, names) for node, table in tables.items()}
+        found: dict[str, Any] = {
+            "task": task.name,
+            "nodes": {node: _values(each) for node, each in measured.items()},
+            "mean": _values(mean),
+            "standard_errors": {node: _values(each, "standard_error") for node, each in measured.items()},
+        }
+        if classes is not None and config.per_class:
+            found["classes"] = {node: _rows(table, classes) for node, table in tables.items()}
         print(json.dumps(found))
         return DONE
-    _print_metrics(metrics, measured, mean)
-    if config.per_class:
-        for node, table in tables.items():
-            _print_classes(node, _rows(table, names))
+    _print_metrics([m.name for m in metrics], measured, mean)
+    for node, table in tables.items():
+        _print_classes(node, _rows(table, classes or ()))
     return DONE
 
 
+def _estimate(
+    task: Task, metric: Metric, sets: Sequence[tuple[Tensor, Tensor]], *, common: bool
+) -> Estimate | None:
+    """With its standard error; None where it is not defined for these examples."""
+    try:
+        return measure(task, metric, sets, common=common).pooled
+    except UsageError:
+        return None
+
+
+def _values(found: Mapping[str, Estimate | None], which: str = "value") -> dict[str, float | None]:
+    return {name: None if each is None else getattr(each, which) for name, each in found.items()}
+
+
 def _print_metrics(
-    metrics: tuple[str, ...], measured: dict[int, dict[str, float]], mean: dict[str, float]
+    metrics: Sequence[str],
+    measured: Mapping[int, Mapping[str, Estimate | None]],
+    mean: Mapping[str, Estimate | None],
 ) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("node")
     for name in metrics:
         table.add_column(name, justify="right")
-    rows: dict[str, dict[str, float]] = {str(node): found for node, found in measured.items()}
+    rows = {str(node): found for node, found in measured.items()}
     for whose, found in (rows | {"mean": mean} if len(rows) > 1 else rows).items():
-        table.add_row(whose, *(f"{found[name]:.4f}" for name in metrics))
+        table.add_row(whose, *(_cell(found[name]) for name in metrics))
     plain_console(soft_wrap=False).print(table)
 
 
-def _rows(table: list[ClassRow], names: list[str]) -> list[dict[str, Any]]:
+def _cell(found: Estimate | None) -> str:
+    """A value and half the width of its 95 % interval."""
+    if found is None:
+        return "not defined"
+    return f"{found.value:.4f}" + ("" if found.margin is None else f" ± {found.margin:.4f}")
+
+
+def _rows(table: list[ClassRow], names: Sequence[str]) -> list[dict[str, Any]]:
     return [{"class": name, **row.to_json()} for name, row in zip(names, table, strict=True)]
 
 
@@ -188,10 +224,10 @@ def _print_classes(node: int, rows: list[dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """One page about a run: accuracy, what joining gained, what privacy cost and what it means. Several runs are compared.
+    """Write one page about a run: how good it is, what joining gained, what privacy cost. Several runs are compared.
 
-    The page is one HTML file that opens from disk, loads nothing and prints on two sheets, A4 or letter. The model card, model-card.md, is
-    written next to it; --out NAME.md writes the card alone.
+    The page is one HTML file that opens from disk, loads nothing and prints on two sheets, A4 or letter. The model card,
+    model-card.md, is written next to it; --out NAME.md writes the card alone.
 
     Example: dpps report out/demo --open
     """

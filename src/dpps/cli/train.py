@@ -32,6 +32,7 @@ from dpps.runs.options import RETIRED, Options, refuse_ignored
 from dpps.runs.run import Run
 from dpps.runs.summary import Summary
 from dpps.runs.torch_distributed import TorchDistributed
+from dpps.tasks import METRICS, TASKS, Estimate, Estimates, Metric
 from dpps.transport.cluster import Rendezvous, started_distributed
 
 
@@ -168,21 +169,9 @@ def say_outcome(
     def say(what: str, words: str) -> None:
         console.print(f"{prefix}{what:<10}{words}")
 
-    privacy, accuracy, own = summary.privacy, summary.test_accuracy, summary.own_accuracy
-    if accuracy is not None:
-        nodes = len(summary.accuracy_by_node)
-        say("accuracy", f"[bold]{accuracy:.2f} %[/] on the test set, mean over {nodes} nodes")
-    if own is not None:
-        say("accuracy" if accuracy is None else "", f"[bold]{own:.2f} %[/] on each node's own test data")
-    if accuracy is None and own is None and not summary.metrics_by_node and summary.config.get("node-data"):
-        say(
-            "accuracy",
-            "not measured: there is no test file (--hold-out 0.2 keeps part of each node's examples back)",
-        )
-    for which, metrics in summary.metrics_by_node.items():
-        for name, values in metrics.items():
-            shown = ", ".join("undefined" if v is None else f"{v:.3f}" for v in values)
-            console.print(f"{prefix}{name:<10}{' ' * (len(name) >= 10)}{shown} {_DATA[which]}, by node")
+    privacy = summary.privacy
+    for what, line in results(summary):
+        say(what, line)
     if privacy.unit == "none":
         say("privacy", "[bold red]none[/]: messages were sent without noise")
     else:
@@ -203,6 +192,47 @@ def say_outcome(
         for what, words in [*lines, ("", f"({OWN_EYES})")]:
             say(what, words)
     say("files", str(out))
+
+
+def results(summary: Summary) -> Iterator[tuple[str, str]]:
+    """How good the models are."""
+    accuracy, own, scores = summary.test_accuracy, summary.own_accuracy, summary.scores or {}
+    if accuracy is not None:
+        nodes = len(summary.accuracy_by_node)
+        yield "accuracy", f"[bold]{accuracy:.2f} %[/] on the test set, mean over {nodes} nodes"
+    if own is not None and "own" not in scores:
+        yield "accuracy" if accuracy is None else "", f"[bold]{own:.2f} %[/] on each node's own test data"
+    for which, found in scores.items():
+        yield from _scores(summary, which, found)
+    if (
+        accuracy is None
+        and own is None
+        and not (summary.metrics_by_node or scores)
+        and summary.config.get("node-data")
+    ):
+        remedy = "there is no test file (--hold-out 0.2 keeps part of each node's examples back)"
+        yield summary.metric.name, f"not measured: {remedy}"
+    for which, metrics in summary.metrics_by_node.items():
+        for name, values in metrics.items():
+            shown = ", ".join("undefined" if v is None else f"{v:.3f}" for v in values)
+            yield name if len(name) < 10 else f"{name} ", f"{shown} {_DATA[which]}, by node"
+
+
+def _scores(summary: Summary, which: str, scores: Mapping[str, Estimates]) -> Iterator[tuple[str, str]]:
+    """The task's metrics, pooled and as the mean over the nodes."""
+    assert summary.task is not None
+    for name in TASKS[summary.task].metrics:
+        if name not in scores or (name == "accuracy" and which == "test"):
+            continue
+        metric, found = METRICS[name], scores[name]
+        pooled = _with_interval(metric, found.pooled)
+        over = f", mean over nodes {_with_interval(metric, found.mean)}" if found.by_node else ""
+        yield name if len(name) < 10 else f"{name} ", f"{pooled} {_DATA[which]}{over}"
+
+
+def _with_interval(metric: Metric, found: Estimate) -> str:
+    margin = "" if found.margin is None else f" ± {metric.text(found.margin)}"
+    return f"{metric.text(found.value)}{margin}"
 
 
 def _other_epsilons(privacy: Privacy) -> Iterator[str]:

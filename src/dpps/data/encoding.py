@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from dpps.data.schema import Column, Schema, canonical, read_schema
+from dpps.data.schema import Column, Schema, as_days, canonical, read_schema
 from dpps.data.tables import Table, frame_table, read_table
 from dpps.errors import UsageError, quoted
+from dpps.tasks import TargetColumn
 
 log = logging.getLogger(__name__)
 
 
 def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
-    """The examples of a table as (inputs, class numbers), for `dpps.Run`; nothing is computed over the data.
+    """The examples of a table as (inputs, targets), for `dpps.Run`; nothing is computed over the data.
 
     Args:
         source: a file (.csv, .tsv, .parquet, .npz), a pandas frame, or what has `to_pandas()` (Arrow tables,
@@ -34,53 +35,74 @@ def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
 
 
 def encode(table: Table, schema: Schema) -> tuple[Tensor, Tensor]:
-    """Inputs of shape (examples, `schema.width`) and class numbers."""
-    schema.check_label(f"of {table.path}")
-    labels = encode_labels(
+    """Inputs of shape (examples, `schema.width`) and targets as the schema's task has them."""
+    schema.check_target(f"of {table.path}")
+    targets = encode_targets(
         table, schema
-    )  # first: a missing label is refused before columns that are left out give a warning
-    return encode_inputs(table, schema), labels
+    )  # first: a missing target is refused before columns left out give a warning
+    return encode_inputs(table, schema), targets
 
 
 def encode_inputs(table: Table, schema: Schema) -> Tensor:
     """Numbers in [-1, 1] by their declared range and categories as 0 and 1, in the order of the schema, not of the file."""
     parts = [_INPUTS[column.kind](table, column, schema) for column in schema.used]
-    known = {schema.label, *(column.name for column in schema.columns)}
+    known = {*schema.targets, *(column.name for column in schema.columns)}
     others = [name for name in table.names if name not in known]
     if others:
         log.warning("%s: not in the schema and left out: %s", table.path, ", ".join(others))
     return torch.from_numpy(np.concatenate(parts, axis=1))
 
 
-def encode_labels(table: Table, schema: Schema) -> Tensor:
-    """The place of each label in the declared classes."""
-    numbers = {name: k for k, name in enumerate(schema.classes)}
+def encode_targets(table: Table, schema: Schema) -> Tensor:
+    """What is to be predicted, one row at a time."""
+    return schema.task.targets([_target(table, column, schema) for column in schema.task.columns])
 
-    def number(cell: str, row: int) -> int:
-        if (found := numbers.get(canonical(cell))) is not None:
+
+def _target(table: Table, column: TargetColumn, schema: Schema) -> np.ndarray:
+    """A column of the target: numbers, or the places of values among those that are declared."""
+    places = {name: k for k, name in enumerate(column.values)}
+    places |= {alias: places[value] for alias, value in column.aliases.items()}
+
+    def number(cell: str, row: int) -> float:
+        found: float | None = table.number(cell, schema.decimal)
+        if column.kind == "category":
+            found = places.get(canonical(cell), places.get(cell.lower()))
+        if found is not None:
             return found
+        where = table.place(row, column.name)
         if cell in schema.missing:
-            raise UsageError(f"{table.place(row, schema.label)} has no label: add it, or leave the line out")
-        raise UsageError(
-            f"{table.place(row, schema.label)} is {cell!r}, not one of the classes {quoted(schema.classes)}: correct it, or declare the "
-            "class in the schema"
-        )
+            raise UsageError(f"{where} has no label: add it, or leave the line out")
+        if column.kind == "category":
+            raise UsageError(
+                f"{where} is {cell!r}, not one of the classes {quoted(column.values)}: correct it, or declare the class in the schema"
+            )
+        raise UsageError(f"{where} is {cell!r} and the schema says number: correct it, or leave the line out")
 
-    return torch.from_numpy(_decoded(table, schema.label, schema, number).astype(np.int64))
+    return _decoded(table, column.name, schema, number)
 
 
 def column_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
-    """The values of a column: numbers as they stand there, NaN where one is missing; categories by their place among the declared
-    values, -1 where one is missing."""
-    places = {value: k for k, value in enumerate(column.values)}
+    """The values of a column: numbers as they stand there and dates in days, NaN where one is missing; categories by their place
+    among the declared values, -1 where one is missing."""
+    places = column.numbers
 
     def number(cell: str, row: int) -> float:
         if cell in schema.missing:
             return np.nan
-        if (found := table.number(cell)) is None:
+        if (found := table.number(cell, schema.decimal)) is None:
             raise UsageError(
                 f"{table.place(row, column.name)} is {cell!r} and the schema says number: correct it, or add it to `missing` in the "
                 "schema if it means that the value is not known"
+            )
+        return found
+
+    def date(cell: str, row: int) -> float:
+        if cell in schema.missing:
+            return np.nan
+        if (found := as_days(cell, column.format, column.since)) is None:
+            raise UsageError(
+                f"{table.place(row, column.name)} is {cell!r} and the schema says that dates are written as {column.format}: correct "
+                "one of the two, or add it to `missing` in the schema if it means that the date is not known"
             )
         return found
 
@@ -91,12 +113,13 @@ def column_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
             return -1
         raise UsageError(
             f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it, declare "
-            'it in the schema, or write undeclared = "missing" there'
+            'it or an alias in the schema, or write undeclared = "missing" there'
         )
 
-    values = _decoded(table, column.name, schema, number if column.kind == "number" else category)
+    decode = {"number": number, "date": date, "category": category}[column.kind]
+    values = _decoded(table, column.name, schema, decode)
     low, high = column.range
-    outside = int(((values < low) | (values > high)).sum()) if column.kind == "number" else 0
+    outside = int(((values < low) | (values > high)).sum()) if column.kind != "category" else 0
     if outside:
         log.warning(
             "%s: %d of %d values of %s lie outside of the declared range %g to %g and count as its ends: is it the right unit?",
@@ -106,22 +129,29 @@ def column_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
 
 
 def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
-    """What is missing is in the middle of the range."""
+    """From its range to -1..1. What is missing is in the middle of the range, and where the schema says so has an input of its own."""
     values, (low, high) = column_values(table, column, schema), column.range
     middle, half = low / 2 + high / 2, high / 2 - low / 2
     scaled: np.ndarray = np.nan_to_num((np.clip(values, low, high) - middle) / half, nan=0.0)
-    return scaled[:, None].astype(np.float32)
+    parts = [scaled, np.isnan(values)] if column.missing else [scaled]
+    return np.stack(parts, axis=1).astype(np.float32)
 
 
 def _categories(table: Table, column: Column, schema: Schema) -> np.ndarray:
-    """One input for each declared value, and the last for what is missing."""
-    places = column_values(table, column, schema).astype(np.int64)  # -1 is the last
-    return np.eye(column.width, dtype=np.float32)[places]
+    """One input for each declared value but the first. What is missing has an input of its own where the schema says so; otherwise it
+    lies between all values."""
+    places, values = column_values(table, column, schema).astype(np.int64), len(column.values)
+    codes = np.zeros((values + 1, column.width), dtype=np.float32)
+    codes[1:values, : values - 1] = np.eye(values - 1)
+    codes[-1] = np.eye(1, column.width, column.width - 1) if column.missing else 1 / values
+    coded: np.ndarray = codes[places]  # -1 is the last
+    return coded
 
 
 _INPUTS: dict[str, Callable[[Table, Column, Schema], np.ndarray]] = {
     "number": _numbers,
     "category": _categories,
+    "date": _numbers,
 }
 """By the kind of a column: its part of the inputs, (examples, `column.width`)."""
 
@@ -129,7 +159,7 @@ _INPUTS: dict[str, Callable[[Table, Column, Schema], np.ndarray]] = {
 def _decoded(table: Table, name: str, schema: Schema, decode: Callable[[str, int], float]) -> np.ndarray:
     """A number for every cell of a column; each different cell is decoded once, with the row where it first stands."""
     if name not in table.columns:
-        what = "label" if name == schema.label else "column"
+        what = "label" if name in schema.targets else "column"
         near = get_close_matches(name, table.names, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise UsageError(

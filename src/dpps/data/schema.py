@@ -1,8 +1,8 @@
-"""The public description of tables or images: what columns, ranges, categories and classes all nodes agree on before they read their data.
+"""The public description of tables or images: what columns, ranges, categories and targets all nodes agree on before they read their data.
 
-Everything that turns a cell into a number comes from here and nothing from the data of any node:
-ranges scale, their middle stands for what is missing, and declared values are the categories.
-So no statistic of private data is computed, and none leaves.
+Everything that turns a cell into a number comes from here and nothing from the data of any node: ranges scale, their middle stands
+for what is missing, and declared values are the categories. So no statistic of private data is computed, and none leaves. What is
+predicted is declared in `[target]`, by a task of `dpps.tasks`; its columns are never inputs.
 """
 
 import hashlib
@@ -10,24 +10,34 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from dpps.data.tables import Table, as_number
 from dpps.errors import UsageError, unknown
+from dpps.tasks import TASKS, Classification, Draft, Task, parse_target, rounded_range
 
-KINDS = ("number", "category", "ignore")
+KINDS = ("number", "category", "date", "ignore")
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?")
 """What stands in a cell whose value is not known, unless the schema says otherwise."""
+CODES = 6
+"""Whole numbers of at most so many different values that occur again and again are rather codes of categories than amounts."""
+OFTEN = 0.05
+"""From this part of missing cells on, a draft gives what is missing an input of its own."""
+_EPOCH = "1970-01-01"
 MOST_CATEGORIES = 20
 """A text column with more different values is rather a name or a remark than a category, and is ignored."""
-_KEYS = ("label", "classes", "missing", "columns")
+DATES = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
+"""Ways to write a date that are tried when a schema is drafted."""
+_KEYS = ("label", "classes", "target", "missing", "decimal", "columns")
 _IMAGE_KEYS = ("classes", "images")
 _COLUMN_KEYS = {
-    "number": ("name", "kind", "range"),
-    "category": ("name", "kind", "values", "undeclared"),
+    "number": ("name", "kind", "range", "missing"),
+    "category": ("name", "kind", "values", "aliases", "undeclared", "missing"),
+    "date": ("name", "kind", "since", "range", "format", "missing"),
     "ignore": ("name", "kind"),
 }
 
@@ -38,10 +48,15 @@ class Column:
 
     Attributes:
         name: as in the header.
-        kind: "number", "category" or "ignore".
-        range: of a number: what is mapped to -1 and to 1. What lies outside counts as the nearer end.
-        values: of a category, each with an input of its own.
+        kind: "number", "category", "date" or "ignore".
+        range: of a number: what is mapped to -1 and to 1. What lies outside counts as the nearer end. Of a date: in days.
+        values: of a category. The first is the one that all inputs are 0 for; each other one has an input of its own.
         undeclared: "missing" if any other value of a category counts as missing; "refuse" if it is a mistake.
+        missing: whether there is an input that is 1 where the value is not known. Without one, what is not known lies in the
+            middle of a range, or between all values of a category.
+        aliases: other ways to write a value of a category.
+        since: of a date: the public day from which days are counted, as 2000-01-31.
+        format: of a date: how it is written, as Python's `strptime` has it.
     """
 
     name: str
@@ -49,33 +64,81 @@ class Column:
     range: tuple[float, float] = (-1.0, 1.0)
     values: tuple[str, ...] = ()
     undeclared: str = "refuse"
+    missing: bool = False
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    since: str = ""
+    format: str = DATES[0]
 
     @property
     def width(self) -> int:
-        """How many inputs of the model it becomes: a category has one for each value and one for what is missing."""
-        return {"number": 1, "category": len(self.values) + 1, "ignore": 0}[self.kind]
+        """How many inputs of the model it becomes."""
+        if self.kind == "ignore":
+            return 0
+        return (len(self.values) - 1 if self.kind == "category" else 1) + self.missing
+
+    @property
+    def square(self) -> float:
+        """The mean square of its inputs, if every value is as likely as every other."""
+        if self.kind == "ignore":
+            return 0.0
+        return (len(self.values) - 1) / len(self.values) if self.kind == "category" else 1 / 3
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Of a category: the place of each value and of its aliases."""
+        found = {value: k for k, value in enumerate(self.values)}
+        return found | {canonical(a): found[value] for value, others in self.aliases.items() for a in others}
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Columns in the order of the model's inputs, and the label.
+    """Columns in the order of the model's inputs, and what is predicted.
 
-    `classes` are the label's values, in the order of the model's outputs; `missing` what stands for a value that is not known.
-    `label` is empty where there is nothing to predict: statistics need none.
+    Attributes:
+        columns: all but those of the target.
+        target: what is predicted, and in which columns it stands; None where there is nothing to predict: statistics need none.
+        missing: what stands for a value that is not known.
+        decimal: "," where numbers are written as 1,5, whatever separates the cells.
     """
 
     columns: tuple[Column, ...]
-    label: str = ""
-    classes: tuple[str, ...] = ()
+    target: Task | None = None
     missing: tuple[str, ...] = MISSING
+    decimal: str = "."
 
-    def check_label(self, where: str | Path) -> None:
-        """Refuse a schema without a label where a model is to learn one."""
-        if not self.label:
+    def check_target(self, where: str | Path) -> None:
+        """Refuse a schema without a target where a model is to learn one."""
+        if self.target is None:
             raise UsageError(
-                f'the schema {where} names no label: add label = "COLUMN" and its classes to learn from these tables; without one '
-                "they can be asked questions (dpps stats)"
+                f"the schema {where} declares no [target]: add one to learn from these tables (dpps data describe --label COLUMN drafts "
+                "it); without one they can be asked questions (dpps stats)"
             )
+
+    @property
+    def task(self) -> Task:
+        """What is predicted; refused where there is nothing."""
+        self.check_target("of these tables")
+        assert self.target is not None
+        return self.target
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of the columns that are predicted and never inputs."""
+        return () if self.target is None else tuple(column.name for column in self.target.columns)
+
+    @property
+    def described(self) -> tuple[Column, ...]:
+        """All columns whose values are declared, those of the target included."""
+        return self.used + tuple(
+            Column(
+                c.name,
+                c.kind,
+                c.range,
+                c.values,
+                aliases={value: tuple(a for a, of in c.aliases.items() if of == value) for value in c.values},
+            )
+            for c in (() if self.target is None else self.target.columns)
+        )
 
     @property
     def width(self) -> int:
@@ -92,22 +155,44 @@ class Schema:
         """The columns that become inputs."""
         return tuple(column for column in self.columns if column.kind != "ignore")
 
+    @property
+    def length(self) -> float:
+        """How long an example's inputs are, with a 1 for the bias, if every value is as likely as every other."""
+        return math.sqrt(1 + sum(column.square for column in self.columns))
+
     def checksum(self) -> str:
         """Equal for schemas that say the same."""
         return hashlib.sha256(self.to_toml().encode()).hexdigest()[:16]
 
-    def to_toml(self) -> str:
-        """The text of a schema file."""
-        named = ("label", "classes", "missing") if self.label else ("missing",)
-        lines = [f"{name} = {_toml(getattr(self, name))}" for name in named]
+    def to_toml(self, guessed: str = "") -> str:
+        """The text of a schema file.
+
+        Args:
+            guessed: a remark behind everything that was guessed.
+        """
+        lines = [f"missing = {_toml(self.missing)}"]
+        if self.decimal != ".":
+            lines.append(f"decimal = {_toml(self.decimal)}")
+        if self.target is not None:
+            lines += ["", "[target]", f"kind = {_toml(self.target.kind)}"]
+            lines += [
+                f"{key} = {_toml(value)}" + (guessed if value not in self.targets else "")
+                for key, value in self.target.declaration().items()
+            ]
         for column in self.columns:
-            lines += ["", "[[columns]]", f"name = {_toml(column.name)}", f"kind = {_toml(column.kind)}"]
-            if column.kind == "number":
-                lines.append(f"range = {_toml(column.range)}")
-            elif column.kind == "category":
-                lines.append(f"values = {_toml(column.values)}")
-                if column.undeclared != "refuse":
-                    lines.append(f"undeclared = {_toml(column.undeclared)}")
+            lines += [
+                "",
+                "[[columns]]",
+                f"name = {_toml(column.name)}",
+                f"kind = {_toml(column.kind)}{guessed}",
+            ]
+            given = {key: getattr(column, key) for key in _COLUMN_KEYS[column.kind][2:]}
+            plain = {f.name: f.default for f in fields(Column)} | {
+                "range": None,
+                "values": None,
+                "aliases": {},
+            }
+            lines += [f"{k} = {_toml(v)}{guessed}" for k, v in given.items() if v != plain[k]]
         return "\n".join(lines) + "\n"
 
 
@@ -118,12 +203,22 @@ class ImageSchema:
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
 
+    @property
+    def task(self) -> Task:
+        """Which class."""
+        return Classification(self.classes, "folder")
+
+    @property
+    def length(self) -> None:
+        """Of images it is not known."""
+
     def checksum(self) -> str:
         """Equal for schemas that say the same."""
         return hashlib.sha256(self.to_toml().encode()).hexdigest()[:16]
 
-    def to_toml(self) -> str:
-        """The text of a schema file."""
+    def to_toml(self, guessed: str = "") -> str:
+        """The text of a schema file, with a remark behind what was guessed."""
+        del guessed
         return f"classes = {_toml(self.classes)}\nimages = {_toml(self.shape)}  # channels, height, width\n"
 
 
@@ -158,35 +253,54 @@ def _parse_columns(table: Mapping[str, Any], where: str) -> Schema:
     for key in table:
         if key not in _KEYS:
             raise unknown(f"entry in {where}", key, _KEYS)
-    label: Any = ""
-    classes: tuple[str, ...] = ()
-    if "label" in table or "classes" in table:
-        label = table.get("label")
-        if not isinstance(label, str) or not label:
-            raise UsageError(
-                f'{where}: label is {label!r}: name the column to predict, such as label = "diagnosis"'
-            )
-        classes = _texts(table.get("classes"), f"{where}: classes", least=2)
+    task = _target(table, where)
     missing = table.get("missing", list(MISSING))
     if not isinstance(missing, list) or not all(isinstance(word, str) for word in missing):
         raise UsageError(
             f'{where}: missing is {missing!r}: give a list of texts in quotes, such as ["", "NA"]'
         )
+    decimal = table.get("decimal", ".")
+    if decimal not in (".", ","):
+        raise UsageError(f'{where}: decimal is {decimal!r}: give "." or ","')
     entries = table.get("columns")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{where}: columns are missing: write [[columns]] with name and kind for each")
     columns = tuple(_column(entry, k, where) for k, entry in enumerate(entries, start=1))
     names = [column.name for column in columns]
+    targets = () if task is None else [target.name for target in task.columns]
     for name in names:
-        if names.count(name) > 1 or name == label:
-            whose = "the label and a column" if name == label else "two columns"
+        if names.count(name) > 1 or name in targets:
+            whose = "the target and a column" if name in targets else "two columns"
             raise UsageError(f"{where}: {whose} are called {name!r}: leave one out")
-    schema = Schema(columns, label, classes, tuple(missing))
-    if not schema.used:
+    schema = Schema(columns, task, tuple(missing), decimal)
+    if not schema.width:
         raise UsageError(
-            f"{where}: no column is of the kind number or category: a model needs one input or more"
+            f"{where}: no column is of the kind number, category or date: a model needs one input or more"
         )
     return schema
+
+
+def _target(table: Mapping[str, Any], where: str) -> Task | None:
+    """What `[target]` declares; or `label` and `classes`, which are the same as a target of the kind class; None: neither."""
+    if not {"target", "label", "classes"} & table.keys():
+        return None
+    if "target" in table:
+        for key in ("label", "classes"):
+            if key in table:
+                raise UsageError(f"{where}: there are both [target] and {key}: keep [target]")
+        entry = table["target"]
+        if isinstance(entry, Mapping) and isinstance(entry.get("classes"), list):
+            entry = {
+                **entry,
+                "classes": list(_texts(entry["classes"], f"{where}, [target]: classes", least=2)),
+            }
+        return parse_target(entry, where)
+    label = table.get("label")
+    if not isinstance(label, str) or not label:
+        raise UsageError(
+            f'{where}: label is {label!r}: name the column to predict, such as label = "diagnosis", or write [target]'
+        )
+    return Classification(_texts(table.get("classes"), f"{where}: classes", least=2), label)
 
 
 def _parse_images(table: Mapping[str, Any], where: str) -> ImageSchema:
@@ -225,14 +339,63 @@ def _column(entry: Mapping[str, Any], place: int, where: str) -> Column:
             raise unknown(f"entry in {where} of the kind {kind}", key, _COLUMN_KEYS[kind])
     if kind == "ignore":
         return Column(name, kind)
+    missing = entry.get("missing", False)
+    if not isinstance(missing, bool):
+        raise UsageError(f"{where}: missing is {missing!r}: give true (an input of its own) or false")
     if kind == "number":
-        return Column(name, kind, range=_range(entry.get("range"), where))
+        return Column(name, kind, range=_range(entry.get("range"), where), missing=missing)
+    if kind == "date":
+        return _date_column(entry, name, missing, where)
     undeclared = entry.get("undeclared", "refuse")
     if undeclared not in ("refuse", "missing"):
         raise unknown(f"undeclared in {where}", undeclared, ("refuse", "missing"))
-    return Column(
-        name, kind, values=_texts(entry.get("values"), f"{where}: values", least=1), undeclared=undeclared
-    )
+    values = _texts(entry.get("values"), f"{where}: values", least=1)
+    aliases = _aliases(entry.get("aliases", {}), values, where)
+    return Column(name, kind, values=values, undeclared=undeclared, missing=missing, aliases=aliases)
+
+
+def _date_column(entry: Mapping[str, Any], name: str, missing: bool, where: str) -> Column:
+    since, written = entry.get("since"), entry.get("format", DATES[0])
+    days = as_days(str(since), DATES[0], _EPOCH)
+    if days is None:
+        raise UsageError(f'{where}: since is {since!r}: give a day in quotes, such as since = "2000-01-01"')
+    if not isinstance(written, str) or "%" not in written:
+        raise UsageError(
+            f'{where}: format is {written!r}: say how dates are written, such as format = "%d.%m.%Y"'
+        )
+    found = _range(entry.get("range"), where)
+    return Column(name, "date", range=found, missing=missing, since=str(since), format=written)
+
+
+def as_days(text: str, written: str, since: str) -> float | None:
+    """How many days a date lies after another one, written as 2000-01-31; None: it is no date. A time of the day is left out."""
+    text = text.strip()
+    if written == DATES[0]:
+        text = text[:10] if len(text) > 10 and text[10] in "T " else text
+    try:
+        return float((datetime.strptime(text, written) - datetime.strptime(since, DATES[0])).days)
+    except ValueError:
+        return None
+
+
+def _aliases(found: Any, values: tuple[str, ...], where: str) -> dict[str, tuple[str, ...]]:
+    """Other ways to write values, each for one of them."""
+    if not isinstance(found, Mapping):
+        raise UsageError(
+            f'{where}: aliases is {found!r}: give other ways to write a value, such as aliases = {{"F" = ["f", "female"]}}'
+        )
+    taken = set(values)
+    aliases = {}
+    for value, others in found.items():
+        if canonical(value) not in values:
+            raise unknown(f"value in aliases of {where}", value, values)
+        texts = _texts(others, f"{where}: aliases of {value!r}", least=1)
+        for text in texts:
+            if text in taken:
+                raise UsageError(f"{where}: the alias {text!r} stands for two values: leave one out")
+            taken.add(text)
+        aliases[canonical(value)] = texts
+    return aliases
 
 
 def _range(found: Any, where: str) -> tuple[float, float]:
@@ -262,6 +425,8 @@ def _texts(found: Any, where: str, least: int) -> tuple[str, ...]:
 
 def _toml(value: Any) -> str:
     """Text, number or a list of them, as TOML has it (which escapes one character more than JSON)."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(part)}" for key, part in value.items()) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(part) for part in value) + "]"
     if isinstance(value, float):
@@ -272,43 +437,82 @@ def _toml(value: Any) -> str:
 # Guessing
 
 
-def guess_schema(table: Table, label: str | None = None) -> Schema:
-    """A first schema: kinds, rounded ranges, categories and classes as this table has them.
+def guess_schema(
+    table: Table, label: str | None = None, task: str = "classification", **columns: str
+) -> Schema:
+    """A first schema: kinds, rounded ranges, categories, classes and edges as this table has them.
 
     What is guessed is read off private data and becomes public with the schema: better give a made-up example of the data.
+
+    Args:
+        table: one node's data, or better a made-up example of them.
+        label: the column to predict.
+        task: what is predicted.
+        columns: further columns of the target, by the names that the task has for them (`time` and `event`).
     """
-    if label is None:
-        return _as_read(Schema(tuple(_guess(name, table) for name in table.names)), table)
-    if label not in table.names:
-        raise unknown(f"label for {table.path}", label, table.names)
-    classes = _values(table.columns[label])
-    if len(classes) < 2 or len(classes) > max(MOST_CATEGORIES, len(table) // 2):
-        raise UsageError(
-            f"{table.path}: the label {label!r} has {len(classes)} different values in {len(table)} examples: a column with 2 "
-            "or more classes that occur again and again is needed; choose another label"
+    columns |= {} if label is None else {"label": label}
+    for role, name in columns.items():
+        if name not in table.names:
+            raise unknown(f"{role} for {table.path}", name, table.names)
+    decimal = _decimal(table)
+    cells = {
+        role: [cell for cell in table.columns[name] if cell not in MISSING] for role, name in columns.items()
+    }
+    texts = {role: _values(found) for role, found in cells.items()}
+    numbers = {role: [table.number(cell, decimal) for cell in found] for role, found in cells.items()}
+    drafts = {role: Draft(columns[role], texts[role], tuple(numbers[role]), len(table)) for role in columns}
+    found = TASKS[task].draft(drafts, str(table.path)) if columns else None
+    inputs = tuple(_guess(name, table, decimal) for name in table.names if name not in columns.values())
+    schema = Schema(inputs, found, decimal=decimal)
+    return _parse_columns(
+        tomllib.loads(schema.to_toml()), f"the schema of {table.path}"
+    )  # as it will be read
+
+
+def _decimal(table: Table) -> str:
+    """A comma where cells of some column are numbers only if it is one, and of none if it is a point."""
+    if table.separator == ";":
+        return "."  # both are read between semicolons
+    known = [[c for c in cells if c not in MISSING] for cells in table.columns.values()]
+
+    def count(decimal: str) -> int:
+        return sum(
+            bool(cells) and all(table.number(c, decimal) is not None for c in cells) for cells in known
         )
-    columns = tuple(_guess(name, table) for name in table.names if name != label)
-    return _as_read(Schema(columns, label, classes), table)
+
+    return "," if count(",") > count(".") else "."
 
 
-def _as_read(schema: Schema, table: Table) -> Schema:
-    """A guessed schema as it will be read from its file."""
-    return _parse_columns(tomllib.loads(schema.to_toml()), f"the schema of {table.path}")
-
-
-def _guess(name: str, table: Table) -> Column:
+def _guess(name: str, table: Table, decimal: str) -> Column:
     cells = table.columns[name]
     known = [cell for cell in cells if cell not in MISSING]
-    numbers = [table.number(cell) for cell in known]
+    often = len(known) < (1 - OFTEN) * len(cells)
+    numbers = [table.number(cell, decimal) for cell in known]
     finite = [number for number in numbers if number is not None]
+    written = next(
+        (f for f in DATES if known and all(as_days(c, f, _EPOCH) is not None for c in known)), None
+    )
+    if written is not None and not (written == "%Y%m%d" and len(finite) < len(known)):
+        return _guess_date(name, known, written)
     if known and len(finite) == len(known):
         if len(finite) > 10 and all(b - a == 1 for a, b in pairwise(sorted(finite))):
             return Column(name, "ignore")  # running numbers, in any order: they name records
+        codes = sorted({*finite})
+        if len(known) > 4 * len(codes) and all(code.is_integer() for code in codes) and len(codes) <= CODES:
+            return Column(name, "category", values=_values(cells), missing=often)  # sex, stages, yes and no
         return Column(name, "number", rounded_range(finite))
     values = _values(cells)
     if not values or len(values) > MOST_CATEGORIES or len(values) == len(known) > 2:
         return Column(name, "ignore")
-    return Column(name, "category", values=values)
+    return Column(name, "category", values=values, missing=often)
+
+
+def _guess_date(name: str, cells: Sequence[str], written: str) -> Column:
+    days = [as_days(cell, written, _EPOCH) or 0.0 for cell in cells]
+    first = datetime.strptime(_EPOCH, DATES[0]) + timedelta(days=min(days))
+    since = f"{first.year:04d}-01-01"
+    counted = [as_days(cell, written, since) or 0.0 for cell in cells]
+    return Column(name, "date", rounded_range([0.0, max(*counted, 1.0)]), since=since, format=written)
 
 
 def _values(cells: Sequence[str]) -> tuple[str, ...]:
@@ -318,15 +522,3 @@ def _values(cells: Sequence[str]) -> tuple[str, ...]:
     if None in numbers.values():
         return tuple(sorted(found))
     return tuple(sorted(found, key=lambda value: (numbers[value], value)))
-
-
-def rounded_range(numbers: list[float]) -> tuple[float, float]:
-    """A range around the numbers whose ends are multiples of 1, 2 or 5 times a power of ten, at least a quarter of
-    their spread: 36.2 to 40.9 gives 36 to 42. A range far wider than the values makes a column invisible."""
-    low, high = min(numbers), max(numbers)
-    spread = high / 4 - low / 4 or abs(low) or 1.0
-    spread = min(max(spread, 1e-9 * max(abs(low), abs(high)), 1e-300), 1e300)  # ends have twelve digits
-    power = math.floor(math.log10(spread) + 1e-9)
-    step = next(s for s in (float(f"{k}e{power}") for k in (1, 2, 5, 10)) if s >= spread * (1 - 1e-9))
-    first, last = math.floor(low / step), math.ceil(high / step)
-    return float(f"{first * step:.12g}"), float(f"{max(last, first + 1) * step:.12g}")

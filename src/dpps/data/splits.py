@@ -99,7 +99,8 @@ def hold_out_own(
 
 def _chance(seed: int, example: Tensor, label: Tensor) -> float:
     """Between 0 and 1, the same for equal examples."""
-    content = b"|".join((str(seed).encode(), example.numpy().tobytes(), str(int(label)).encode()))
+    target = label.numpy().tobytes() if label.is_floating_point() else str(int(label)).encode()
+    content = b"|".join((str(seed).encode(), example.numpy().tobytes(), target))
     return int.from_bytes(hashlib.sha256(content).digest()[:8]) / 2**64
 
 

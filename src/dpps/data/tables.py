@@ -46,9 +46,9 @@ class Table:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def number(self, cell: str) -> float | None:
+    def number(self, cell: str, decimal: str = ".") -> float | None:
         """As `as_number`, written as in this file."""
-        return as_number(cell, self.separator)
+        return as_number(cell, ";" if decimal == "," else self.separator)
 
     def place(self, row: int, column: str) -> str:
         """Where a cell stands: file, line and column, counted from 1."""

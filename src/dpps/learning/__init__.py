@@ -9,27 +9,14 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.algorithms import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
     from dpps.learning.clipping import ClipCount, advice, hopeless
     from dpps.learning.evaluation import (
-        CONFIDENCE,
         EVALUATED,
-        METRICS,
-        Change,
-        ClassRow,
-        Comparison,
-        Metric,
         accuracies,
         accuracies_of_some,
         accuracy_of,
         are_classes,
         by_class,
-        by_name,
-        change,
-        compare_by_node,
-        compare_on_one_set,
         measured,
-        of_classes,
         own_accuracies,
-        per_class,
-        rehearse,
         unless_it_fails,
     )
     from dpps.learning.gradients.batch import Engine, EngineName, Loop, Vectorised

@@ -29,6 +29,7 @@ from dpps.learning.suggestion import (
 from dpps.privacy import Pairs, Plan, Unit
 from dpps.protocol import RoundRecord, State
 from dpps.registry import Registry
+from dpps.tasks import Classification, Hazards, Task
 
 if TYPE_CHECKING:
     from dpps.learning.nodes import Nodes
@@ -89,6 +90,10 @@ class Algorithm(Frozen, ABC):
         optimizer: `Momentum` or `Adam` on released updates, which costs no privacy: of the shared part, and in the unit record of
             the local part, too. Plain SGD without it. (In the unit node-swap, where rows are hidden, it works before the noise.)
         averaging: the part of the rounds, at the end, over which the shared parameters that come out are averaged (0 = the last).
+        task: what is predicted, such as `dpps.tasks.Survival(edges=(365, 730))`: it has a loss of its own, unless another is given, and says how
+            models are judged. Without one, of cross-entropy, it is classification.
+        input_length: how long an example's inputs are, with a 1 for the bias, where it is public (`Schema.length`): the rule then chooses the
+            rate of a linear model so that its probabilities can be used as such.
 
     All of it is fixed from here on, because noise is calibrated to it; `dataclasses.replace` makes a variant for another run.
     """
@@ -115,15 +120,13 @@ class Algorithm(Frozen, ABC):
     local_optimizer: LocalOptimizer | None = None
     optimizer: ReleasedOptimizer | None = None
     averaging: float = 0.0
+    task: Task | None = None
+    input_length: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise UsageError(f"the model is {self.model!r:.80}: give an nn.Module, such as dpps.models.MLP()")
-        if not callable(self.loss):
-            raise UsageError(f"the loss is {self.loss!r:.80}: give a function of (outputs, targets)")
-        self.__dict__["loss"] = as_function(
-            self.loss
-        )  # the only change of a fixed value, before anything rests on it
+        self._choose_loss()
         for name in ("lr_shared", "lr_local"):
             rate = getattr(self, name)
             if rate is not None and not (is_number(rate) and 0 <= rate < float("inf")):
@@ -146,6 +149,18 @@ class Algorithm(Frozen, ABC):
                 f"{type(self).__name__} sends more than an update of its parameters: it works without an optimizer"
             )
         self.partition = Partition(self.model, self.shared)
+
+    def _choose_loss(self) -> None:
+        """The task's own, unless another was given."""
+        if not isinstance(self.task, Task | None):
+            raise UsageError(
+                f"the task is {self.task!r:.80}: give one of dpps.tasks, such as Regression(0, 60)"
+            )
+        if not callable(self.loss):
+            raise UsageError(f"the loss is {self.loss!r:.80}: give a function of (outputs, targets)")
+        own = self.task is not None and as_function(self.loss) is F.cross_entropy
+        # the only change of a fixed value, before anything rests on it
+        self.__dict__["loss"] = as_function(self.task.loss if self.task and own else self.loss)
 
     @classmethod
     def shares(cls, wanted: str) -> str:
@@ -180,7 +195,7 @@ class Algorithm(Frozen, ABC):
         """How many passes over the data a run takes for which nobody gave a number: by the rule, where there is one; otherwise 12."""
         if not self._has_rule(unit):
             return USUAL_EPOCHS
-        softmax = self.softmax_inputs is not None
+        softmax = self.softmax_inputs is not None or self._length is not None
         usual = suggested_batch(sizes, softmax=softmax) if self.lr_shared is None else USUAL_BATCH
         return suggested_epochs(self.batch_size or usual, sizes, softmax=softmax)
 
@@ -234,6 +249,8 @@ class Algorithm(Frozen, ABC):
                 clip=unit.clip,
                 momentum=self._momentum,
                 local=bool(self.partition.local),
+                length=self._length,
+                output_noise=1.0 if self.task is None else self.task.output_noise,
             )
             return found.rate, found.batch_size
         return 0.1 if self.lr_shared is None else self.lr_shared, USUAL_BATCH if given is None else given
@@ -248,13 +265,28 @@ class Algorithm(Frozen, ABC):
         return 0.0 if self.optimizer is None else getattr(self.optimizer, "beta", None)
 
     @property
-    def softmax_inputs(self) -> int | None:
-        """How many inputs a softmax regression has that is shared as a whole; None: the model is something else."""
+    def judged_as(self) -> Task | None:
+        """What says how good models are; None: of a loss of one's own only the metrics that are asked for."""
+        return Classification(()) if self.task is None and takes_classes(self.loss) else self.task
+
+    @property
+    def linear_inputs(self) -> int | None:
+        """How many inputs a linear model has that is shared as a whole; None: the model is something else."""
         layers = [m for m in self.model.modules() if any(True for _ in m.parameters(recurse=False))]
-        whole = not self.partition.local and takes_classes(self.loss)
-        if not whole or len(layers) != 1 or not isinstance(layers[0], nn.Linear):
+        layers = [m for m in layers if not isinstance(m, Hazards)]
+        if self.partition.local or len(layers) != 1 or not isinstance(layers[0], nn.Linear):
             return None
         return layers[0].in_features
+
+    @property
+    def softmax_inputs(self) -> int | None:
+        """The same of a softmax regression."""
+        return self.linear_inputs if takes_classes(self.loss) else None
+
+    @property
+    def _length(self) -> float | None:
+        """How long the inputs of a linear model are, where that is known."""
+        return self.input_length if self.linear_inputs is not None else None
 
     def start(self, nodes: "Nodes") -> TrainState:
         """The state before round 0: every row starts from the model's own parameters, which are public."""

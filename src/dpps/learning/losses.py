@@ -5,13 +5,14 @@ averaged. Class weights work in every unit with the latter: a *weighted mean* di
 one example alone has lost its weight, and it is refused where examples are differentiated one by one.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpps.learning.gradients.calling import Loss, ModelLoss
+from dpps.learning.gradients.calling import ExampleLosses, Loss, ModelLoss
 
 _FUNCTIONS: dict[type[nn.Module], Loss] = {
     nn.CrossEntropyLoss: F.cross_entropy,
@@ -49,6 +50,19 @@ def takes_classes(loss: Loss) -> bool:
 def ignored_label(loss: Loss) -> int | None:
     """The label that somebody chose for examples without a class."""
     return loss.ignore_index if isinstance(loss, nn.CrossEntropyLoss) else None
+
+
+def weighted(loss: Loss, weigh: Callable[[Any], Tensor] | None) -> Loss:
+    """The same loss, of a batch, with every example's loss multiplied by its weight."""
+    return (
+        loss
+        if weigh is None or isinstance(loss, ModelLoss)
+        else partial(_weighted, ExampleLosses(loss), weigh)
+    )
+
+
+def _weighted(each: ExampleLosses, weigh: Callable[[Any], Tensor], outputs: Any, targets: Any) -> Tensor:
+    return (each(outputs, targets, len(outputs)) * weigh(targets).to(outputs)).mean()
 
 
 def one_number(loss: Loss) -> Loss:

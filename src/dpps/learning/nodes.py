@@ -19,7 +19,7 @@ from dpps.learning.gradients.batch import EngineName
 from dpps.learning.gradients.calling import pick, unwritten
 from dpps.learning.gradients.choose import choose_gradients
 from dpps.learning.inputs import why_not_finite
-from dpps.learning.losses import one_number
+from dpps.learning.losses import one_number, weighted
 from dpps.learning.preflight import check_model
 from dpps.learning.released import Averaging, ReleasedOptimizer
 from dpps.learning.sampling import Cyclic, NodeData, Poisson
@@ -66,13 +66,14 @@ class Nodes(Frozen):
         self.plan, self.calibration, self._seed = plan, calibration, seed
         self.partition, self.rows, self.device = algorithm.partition, protocol.fabric.rows, data.device
         self.loss = one_number(algorithm.loss)
+        whole = self.loss if algorithm.task is None else weighted(self.loss, algorithm.task.weigh)
         data.hides_failures = protocol.hides_failures
         x, target, _ = Cyclic(data, 1).batch(0)
         example, batch = (pick(x, (0, 0)), pick(target, (0, 0))), math.ceil(plan.largest_batch)
         if calibration is not None and calibration.example_clip is None:
             check_model(self.partition, self.loss, example, per_example=False)
         self.engine = choose_gradients(
-            self.partition, self.loss, example, self.rows, batch=batch, seed=seed, name=engine
+            self.partition, whole, example, self.rows, batch=batch, seed=seed, name=engine
         )
         self.engine.hides_failures = protocol.hides_failures
         self.updates = self._updates()
@@ -97,7 +98,8 @@ class Nodes(Frozen):
         x, target = self.data.take(np.zeros((len(self.rows), 1), dtype=np.int64))
         example = pick(x, (0, 0)), pick(target, (0, 0))
         clip, batch = calibration.example_clip, math.ceil(self.plan.largest_batch)
-        clipped = choose_gradients(self.partition, self.loss, example, clip=clip, batch=batch)
+        weigh = None if algorithm.task is None else algorithm.task.weigh
+        clipped = choose_gradients(self.partition, self.loss, example, clip=clip, batch=batch, weigh=weigh)
         clipped.hides_failures = self.protocol.hides_failures
         source = self._coins(noise)
         # the audit holds many networks side by side: rows beyond the first one repeat it

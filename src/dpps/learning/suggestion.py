@@ -16,6 +16,11 @@ has the measurements. Noise that cancels leaves less of itself in the mean, by a
 but gradients are computed at rows it
 has not left yet: of the gain 1/m the step takes the square root.
 
+**Linear models of tables with a schema** have another rule, after which probabilities can be used as such. A schema says how long
+an example's inputs are in the mean, with the 1 of the bias: $R^2 = 1 + \sum_{categories} (k - 1)/k + \sum_{numbers} 1/3$. Clip 0.35 R leaves most gradients as they
+are, so a model learns how sure it may be and not only directions; there is no momentum; and the noise of the
+run moves an output (a logit, a hazard's logit, a scaled number) by a random number of standard deviation c = 1, or 0.2 of a number scaled to -1..1. The rate is at most $8 / R^2$, so that a run without noise settles.
+
 Of any other model nobody knows beforehand how noise in its parameters moves its logits. There the rule keeps the usual batch, epochs
 and clip and chooses $\eta$ so that all the noise of the run moves a *parameter* by a random number of standard deviation 0.1,
 or 0.05 where a part of the model stays local, whose noise nobody averages. A rate that does not follow the noise is too large for a small epsilon: what is learned then drowns in it.
@@ -43,6 +48,10 @@ NOISY = 0.001
 agree, less is allowed."""
 LONGEST = 20.0
 """The longest step: with little noise a run is limited by itself."""
+TABLE_CLIP = 0.35
+"""Of a linear model of a table: the clip, as a multiple of the length of an example's inputs."""
+STEEPEST = 8.0
+"""Of such a model: the largest rate, times the squared length."""
 _PART, _SMALL = 8, 64  # a batch is an eighth of a node's examples, or 64 of few, but at most half of them
 
 USUAL_BATCH, USUAL_EPOCHS, USUAL_CLIP = 100, 12, 1.0
@@ -89,6 +98,18 @@ def suggested_batch(sizes: Sequence[int], *, softmax: bool = True) -> BatchSize:
     return max(1 / part, min(0.5, _rounded(wanted / mean)))
 
 
+def suggested_clip(length: float | None = None, *, softmax: bool = True) -> float:
+    """Of an example's gradient.
+
+    Args:
+        length: of a linear model of a table with a schema, how long its inputs are.
+        softmax: whether the model is a softmax regression.
+    """
+    if length is not None:
+        return _rounded(TABLE_CLIP * length)
+    return CLIP if softmax else USUAL_CLIP
+
+
 def suggested_epochs(batch_size: BatchSize, sizes: Sequence[int], *, softmax: bool = True) -> int:
     """As many passes over the data as give enough rounds."""
     least = EPOCHS if softmax else USUAL_EPOCHS
@@ -110,6 +131,8 @@ def suggest(
     clip: float | None = None,
     momentum: float | None = None,
     local: bool = False,
+    length: float | None = None,
+    output_noise: float = 1.0,
 ) -> Suggestion:
     """Batch, epochs, clip and rate in the unit record; what is given is kept.
 
@@ -127,8 +150,10 @@ def suggest(
         clip: of an example's gradient.
         momentum: of released updates.
         local: whether a part of the model is not shared.
+        length: of a linear model of a table with a schema, how long its inputs are, with the 1 of the bias.
+        output_noise: of such a model, the standard deviation of an output that the noise of the run may cause (`Task.output_noise`).
     """
-    reasons, softmax = [], inputs is not None
+    reasons, softmax = [], inputs is not None or length is not None
     if batch_size is None:
         batch_size = suggested_batch(sizes, softmax=softmax)
         part = batches(batch_size, sizes).rates[0]
@@ -140,15 +165,17 @@ def suggest(
             f"{epochs} epochs: at one epsilon more rounds add no noise to their sum, and beyond {ROUNDS} of them gain little"
         )
     if clip is None:
-        clip = CLIP if softmax else USUAL_CLIP
+        clip = suggested_clip(length, softmax=softmax)
         why = (
             "below most gradients, so that every example counts with its direction" if softmax else "as usual"
         )
+        if length is not None:
+            why = f"{TABLE_CLIP:g} of the length of an example's inputs, so that probabilities can be used as such"
         reasons.append(f"clip {clip:g}: {why}")
     if momentum is None:
-        momentum = MOMENTUM if softmax else 0.0
+        momentum = MOMENTUM if softmax and length is None else 0.0
         why = "it costs nothing, and steps as long as these would swing without it"
-        reasons.append(f"momentum {momentum:g}: {why if softmax else 'it gained nothing'}")
+        reasons.append(f"momentum {momentum:g}: {why if momentum else 'it gained nothing'}")
     drawn = batches(batch_size, sizes)
     rounds, sampling = epochs * drawn.rounds(sizes), max(drawn.rates)
     if epsilon is None and noise_multiplier is None:
@@ -157,7 +184,10 @@ def suggest(
     sigma = noise_multiplier or noise_for(epsilon or 0.0, delta, paid, gaussian, sampling, records_per_user)
     per_step = sigma * math.sqrt(rounds * mean_noise / len(sizes)) / drawn.mean  # in a parameter
     what, allowed, longest = "parameter", WITH_LOCAL if local else PARAMETER_NOISE, USUAL_LONGEST
-    if inputs is not None:
+    if length is not None:
+        what, allowed, longest = "output", output_noise, STEEPEST / length**2 * clip / (1 - momentum)
+        per_step *= length
+    elif inputs is not None:
         what, longest, (least, most) = "logit", LONGEST, LOGIT_NOISE
         allowed = max(least, most * min(1.0, NOISY * rounds / per_step))
         per_step *= math.sqrt(inputs)

@@ -284,7 +284,9 @@ def _lines(named: Mapping[str, Points]) -> list[Line]:
 
 def _exchange(run: Reported) -> Points:
     epsilon, accuracy = run.summary.privacy.epsilon, run.summary.headline[1]
-    return {float(f"{epsilon:.3g}"): accuracy} if epsilon and accuracy is not None else {}
+    if not epsilon or accuracy is None or run.summary.metric.name != "accuracy":
+        return {}
+    return {float(f"{epsilon:.3g}"): accuracy}
 
 
 def _metrics(run: Reported) -> Iterable[Chart]:

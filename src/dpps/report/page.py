@@ -22,10 +22,11 @@ from dpps.privacy.units import UNITS
 from dpps.report import words
 from dpps.report.charts import Axis, Chart, Line, charts, number
 from dpps.report.read import Reported, read_folder, read_run
-from dpps.runs.baselines import INTERVAL, NO_COST, OWN_EYES, Gain, gains, measured_on, verdict
+from dpps.runs.baselines import INTERVAL, NO_COST, OWN_EYES, Gain, gains, measured_on
 from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run
 from dpps.runs.summary import DATA, Summary
+from dpps.tasks import Estimate
 
 LISTED_NODES = 40
 """Of more nodes, only the first are listed one by one."""
@@ -103,14 +104,13 @@ def render(runs: Sequence[Reported]) -> str:
         )
     run = runs[0]
     single, whole = gains(run.summary)
-    reach = [edge for g in (*single, *whole) for edge in (0.0, *_interval(g))]
+    reach = [edge for g in (*single, *whole) for edge in (0.0, *g.interval)]
     return fill(
         "run.html",
         run=run,
         single=single,
         whole=whole,
         strip=Axis.around(reach) if reach else None,
-        interval=_interval,
         measured_on=measured_on(run.summary),
         nodes=node_rows(run.summary),
         **facts,
@@ -177,17 +177,17 @@ def model_card(run: Reported) -> str:
     return fill("card.md", run=run)
 
 
-def _interval(gain: Gain) -> tuple[float, float]:
-    """The 95 % interval of what joining and privacy changed together."""
-    return gain.both.points - gain.both.margin, gain.both.points + gain.both.margin
-
-
 def node_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of a table: what was measured of every node at the end."""
     accuracies = {"test": summary.accuracy_by_node, "own": summary.own_accuracy_by_node}
     columns = {
         f"accuracy {DATA[k]}": [_percent(v) for v in found] for k, found in accuracies.items() if found
     }
+    for which, scores in (summary.scores or {}).items():
+        for name, found in scores.items():
+            if name in summary.metrics_by_node.get(which, {}) or name == "accuracy" or not found.by_node:
+                continue
+            columns[f"{name} {DATA[which]}"] = [_estimate(each) for each in found.by_node]
     for which, measured in summary.metrics_by_node.items():
         for name, values in measured.items():
             columns[f"{name} {DATA[which]}"] = ["undefined" if v is None else f"{v:.3f}" for v in values]
@@ -199,6 +199,18 @@ def node_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
     if count > LISTED_NODES:
         rows.append([f"... {count} nodes; summary.json has them all", *[""] * len(columns)])
     return list(columns), rows
+
+
+def _level(gain: Gain, which: str) -> str:
+    """One of a gain's three values, with as many digits as other numbers of the page have."""
+    found: Estimate = getattr(gain, which)
+    return _percent(100 * found.value) if gain.metric.percent else gain.text(found)
+
+
+def _estimate(found: Estimate | None) -> str:
+    if found is None:
+        return "undefined"
+    return f"{found.value:.4g}" + ("" if found.margin is None else f" ± {found.margin:.2g}")
 
 
 def _without_guarantee(run: Reported) -> str:
@@ -241,7 +253,7 @@ def _environment() -> Environment:
     environment.globals |= {
         "style": Markup(files("dpps.report").joinpath("style.css").read_text(encoding="utf-8")),
         "words": words,
-        "verdict": verdict,
+        "level": _level,
         "interval_words": INTERVAL,
         "no_cost": NO_COST,
         "not_noised": OWN_EYES,
@@ -256,7 +268,6 @@ def _environment() -> Environment:
         "options": lambda command: re.split(r" (?=--)", command),
         "members": _members,
         "groupby_meaning": lambda runs: _grouped(runs, words.meaning).items(),
-        "points": lambda change: str(change).removesuffix(" points"),
     }
     return environment
 

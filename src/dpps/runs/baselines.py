@@ -4,8 +4,8 @@ Baselines are computed on private data without noise, so no guarantee covers the
 they are for the eyes of those who hold the data, and exist in a simulation only, where nothing leaves.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.learning.evaluation import (
-    Change,
-    are_classes,
-    compare_by_node,
-    compare_on_one_set,
-    right_of,
-)
+from dpps.learning.evaluation import are_classes, outputs_of
 from dpps.learning.sampling import NodeData
 from dpps.noise.mechanisms import Mechanism
 from dpps.noise.source import NoiseSource, Outgoing
@@ -32,6 +26,9 @@ from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
 from dpps.runs.summary import DATA, Comparisons, Summary
 from dpps.sensitivity import Unclipped
+from dpps.tasks import Estimate, Metric, measure
+from dpps.tasks import compare as changes
+from dpps.tasks.metrics import Set
 from dpps.topology import Topology, Weights
 
 NO_PRIVACY, ALONE = "no privacy", "alone"
@@ -86,25 +83,29 @@ class Baseline(Run):
         # rates and batches that were left open depend on it, and must be the same
         self._planned_for = run._planned_for
 
-    def right_answers(self) -> dict[str, list[Tensor]]:
+    def outputs(self) -> dict[str, list[Set]]:
         """As of any run; alone, every node has shared parameters of its own too."""
         if not self._alone:
-            return self.results.right_answers()
+            return self.results.outputs()
         engine, rows, local = self.nodes.engine, self.nodes.shared_rows(self.state), self.local
         tests = [self._common_tests] * len(rows) if self._common_tests else []
         return {
-            which: [right_of(engine, k, rows[k], local[k], *each) for k, each in enumerate(data)]
+            which: [
+                (outputs_of(engine, k, rows[k], local[k], x, len(targets)), targets)
+                for k, (x, targets) in enumerate(data)
+            ]
             for which, data in (("test", tests), ("own", self.results.held_out))
-            if data and all(are_classes(targets) for _, targets in data)
+            if data
         }
 
     def accuracies(self) -> dict[str, Any]:
         """As in summary.json, without what was not measured."""
         found: dict[str, Any] = {} if self._alone else {"accuracy_by_epoch": self.accuracy_by_epoch}
-        for which, right in self.right_answers().items():
-            mean, by_node = _NAMES[which]
-            found[by_node] = [100 * int(each.sum()) / len(each) for each in right]
-            found[mean] = fmean(found[by_node])
+        for which, sets in self.outputs().items():
+            if all(are_classes(targets) for _, targets in sets):
+                mean, by_node = _NAMES[which]
+                found[by_node] = [100 * int((o.argmax(-1) == t).sum()) / len(t) for o, t in sets]
+                found[mean] = fmean(found[by_node])
         return {name: value for name, value in found.items() if value != []}
 
     def _check_data(self, data: NodeData, rows: Any, evaluated: Any) -> None:
@@ -123,58 +124,93 @@ class Baseline(Run):
 
 def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Comparisons:
     """The private run and its baselines, on the same examples; empty where nothing was measured."""
-    private = run.results.right_answers()
-    together, single = without_noise.right_answers(), alone.right_answers()
-    by = {"own": compare_by_node, "test": compare_on_one_set}
-    return {
-        which: {
-            "joining": by[which](single[which], together[which]),
-            "privacy": by[which](together[which], private[which]),
-            "both": by[which](single[which], private[which]),
+    task = run.algorithm.judged_as
+    if task is None:
+        return {}
+    private, together, single = run.results.outputs(), without_noise.outputs(), alone.outputs()
+    found: Comparisons = {}
+    for which in private:
+        if task.about == "classes" and not all(are_classes(targets) for _, targets in private[which]):
+            continue
+        how = partial(measure, task, task.headline, common=which == "test")
+        change = partial(changes, task, task.headline, common=which == "test")
+        found[which] = {
+            "alone": how(single[which]),
+            "without noise": how(together[which]),
+            "private": how(private[which]),
+            "joining": change(single[which], together[which]),
+            "privacy": change(together[which], private[which]),
+            "both": change(single[which], private[which]),
         }
-        for which in private
-    }
+    return found
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What joining and privacy did to the accuracy of one node, or of all of them."""
+    """What joining and privacy did to the headline metric of one node, or of all of them."""
 
     name: str
-    alone: float
-    """Percent: trained on the node's own data only."""
-    without_noise: float
-    private: float
-    """Percent: this run."""
-    joining: Change
+    metric: Metric
+    alone: Estimate
+    """Trained on the node's own data only."""
+    without_noise: Estimate
+    private: Estimate
+    """This run."""
+    joining: Estimate
     """From alone to together without noise."""
-    privacy: Change
+    privacy: Estimate
     """From no noise to this run's noise."""
-    both: Change
+    both: Estimate
+
+    def text(self, found: Estimate) -> str:
+        """A value as people read it."""
+        return self.metric.text(found.value)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of what joining and privacy changed together, as it is shown."""
+        scale, margin = 100.0 if self.metric.percent else 1.0, self.both.margin or 0.0
+        return scale * (self.both.value - margin), scale * (self.both.value + margin)
+
+    def step(self, before: Estimate, after: Estimate, change: Estimate) -> str:
+        """From one to another, in words."""
+        return f"{self.text(before)} -> {self.text(after)} ({self.verdict(change)})"
+
+    def change(self, change: Estimate) -> str:
+        """A change with its interval."""
+        return self.metric.change(change.value, change.margin)
+
+    def verdict(self, change: Estimate) -> str:
+        """The same, and whether it shows anything."""
+        return self.change(change) + ("" if change.shown else ": nothing is shown either way")
+
+    def better(self, change: Estimate) -> bool:
+        """Whether a change is for the better."""
+        return (change.value > 0) == self.metric.higher
+
+
+_PARTS = ("alone", "without noise", "private", "joining", "privacy", "both")
 
 
 def gains(summary: Summary) -> tuple[list[Gain], list[Gain]]:
-    """(of every node, of all together: their mean, and all their examples pooled); empty without baselines.
+    """(of every node for which all is defined, of all together: all their examples pooled, and their mean); empty without baselines.
 
     On each node's own test data where there is such, because that is what a node joins for. On a common test set the models of
     all nodes are compared at once.
     """
     found = summary.comparisons
-    if not found or summary.baselines is None:
+    if not found or summary.task is None:
         return [], []
-    which = "own" if "own" in found else "test"
-    mean, by_node = _NAMES[which]
-    changes = [found[which][name] for name in ("joining", "privacy", "both")]
-    models: list[Mapping[str, Any]] = [summary.baselines[ALONE], summary.baselines[NO_PRIVACY], vars(summary)]
-    single = [
-        Gain(summary.node_name(k), *(each[by_node][k] for each in models), *(c.by_node[k] for c in changes))
-        for k in range(len(changes[0].by_node))
-    ]
-    whole = [Gain("mean over the nodes", *(each[mean] for each in models), *(c.mean for c in changes))]
-    if single:
-        sizes = [gain.both.examples for gain in single]
-        pooled = [np.average(each[by_node], weights=sizes).item() for each in models]
-        whole.append(Gain("all test examples", *pooled, *(c.pooled for c in changes)))
+    parts = [found["own" if "own" in found else "test"][name] for name in _PARTS]
+    metric = summary.metric
+    single = []
+    for k in range(len(parts[0].by_node)):
+        known = [each for part in parts if (each := part.by_node[k]) is not None]
+        if len(known) == len(parts):
+            single.append(Gain(summary.node_name(k), metric, *known))
+    whole = [Gain("mean over the nodes", metric, *(part.mean for part in parts))]
+    if parts[0].by_node:
+        whole.insert(0, Gain("all test examples", metric, *(part.pooled for part in parts)))
     return single, whole
 
 
@@ -188,37 +224,34 @@ def gained(summary: Summary) -> list[tuple[str, str]]:
     single, whole = gains(summary)
     if not whole:
         return []
-    mean = whole[0]
-    cost = f"{_change(mean.without_noise, mean.private, mean.privacy)}, from no noise to this run's noise"
+    first = whole[0]
+    cost = (
+        f"{first.step(first.without_noise, first.private, first.privacy)}, from no noise to this run's noise"
+    )
+    cost = NO_COST if summary.privacy.unit == "none" else cost
     lines = [
         (
             "gain",
-            f"of joining: {_change(mean.alone, mean.without_noise, mean.joining)}, from each node alone to all together "
+            f"of joining: {first.step(first.alone, first.without_noise, first.joining)}, from each node alone to all together "
             f"without noise, {measured_on(summary)}",
         ),
-        ("cost", f"of privacy: {NO_COST if summary.privacy.unit == 'none' else cost}"),
-        ("together", f"{_change(mean.alone, mean.private, mean.both)}, from each node alone to this run"),
+        (
+            "cost",
+            f"of privacy: {cost}",
+        ),
+        (
+            "together",
+            f"{first.step(first.alone, first.private, first.both)}, from each node alone to this run",
+        ),
     ]
-    if single:
-        pooled = whole[1].both
-        shown = [
-            f"{gain.name}, {gain.both.examples} examples: {_change(gain.alone, gain.private, gain.both)}"
-            for gain in single[:MOST_NODES]
-        ]
-        more = [f"... ({len(single)} nodes; summary.json has them all)"] if len(single) > MOST_NODES else []
-        lines += [
-            ("", line) for line in (f"over all {pooled.examples} examples: {verdict(pooled)}", *shown, *more)
-        ]
-    return [*lines, ("", f"(±: {INTERVAL})")]
-
-
-def _change(before: float, after: float, change: Change) -> str:
-    return f"{before:.2f} % -> {after:.2f} % ({verdict(change)})"
-
-
-def verdict(change: Change) -> str:
-    """A change with its interval, and whether it shows anything."""
-    return str(change) if change.shown else f"{change}: nothing is shown either way"
+    rows = [*whole[1:], *single] if single else []
+    lines += [
+        ("", f"{gain.name}, {gain.both.examples} examples: {gain.step(gain.alone, gain.private, gain.both)}")
+        for gain in rows[: MOST_NODES + 1]
+    ]
+    if len(rows) > MOST_NODES + 1:
+        lines.append(("", f"... ({len(single)} nodes; summary.json has them all)"))
+    return [*lines, ("", f"({first.metric.name}; ±: {INTERVAL})")]
 
 
 def _without_noise(calibration: Calibration | None) -> Calibration | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
@@ -26,8 +25,10 @@ from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder
 from dpps.runs.options import Options, refuse_retired
 from dpps.runs.run import Run
+from dpps.runs.suggest import weighted
 from dpps.runs.summary import Description, fingerprint, model_facts
 from dpps.runs.validation import as_device
+from dpps.tasks import Classification, Task
 
 AnySchema = Schema | data.ImageSchema
 
@@ -50,7 +51,7 @@ def make_run(
     rows = deployment.rows(options.nodes)
     schema = None if options.schema is None else read_schema(options.schema)
     if isinstance(schema, Schema):
-        schema.check_label(str(options.schema))
+        schema.check_target(str(options.schema))
     identity = options.fingerprint()
     if schema is not None:  # where a schema file lies does not matter; what it says does
         identity = fingerprint({identity: schema.checksum()})
@@ -61,26 +62,28 @@ def make_run(
         else:
             kept.check_new(overwrite)
     examples = _examples(options, rows, schema)
+    examples = replace(examples, task=weighted(options, examples.task))
     torch.manual_seed(options.seed)
     algorithm = ALGORITHMS[options.algorithm]
     build: dict[str, Any] = {
         "name": options.model,
         "shared": algorithm.shares(options.shared),
         "shape": examples.shape,
-        "classes": examples.classes,
+        "classes": examples.task.outputs,
         "norm": options.norm,
         "dropout": 0.0 if options.per_example else 0.1,
     }
-    model, prefixes = models.build(**build)
+    network, prefixes = models.build(**build)
+    model, prefixes = examples.task.head(network), examples.task.shared(prefixes)
     skipped = models.load_weights(model, options.weights) if options.weights else []
     if examples.test is not None:
-        check_examples([TensorDataset(*examples.test)], ["the test set"], model, F.cross_entropy)
+        check_examples([TensorDataset(*examples.test)], ["the test set"], model, examples.task.loss)
     if options.tensorboard:
         if kept is None:
             raise UsageError("--tensorboard needs --out DIR: the folder for its events")
         callbacks = (TensorBoard(kept.tensorboard), *callbacks)  # first: another may end the run
     run = Run(
-        algorithm(model, prefixes, **options.rates()),
+        algorithm(model, prefixes, task=examples.task, input_length=examples.length, **options.rates()),
         examples.train,
         topology=topology,
         privacy=unit,
@@ -182,10 +185,10 @@ class Examples:
     train: Sequence[Dataset[Any]]
     held_out: list[tuple[Tensor, Tensor]]
     test: tuple[Tensor, Tensor] | None
-    split: list[list[int]]
-    """How many of each label every node has."""
+    split: list[list[int]] | None
+    """How many of each class every node has."""
     shape: tuple[int, ...]
-    classes: int
+    task: Task
     input: Mapping[str, Any]
     """How an example becomes an input of the model: its shape, features, and the mean and deviation of images."""
     columns: tuple[str, ...] | None = None
@@ -196,8 +199,15 @@ class Examples:
     def how_to_read(self) -> dict[str, Any]:
         """What saved models say of files with further examples."""
         schema = None if self.schema is None else self.schema.to_toml()
-        classes = range(self.classes) if self.schema is None else self.schema.classes
+        classes: Sequence[object] = range(self.task.outputs)  # numbers, unless a schema names them
+        if self.schema is not None:
+            classes = self.task.classes if isinstance(self.task, Classification) else ()
         return {**self.input, "classes": list(classes), "columns": self.columns, "schema": schema}
+
+    @property
+    def length(self) -> float | None:
+        """How long the inputs of tables are by their schema; None: not known."""
+        return None if self.schema is None or self.input["features"] != "none" else self.schema.length
 
     def facts(self) -> dict[str, str]:
         """What all processes must have alike: the schema; without one, columns are told apart by their place."""
@@ -218,7 +228,8 @@ def _examples(options: Options, rows: range, schema: AnySchema | None) -> Exampl
         dataset = features.of_data_set(dataset, options.features, kept, progress=not options.quiet)
     node_sets, held_out, split = deal(dataset, options, rows)
     test = dataset.test.inputs(), dataset.test.labels
-    return Examples(node_sets, held_out, test, split, dataset.train.shape, dataset.classes, how)
+    task = Classification(tuple(map(str, range(dataset.classes))))
+    return Examples(node_sets, held_out, test, split, dataset.train.shape, task, how)
 
 
 def _input(examples: data.Images | data.FeatureSet, chosen: str) -> dict[str, Any]:
@@ -233,10 +244,9 @@ def _input(examples: data.Images | data.FeatureSet, chosen: str) -> dict[str, An
 def _own_examples(options: Options, rows: range, schema: AnySchema | None) -> Examples:
     """Each node's own files; nobody else's are looked at."""
     assert options.node_data is not None
-    classes = options.classes if schema is None else len(schema.classes)
-    assert classes is not None
+    task = schema.task if schema is not None else Classification(tuple(map(str, range(options.classes or 0))))
     folders = [node_folder(options.node_data, node, len(rows) == 1) for node in rows]
-    files = [read_node(folder, classes, schema) for folder in folders]
+    files = [read_node(folder, options.classes or 0, schema) for folder in folders]
     shapes = {tuple(part[0].shape[1:]) for f in files for part in (f.train, f.test) if part is not None}
     if len(shapes) > 1:
         raise UsageError(f"--node-data: examples of shapes {sorted(shapes)}: all must have the same shape")
@@ -249,16 +259,18 @@ def _own_examples(options: Options, rows: range, schema: AnySchema | None) -> Ex
         files, held_out = _keep_back(files, folders, options.hold_out, options.seed)
     check_headers({folder: file.columns for folder, file in zip(folders, files, strict=True)})
     columns = files[0].columns
-    split = [np.bincount(f.train[1].numpy(), minlength=classes).tolist() for f in files]
+    split = None
+    if isinstance(task, Classification):
+        split = [np.bincount(f.train[1].numpy(), minlength=task.outputs).tolist() for f in files]
     train, shape = [TensorDataset(*f.train) for f in files], shapes.pop()
     how = {"shape": shape, "features": options.features, "mean": None, "deviation": None}
     if options.features == "none":
-        return Examples(train, held_out, None, split, shape, classes, how, columns, schema)
+        return Examples(train, held_out, None, split, shape, task, how, columns, schema)
     extractor, show = features.FEATURES[options.features](shape), not options.quiet
     own = [features.extract(extractor, t, f, progress=show) for t, f in zip(train, folders, strict=True)]
     seen = [features.extract(extractor, TensorDataset(*t), progress=show) for t in held_out]
     tests = [(s.inputs(), s.labels) for s in seen]
-    return Examples(own, tests, None, split, own[0].shape, classes, how, columns, schema)
+    return Examples(own, tests, None, split, own[0].shape, task, how, columns, schema)
 
 
 def _keep_back(

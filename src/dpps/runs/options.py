@@ -19,14 +19,13 @@ from dpps.data import DATA_SETS
 from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
-from dpps.learning.evaluation import of_classes
 from dpps.learning.released import Momentum
 from dpps.learning.sampling import batches, for_every_node, parse_batch, parse_sizes
 from dpps.learning.suggestion import USUAL_BATCH, USUAL_EPOCHS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.partners import TRUSTS, Pairs
 from dpps.privacy.units import UNITS, PrivacyOptions, Unit
-from dpps.runs.suggest import by_rule
+from dpps.runs.suggest import by_rule, planned_task
 from dpps.runs.summary import fingerprint
 from dpps.sensitivity import SENSITIVITIES
 from dpps.topology import TOPOLOGIES, Topology, parse
@@ -213,7 +212,13 @@ class Options:
     """Momentum of released updates, below 1 [0].
 
     It costs no privacy. Choose rates smaller by the factor 1 - momentum. With --model linear and the unit record the
-    default is 0.8.
+    default is 0.8, except for tables with a schema.
+    """
+    class_weights: Annotated[str | None, _optional("W,W,..")] = None
+    """How much an example of each class counts [1 each].
+
+    For rare classes: one number per class, in the order of the classes. In the unit record they apply after the clip, so
+    they count, and cost no privacy. Public.
     """
     local_steps: int = 1
     """Gradient steps per round.
@@ -398,7 +403,10 @@ class Options:
         if not 1 <= self.timeout < float("inf"):
             raise UsageError(f"--timeout is {self.timeout}: it must be 1 second or more")
         self._check_data()
-        of_classes(self.measures())
+        if self.measures() or self.class_weights is not None:
+            task = planned_task(self)
+            for name in self.measures():
+                task.metric(name)
         if self.seeded_noise and self.secure_noise:
             raise UsageError("--seeded-noise and --secure-noise exclude each other: choose one")
 
@@ -615,7 +623,10 @@ class Options:
         """The options that say what is computed."""
         hints = get_type_hints(type(self), include_extras=True)
         runtime = {name for name, hint in hints.items() if Runtime in get_args(hint)}
-        return {k: v for k, v in self.to_json().items() if k.replace("-", "_") not in runtime}
+        new = {"class-weights"} if self.class_weights is None else set()  # runs of 0.2 did not have it
+        return {
+            k: v for k, v in self.to_json().items() if k.replace("-", "_") not in runtime and k not in new
+        }
 
     def fingerprint(self) -> str:
         """Equal for two configurations that compute the same. The options of 0.2 count as it had them by default, so that

@@ -18,12 +18,13 @@ from torch.utils.data import Dataset, TensorDataset
 from dpps.disk import private_folder, write_private
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.evaluation import (
-    Metric,
     are_classes,
+    are_classes_only,
     by_class,
     measured,
+    outputs_of,
     own_accuracies,
-    right_of,
+    scores_of,
     unless_it_fails,
 )
 from dpps.learning.gradients.calling import move
@@ -31,7 +32,9 @@ from dpps.learning.inputs import Batch, as_examples, check_examples
 from dpps.learning.nodes import Nodes
 from dpps.privacy.promise import Privacy
 from dpps.runs.folder import model_name
-from dpps.runs.summary import Description, Metrics
+from dpps.runs.summary import Description, Metrics, Scores
+from dpps.tasks import Metric
+from dpps.tasks.metrics import Set
 from dpps.version import versions
 
 Examples = Dataset[Any] | tuple[Any, Tensor]
@@ -115,7 +118,8 @@ class Results:
         """The metrics asked for: by data ("test", "own"), name and node."""
         if not self._metrics:
             return {}
-        parts = self._nodes.engine, self.shared, self._state.local, self._metrics, self._undefined
+        task = self._algorithm.judged_as
+        parts = self._nodes.engine, self.shared, self._state.local, self._metrics, self._undefined, task
         found = Metrics()
         for which, data in self._sets().items():
             found[which] = unless_it_fails(
@@ -139,16 +143,36 @@ class Results:
             ]
         return found
 
-    def right_answers(self) -> dict[str, list[Tensor]]:
-        """By data ("test", "own") and node: for every example whether the node's model is right."""
+    def outputs(self) -> dict[str, list[Set]]:
+        """By data ("test", "own") and node: what the node's model answers to every example, and the targets."""
         engine, shared, local = self._nodes.engine, self.shared, self.local
         found = {}
-        for which, data in self._class_sets().items():
-            if which == "test" and not local.shape[1] and not engine.state():  # all nodes have the same model
-                found[which] = [right_of(engine, 0, shared, local[0], *data[0])] * len(data)
-            else:
-                found[which] = [right_of(engine, k, shared, local[k], *each) for k, each in enumerate(data)]
+        for which, data in self._sets().items():
+            same = (
+                which == "test" and not local.shape[1] and not engine.state()
+            )  # all nodes have the same model
+            sets = [
+                (outputs_of(engine, k, shared, local[k], x, len(targets)), targets)
+                for k, (x, targets) in enumerate(data[:1] if same else data)
+            ]
+            found[which] = sets * len(data) if same else sets
         return found
+
+    def scores(self) -> Scores:
+        """By data ("test", "own") and metric, of the nodes held here: pooled, mean and by node, with standard errors. On the test set
+        where the task has no accuracy, or metrics are asked for. Empty where only the metrics of a loss of one's own know what is good."""
+        task = self._algorithm.judged_as
+        wanted = {"own"} if are_classes_only(self._sets()) and not self._metrics else {"own", "test"}
+        if task is None or not wanted & self._sets().keys():
+            return {}
+        named = {**{name: task.metric(name) for name in task.metrics}, **self._metrics}
+        nothing: dict[str, list[Set]] = {}
+        sets = unless_it_fails(self.outputs, nothing, hidden=self._nodes.protocol.hides_failures)
+        return {
+            which: scores_of(task, named, found, common=which == "test")
+            for which, found in sets.items()
+            if which in wanted and (task.about != "classes" or which in self._class_sets())
+        }
 
     # The models
 

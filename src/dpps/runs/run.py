@@ -20,7 +20,7 @@ from dpps.errors import DppsError, RunError, UsageError
 from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
 from dpps.learning.clipping import advice, hopeless
-from dpps.learning.evaluation import EVALUATED, Metric, accuracies, accuracies_of_some, are_classes, by_name
+from dpps.learning.evaluation import EVALUATED, accuracies, accuracies_of_some, are_classes
 from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.nodes import Nodes
@@ -42,6 +42,7 @@ from dpps.runs.folder import RunFolder
 from dpps.runs.results import Examples, Results, as_evaluable
 from dpps.runs.summary import Description, Metrics, Summary, describe
 from dpps.sensitivity import Oracle, Sensitivity
+from dpps.tasks.metrics import Function, by_name
 from dpps.topology import Topology, Weights
 from dpps.transport import Fabric
 from dpps.version import versions
@@ -122,7 +123,7 @@ class Run(Frozen):
         privacy: Unit | str | None = None,
         test: Examples | None = None,
         held_out: Sequence[tuple[Tensor, Tensor]] = (),
-        metrics: str | Metric | Sequence[str | Metric] = (),
+        metrics: str | Function | Sequence[str | Function] = (),
         folder: str | Path | None = None,
         deployment: Deployment | None = None,
         sync_every: int = 0,
@@ -176,7 +177,7 @@ class Run(Frozen):
             raise UsageError(
                 f"held_out has {len(self._held_out)} data sets for {len(data)} nodes: give one per node, or none"
             )
-        self._metrics = by_name(metrics)
+        self._metrics = by_name(metrics, getattr(algorithm.judged_as, "metric", None))
         self._noise = self._noise_source(noise)
         self._declared = (
             None if declared_sizes is None else for_every_node(declared_sizes, self.topology.nodes)

@@ -16,13 +16,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dpps.data.node_files import read_examples
-from dpps.data.schema import parse_schema
+from dpps.data.schema import ImageSchema, Schema, parse_schema
 from dpps.errors import RunError, UsageError
 from dpps.features import FEATURES
 from dpps.learning.gradients.calling import logits_of
 from dpps.models import build as build_model
 from dpps.runs.folder import RunFolder
 from dpps.runs.results import METADATA
+from dpps.tasks import Classification, Task
 
 _AT_ONCE = 1000
 
@@ -51,9 +52,18 @@ class Saved:
         return cls(path, json.loads(text), tensors)
 
     @property
-    def classes(self) -> list[str]:
-        """What the model's outputs stand for."""
-        return [str(name) for name in self.facts["input"]["classes"]]
+    def schema(self) -> Schema | ImageSchema | None:
+        """How tables or images become inputs."""
+        found = (self.facts["input"] or {}).get("schema")
+        return None if found is None else parse_schema(tomllib.loads(found), str(self.path))
+
+    @property
+    def task(self) -> Task:
+        """What the model predicts."""
+        schema = self.schema
+        if schema is not None:
+            return schema.task
+        return Classification(tuple(str(name) for name in self.facts["input"]["classes"]))
 
     def load(self, model: nn.Module | None = None) -> nn.Module:
         """The model, ready to use: built as the file says, or a copy of `model` with this node's parameters."""
@@ -79,8 +89,8 @@ class Saved:
                 "dpps.load(folder, model=YourModel(...))"
             )
         with torch.random.fork_rng(devices=[]):  # building draws start weights, which are replaced
-            model, _ = build_model(**build | {"shape": tuple(build["shape"])})
-        return model
+            network, _ = build_model(**build | {"shape": tuple(build["shape"])})
+        return self.task.head(network)
 
     def examples(self, path: Path, *, labelled: bool) -> tuple[Tensor, Tensor | None]:
         """What a file as for --node-data holds, prepared as in training, and the class numbers if they are asked for."""
@@ -91,15 +101,15 @@ class Saved:
                 "dpps.load(folder, model=...)"
             )
         shape = tuple(how["shape"])
-        schema = None if how["schema"] is None else parse_schema(tomllib.loads(how["schema"]), str(self.path))
-        x, y = read_examples(path, prod(shape), labelled=labelled, columns=how["columns"], schema=schema)
+        x, y = read_examples(path, prod(shape), labelled=labelled, columns=how["columns"], schema=self.schema)
         if x[0].numel() == prod(shape):
             x = x.view(len(x), *shape)
         if x.ndim != len(shape) + 1 or x.shape[2:] != shape[1:] or x.shape[1] not in (1, shape[0]):
             raise UsageError(f"{path} has examples of shape {tuple(x.shape[1:])}: the model reads {shape}")
-        if y is not None and not 0 <= int(y.min()) <= int(y.max()) < len(self.classes):
+        classes = self.task.outputs
+        if y is not None and not y.is_floating_point() and not 0 <= int(y.min()) <= int(y.max()) < classes:
             raise UsageError(
-                f"{path}: labels run from {int(y.min())} to {int(y.max())}: the model knows 0 to {len(self.classes) - 1}; labels start at 0"
+                f"{path}: labels run from {int(y.min())} to {int(y.max())}: the model knows 0 to {classes - 1}; labels start at 0"
             )
         x = x.expand(len(x), *shape)
         if how["features"] != "none":

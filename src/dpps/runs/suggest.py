@@ -1,5 +1,6 @@
 """Which batch, epochs, clip and rate a run has whose options leave them open: those of the rule, where there is one."""
 
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.nodes import check_record
 from dpps.learning.preflight import refuse_mixing
 from dpps.learning.sampling import parse_batch
-from dpps.learning.suggestion import CLIP, MOMENTUM, USUAL_CLIP, Suggestion, suggest
+from dpps.learning.suggestion import MOMENTUM, Suggestion, suggest, suggested_clip
 from dpps.privacy.units import Plan, PrivacyOptions
+from dpps.tasks import Classification, Task
 
 if TYPE_CHECKING:
     from dpps.runs.options import Options
@@ -52,6 +54,36 @@ def shape(options: "Options") -> tuple[int, ...] | None:
     return tuple(features.shape[1:])
 
 
+def length(options: "Options") -> float | None:
+    """How long the inputs of tables are by their schema; None: not known."""
+    if options.node_data is None or options.schema is None or options.features != "none":
+        return None
+    return read_schema(options.schema).length
+
+
+def planned_task(options: "Options") -> Task:
+    """What a run with these options predicts."""
+    if options.schema is not None:
+        return weighted(options, read_schema(options.schema).task)
+    classes = DATA_SETS[options.data].classes if options.node_data is None else options.classes
+    return weighted(options, Classification(tuple(map(str, range(classes or 0)))))
+
+
+def weighted(options: "Options", task: Task) -> Task:
+    """The task with the weights of classes that the options say."""
+    if options.class_weights is None:
+        return task
+    if not isinstance(task, Classification):
+        raise UsageError(f"--class-weights: {task.name} has no classes: leave it out")
+    try:
+        weights = tuple(float(part) for part in options.class_weights.split(","))
+    except ValueError as error:
+        raise UsageError(
+            f"--class-weights is {options.class_weights!r}: give one number for each of {len(task.classes)} classes, such as 1,6"
+        ) from error
+    return replace(task, weights=weights)
+
+
 def planned(options: "Options") -> tuple[Plan, int]:
     """The plan of a run with these options, and how many parameters it shares, before any data is read.
 
@@ -77,10 +109,10 @@ def planned(options: "Options") -> tuple[Plan, int]:
     assert options.epochs is not None
     algorithm = ALGORITHMS[options.algorithm]
     names = options.model, algorithm.shares(options.shared)
-    schema = None if options.schema is None else read_schema(options.schema)
-    classes = DATA_SETS[options.data].classes if schema is None else len(schema.classes)
-    model, prefixes = models.build(*names, read, classes, norm=options.norm, dropout=0.0)
-    made = algorithm(model, prefixes, **options.rates())
+    task = planned_task(options)
+    network, prefixes = models.build(*names, read, task.outputs, norm=options.norm, dropout=0.0)
+    model, prefixes = task.head(network), task.shared(prefixes)
+    made = algorithm(model, prefixes, task=task, input_length=length(options), **options.rates())
     unit = made.unit(options.privacy())
     if unit is not None and options.mixes > 1 and not unit.has_total:
         raise UsageError(
@@ -114,7 +146,11 @@ def by_rule(options: "Options") -> dict[str, Any]:
     if not _has_rule(options):
         return {}
     rates = {} if options.lr_shared is not None else {"batch_size": None, "lr_shared": None, "lr_local": None}
-    clip, momentum = (CLIP, MOMENTUM) if _softmax(options) else (USUAL_CLIP, 0.0)
+    long = length(options) if _softmax(options) else None
+    clip, momentum = (
+        suggested_clip(long, softmax=_softmax(options)),
+        MOMENTUM if _softmax(options) and long is None else 0.0,
+    )
     return {"epochs": None, "clip": clip, "momentum": momentum, **rates}
 
 
@@ -165,5 +201,7 @@ def suggestion(options: "Options") -> Suggestion | None:
         epochs=options.epochs,
         clip=options.clip,
         momentum=options.momentum,
+        length=length(options) if _softmax(options) else None,
+        output_noise=planned_task(options).output_noise,
         local=not _softmax(options) and ALGORITHMS[options.algorithm].shares(options.shared) != "all",
     )

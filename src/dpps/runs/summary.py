@@ -14,9 +14,9 @@ import numpy as np
 from torch import nn
 
 from dpps.learning.algorithm import Algorithm
-from dpps.learning.evaluation import Comparison
 from dpps.privacy.promise import Privacy, finite_or_none
 from dpps.privacy.units import UNITS, Unit
+from dpps.tasks import METRICS, TASKS, Estimates, Metric
 from dpps.topology import Topology
 from dpps.version import versions
 
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, dict[str, list[float | None]]]
 """By data ("test", "own"), name and node."""
-Comparisons = dict[str, dict[str, Comparison]]
-"""By data ("test", "own"): what joining gained ("joining"), what privacy cost ("privacy"), and "both" together."""
+Scores = dict[str, dict[str, Estimates]]
+"""By data ("test", "own") and metric."""
+Comparisons = Scores
+"""By data ("test", "own"), changes of the task's headline: what joining gained ("joining"), what privacy cost ("privacy"), and "both"
+together."""
 
 DATA = {"test": "on the test set", "own": "on each node's own test data"}
 """In words: what accuracies and metrics are measured on."""
@@ -84,6 +87,10 @@ class Summary:
     bytes_sent_by_rank: Sequence[int] | None = None
     baselines: Mapping[str, Mapping[str, Any]] | None = None
     comparisons: Comparisons | None = None
+    task: str | None = None
+    """What is predicted (`dpps.tasks`); None: a loss of one's own."""
+    scores: Scores | None = None
+    """The task's metrics and those asked for, of all nodes, with standard errors."""
 
     @classmethod
     def of(cls, run: Run) -> Summary:
@@ -128,6 +135,8 @@ class Summary:
             versions=versions(),
             node_names=_names(run),
             members=run.deployment.members or None,
+            task=None if run.algorithm.judged_as is None else run.algorithm.judged_as.name,
+            scores=results.scores() or None,
         )
 
     @classmethod
@@ -135,34 +144,56 @@ class Summary:
         """From summary.json, also of an earlier version: keys that it did not have yet keep their defaults."""
         known = {name: found[name] for name in (f.name for f in fields(cls)) if name in found}
         known["privacy"] = Privacy(**{"epsilon_spent": found["privacy"]["epsilon"], **found["privacy"]})
-        if compared := found.get("comparisons"):
-            known["comparisons"] = {
-                which: {name: Comparison.from_json(each) for name, each in changes.items()}
-                for which, changes in compared.items()
-            }
+        for key in ("comparisons", "scores"):
+            if known.get(key):
+                known[key] = {
+                    which: {name: Estimates.from_json(each) for name, each in named.items()}
+                    for which, named in known[key].items()
+                    if all(
+                        "value" in each["pooled"] for each in named.values()
+                    )  # version 0.2 wrote percentages
+                } or None
         return cls(**known)
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json. What only some runs have is left out of the others'."""
         found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         found["privacy"] = self.privacy.to_json()
-        if self.comparisons is not None:
-            found["comparisons"] = {
-                which: {name: each.to_json() for name, each in compared.items()}
-                for which, compared in self.comparisons.items()
-            }
+        for key in ("comparisons", "scores"):
+            if found[key] is not None:
+                found[key] = {
+                    which: {name: each.to_json() for name, each in named.items()}
+                    for which, named in found[key].items()
+                }
         optional = {"held_out_examples", "schema", "node_names", "members", "bytes_sent_by_rank"}
-        optional |= {"baselines", "comparisons"}
+        optional |= {"baselines", "comparisons", "task", "scores"}
         return {name: value for name, value in found.items() if value is not None or name not in optional}
 
     @property
     def headline(self) -> tuple[str, float | None]:
-        """What a run is judged by: on which data ("test", "own"), and the accuracy at the end or as far as it has come."""
+        """What a run is judged by: on which data ("test", "own"), and the accuracy in percent, at the end or as far as it has come;
+        of a task without accuracy its own metric, pooled over all examples."""
         if self.test_accuracy is None and self.accuracy_by_epoch:
             return "test", self.accuracy_by_epoch[-1]
         if self.test_accuracy is None and self.own_accuracy is not None:
             return "own", self.own_accuracy
+        for which, found in (self.scores or {}).items():
+            if self.metric.name != "accuracy" and self.metric.name in found:
+                return which, found[self.metric.name].pooled.value
         return "test", self.test_accuracy
+
+    @property
+    def metric(self) -> Metric:
+        """What `headline` is."""
+        return METRICS["accuracy" if self.task is None else TASKS[self.task].metrics[0]]
+
+    @property
+    def headline_text(self) -> str | None:
+        """The headline as people read it; None: not measured."""
+        value = self.headline[1]
+        if value is None:
+            return None
+        return self.metric.text(value / 100 if self.metric.percent else value)
 
     @property
     def accuracy_is_covered(self) -> bool:

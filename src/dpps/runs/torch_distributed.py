@@ -262,6 +262,8 @@ class TorchDistributed(Deployment):
             held_out_examples=None,  # how many each process held out depends on its data
             metrics_by_node={},
             metrics_by_epoch=[],
+            scores=None,
+            comparisons=None,
             by_class={},
             update_to_noise=None,
             final_loss=None,

@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 
 from dpps.errors import UsageError, unknown
 from dpps.learning.algorithm import Algorithm
-from dpps.learning.evaluation import Metric, rehearse
 from dpps.learning.gradients.batch import EngineName
 from dpps.learning.gradients.calling import FAILURES, pick
 from dpps.learning.inputs import check_examples, tell_unscaled
@@ -19,6 +18,7 @@ from dpps.learning.preflight import made_up_outputs
 from dpps.noise.source import NoiseSource
 from dpps.runs.deployment import Deployment
 from dpps.sensitivity import Sensitivity
+from dpps.tasks import Metric, rehearse
 
 
 def check_kinds(

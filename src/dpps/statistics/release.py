@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpps.data.encoding import column_values
 from dpps.data.node_files import node_table
-from dpps.data.schema import Column, Schema, read_schema
+from dpps.data.schema import Schema, read_schema
 from dpps.data.tables import frame_table, read_table
 from dpps.disk import write_private
 from dpps.errors import UsageError, needs_extra, unknown
@@ -98,19 +98,17 @@ def stats(
 
 
 def columns_of(schema: Schema) -> dict[str, Number | Category]:
-    """What is public of every column that can be asked about, the label's included."""
-    found: dict[str, Number | Category] = {
-        c.name: Number(c.name, *c.range) if c.kind == "number" else Category(c.name, c.values)
-        for c in schema.used
+    """What is public of every column that can be asked about, those of the target included."""
+    return {
+        c.name: Category(c.name, c.values) if c.kind == "category" else Number(c.name, *c.range)
+        for c in schema.described
     }
-    return found | ({schema.label: Category(schema.label, schema.classes)} if schema.label else {})
 
 
 def records_of(source: Any, schema: Schema, survey: "Survey") -> Records:
     """The columns of one node's table that are asked about."""
     table = read_table(node_table(Path(source))) if isinstance(source, (str, Path)) else frame_table(source)
-    label = Column(schema.label, "category", values=schema.classes)
-    columns = {column.name: column for column in (*schema.used, label)}
+    columns = {column.name: column for column in schema.described}
     records = {name: column_values(table, columns[name], schema) for name in survey.columns}
     if survey.person is not None:
         if survey.person not in table.columns:

@@ -22,7 +22,7 @@ from dpps.learning.gradients.calling import (
     tensors_in,
 )
 from dpps.learning.gradients.chain import Chained, is_chain
-from dpps.learning.gradients.clipped import Batched, Chains, OneByOne, PerExample
+from dpps.learning.gradients.clipped import Batched, Chains, OneByOne, PerExample, Weigh
 from dpps.learning.partition import Partition
 from dpps.learning.preflight import check_model, made_up
 
@@ -47,7 +47,13 @@ def choose_gradients(
 
 @overload
 def choose_gradients(
-    partition: Partition, loss: Loss, example: tuple[Any, Any], *, clip: float, batch: int = ...
+    partition: Partition,
+    loss: Loss,
+    example: tuple[Any, Any],
+    *,
+    clip: float,
+    batch: int = ...,
+    weigh: Weigh | None = ...,
 ) -> PerExample: ...
 
 
@@ -61,6 +67,7 @@ def choose_gradients(
     batch: int = 1,
     seed: int = 0,
     name: EngineName = "auto",
+    weigh: Weigh | None = None,
 ) -> Engine | PerExample:
     """The engine for a model: gradients of whole batches, or with a clip the sums of gradients clipped per example.
 
@@ -73,6 +80,7 @@ def choose_gradients(
         batch: how many examples a node's batch has, a public number; with a clip the expected number.
         seed: of dropout.
         name: "auto", or force one, for gradients of whole batches.
+        weigh: from targets to one weight per example, applied after the clip.
 
     Raises:
         UsageError: with a clip: the model mixes examples, draws random numbers, or is not fit in another way (see `check_model`).
@@ -86,8 +94,8 @@ def choose_gradients(
                 "%s does not run on made-up examples: gradients one example after the other, which is slow",
                 type(partition.model).__name__,
             )
-            return OneByOne(partition, loss, clip, batch)
-        return (Chains if chain else Batched)(partition, loss, clip, batch)
+            return OneByOne(partition, loss, clip, batch, weigh)
+        return (Chains if chain else Batched)(partition, loss, clip, batch, weigh)
     if name == "auto" and chain:
         return Chained(partition, loss, rows, seed)
     reason = "asked for" if name == "loop" else None

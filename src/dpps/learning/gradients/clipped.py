@@ -9,7 +9,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -51,6 +51,9 @@ _EXAMPLES = 32  # that `vmap(grad)` runs at a time
 _NOT_FINITE = "their gradient is not finite"
 
 _log = logging.getLogger(__name__)
+
+Weigh = Callable[[Any], Tensor]
+"""From the targets of examples to one weight for each."""
 
 
 class Skipped:
@@ -135,15 +138,19 @@ class PerExample(Frozen, ABC):
         loss: of (outputs, targets).
         clip: bound on the L2 norm of one example's gradient.
         batch: the expected number of examples, a public number.
+        weigh: from targets to one weight per example, between 0 and 1. It multiplies the clipped gradient, which stays as short as the
+            clip: a weight in the loss would be undone by clipping.
     """
 
-    fixed = frozenset({"clip", "margin", "narrow", "piece"})
+    fixed = frozenset({"clip", "margin", "narrow", "piece", "weigh"})
 
     hides_failures = False
     """Whether an example on which the model fails counts as zero: stopping because of it would reveal it."""
 
-    def __init__(self, partition: Partition, loss: Loss, clip: float, batch: int = 1) -> None:
-        self.partition, self.loss, self.clip = partition, loss, clip
+    def __init__(
+        self, partition: Partition, loss: Loss, clip: float, batch: int = 1, weigh: Weigh | None = None
+    ) -> None:
+        self.partition, self.loss, self.clip, self.weigh = partition, loss, clip, weigh
         self.skipped = Skipped()
         """Examples that counted as zero; it stays at the node."""
         usual, u = (
@@ -181,10 +188,14 @@ class PerExample(Frozen, ABC):
         """Memory for sums."""
         return torch.empty_like(like, dtype=like.dtype if piece is None else torch.float64)
 
-    def _factors(self, squares: Tensor, dtype: torch.dtype) -> Tensor:
-        """The factors that clip the examples' gradients, from their squared norms (float64)."""
+    def _factors(self, squares: Tensor, dtype: torch.dtype, target: Any) -> Tensor:
+        """The factors that clip the examples' gradients, from their squared norms (float64), and weigh them by their targets."""
         norms = squares.sqrt().clamp(min=self.clip)
-        factors = (self.clip / norms * (1 - self.margin)).to(dtype)
+        factors = self.clip / norms * (1 - self.margin)
+        if self.weigh is not None:  # whatever it says, no gradient becomes longer than the clip
+            weights = self.weigh(target).to(factors).reshape(factors.shape)
+            factors = factors * torch.nan_to_num(weights, nan=0.0).clamp(0.0, 1.0)
+        factors = factors.to(dtype)
         # a factor below the smallest normal number may be rounded up by more than the margin
         return factors.masked_fill(factors < torch.finfo(dtype).tiny, 0.0)
 
@@ -193,10 +204,12 @@ class Chains(PerExample):
     r"""Chains of linear layers. With input a and returning gradient d, example e's gradient of a layer is d_e a_e^T:
     $\|g_e\|^2 = \sum_{layers} \|d_e\|^2 (\|a_e\|^2 + 1)$ and the clipped sum is $\sum_e f_e d_e a_e^T$."""
 
-    def __init__(self, partition: Partition, loss: Loss, clip: float, batch: int = 1) -> None:
-        super().__init__(partition, loss, clip, batch)
+    def __init__(
+        self, partition: Partition, loss: Loss, clip: float, batch: int = 1, weigh: Weigh | None = None
+    ) -> None:
+        super().__init__(partition, loss, clip, batch, weigh)
         self._chain = Chain(partition)
-        self._single = OneByOne(partition, loss, clip, batch)
+        self._single = OneByOne(partition, loss, clip, batch, weigh)
         self._single.skipped, self._single.tried = self.skipped, True
         self._widest = max(max(link.inputs, link.outputs) for link in self._chain.links)
 
@@ -217,7 +230,7 @@ class Chains(PerExample):
             each, squares = self._passes(y[rows], l[rows], x[rows], target[rows])
             own = mask[rows]
             present = own.sum(1).clamp(min=1)
-            self._clipped(squares, own, sum_s[rows], sum_l[rows], piece)
+            self._clipped(squares, own, sum_s[rows], sum_l[rows], piece, target[rows])
             self.skipped.not_finite(int((~torch.isfinite(squares) & own).sum()))
             clipped[rows] = ((squares > self.clip**2) & own).sum(1) / present
             losses[rows] = each.masked_fill(~own, 0.0).sum(1) / present
@@ -236,7 +249,7 @@ class Chains(PerExample):
         return losses, squares
 
     def _clipped(
-        self, squares: Tensor, mask: Tensor, sum_s: Tensor, sum_l: Tensor, piece: int | None
+        self, squares: Tensor, mask: Tensor, sum_s: Tensor, sum_l: Tensor, piece: int | None, target: Tensor
     ) -> None:
         inputs, returned = self._chain.inputs[:-1], self._chain.returned
         bad = ~torch.isfinite(squares)
@@ -246,7 +259,7 @@ class Chains(PerExample):
                 [part.masked_fill(bad[:, :, None], 0.0) for part in parts] for parts in (inputs, returned)
             )
             squares = squares.masked_fill(bad, 0.0)
-        factors = self._factors(squares, returned[0].dtype) * mask
+        factors = self._factors(squares, returned[0].dtype, target) * mask
         places = self._chain.layers(sum_s, sum_l)
         for (weight, bias), a, d in zip(places, inputs, returned, strict=True):
             narrow = d * factors[:, :, None]
@@ -262,10 +275,12 @@ class Batched(PerExample):
     examples and checked there against plain autograd. Where neither works, the model runs one example after the other.
     """
 
-    def __init__(self, partition: Partition, loss: Loss, clip: float, batch: int = 1) -> None:
-        super().__init__(partition, loss, clip, batch)
+    def __init__(
+        self, partition: Partition, loss: Loss, clip: float, batch: int = 1, weigh: Weigh | None = None
+    ) -> None:
+        super().__init__(partition, loss, clip, batch, weigh)
         self._plans: dict[Any, Plan | VmapPlan | None] = {}
-        self._single = OneByOne(partition, loss, clip, batch)
+        self._single = OneByOne(partition, loss, clip, batch, weigh)
         self._single.skipped, self._single.tried = self.skipped, True
         self._each = ExampleLosses(loss)  # once: it remembers what torch.vmap could not do
         self._reasons: set[str] = set()
@@ -399,7 +414,7 @@ class Batched(PerExample):
             good = pick(batch, (~bad).nonzero().flatten())
             loss, clipped = self._part(model, plan, leaves, good, rows, piece)
             return loss + float(losses[bad].sum()), clipped
-        factors = self._factors(squares, losses.dtype)
+        factors = self._factors(squares, losses.dtype, batch[1])
         factors[count:] = 0.0
         totals = found.totals(factors, piece)
         _add_to(self.partition.shared, rows[0], totals)
@@ -473,7 +488,7 @@ class OneByOne(PerExample):
                     self.skipped.not_finite(1)
                     continue
                 clipped[k] += (squares > self.clip**2) / len(chosen)
-                factor = self._factors(squares[None], y.dtype)[0]
+                factor = self._factors(squares[None], y.dtype, pick(own[1], None))[0]
                 for slots, row in ((self.partition.shared, sum_s[k]), (self.partition.local, sum_l[k])):
                     _add_to(slots, row, {n: g * factor for n, g in gradients.items()})
             if chosen:

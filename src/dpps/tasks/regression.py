@@ -1,0 +1,108 @@
+"""How much: a number within a public range."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpps.errors import UsageError
+from dpps.tasks.metrics import Set
+from dpps.tasks.task import (
+    TASKS,
+    Draft,
+    TargetColumn,
+    Task,
+    Values,
+    column,
+    numbers,
+    only,
+    roles,
+    rounded_range,
+)
+
+
+@TASKS.register("regression")
+@dataclass(frozen=True)
+class Regression(Task):
+    """A number. Models learn it scaled from its public range to -1..1, by squared error; they start in the middle of the range.
+
+    Attributes:
+        low: the lowest value that is possible; what lies below counts as this.
+        high: the highest.
+        label: the column it stands in.
+    """
+
+    low: float
+    high: float
+    label: str = "target"
+
+    name = "regression"
+    kind = "number"
+    about = "numbers"
+    metrics = ("rmse", "mae", "r2")
+    output_noise = 0.2
+    example: ClassVar[Mapping[str, Any]] = {"column": "stay_days", "range": [0, 60]}
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise UsageError(
+                f"the range of {self.label} is {self.low:g} to {self.high:g}: give a lowest and a higher highest value"
+            )
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, Any], where: str) -> Self:
+        only(entry, ("column", "range"), where)
+        ends = numbers(entry, "range", where, "[0, 60]")
+        if len(ends) != 2:
+            raise UsageError(
+                f"{where}: range is {list(ends)}: give the lowest and the highest possible value, such as range = [0, 60]"
+            )
+        return cls(*ends, column(entry, "column", where))
+
+    @classmethod
+    def draft(cls, columns: Mapping[str, Draft], where: str) -> Self:
+        (label,) = roles(columns, ("label",), cls.name)
+        return cls(*rounded_range(label.amounts(where)), label.name)
+
+    def declaration(self) -> dict[str, Any]:
+        return {"column": self.label, "range": (self.low, self.high)}
+
+    @property
+    def columns(self) -> tuple[TargetColumn, ...]:
+        return (TargetColumn(self.label, "number", range=(self.low, self.high)),)
+
+    @property
+    def _middle(self) -> float:
+        return self.low / 2 + self.high / 2
+
+    @property
+    def _half(self) -> float:
+        return self.high / 2 - self.low / 2
+
+    def targets(self, columns: Sequence[Values]) -> Tensor:
+        within = np.clip(np.asarray(columns[0], dtype=np.float64), self.low, self.high)
+        return torch.from_numpy((within - self._middle) / self._half).float()[:, None]
+
+    @property
+    def outputs(self) -> int:
+        return 1
+
+    @property
+    def loss(self) -> Any:
+        return F.mse_loss
+
+    def constant(self, targets: Tensor) -> Tensor:
+        return targets.double().mean(0).float()
+
+    def predictions(self, outputs: Tensor) -> dict[str, list[Any]]:
+        return {"prediction": (outputs.double()[:, 0] * self._half + self._middle).tolist()}
+
+    def in_units(self, outputs: Tensor, targets: Tensor) -> Set:
+        first, second = (
+            part.double().reshape(len(targets), -1) * self._half + self._middle for part in (outputs, targets)
+        )
+        return first, second

@@ -1,0 +1,125 @@
+"""From a table to predictions, for every task, by commands alone: a date, an id, texts, gaps, decimal commas, a number as target."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpps.cli import main
+from dpps.data import read_schema
+
+SIZES = (150, 80, 40)
+TASKS = {
+    "regression": (["--label", "stay"], "rmse", ["prediction"]),
+    "survival": (["--time", "stay", "--event", "died"], "c-index", ["risk"]),
+    "classification": (
+        ["--label", "ill"],
+        "accuracy",
+        ["prediction", "probability of no", "probability of yes"],
+    ),
+}
+
+
+def write_clinics(folder: Path) -> Path:
+    """As three hospitals would export them: semicolons, and commas in numbers."""
+    rng = np.random.default_rng(3)
+    for node, size in enumerate(SIZES):
+        for part, rows in (("train", size), ("test", 60)):
+            lines = ["id;admitted;sex;age;crp;ward;stay;died;ill"]
+            for k in range(rows):
+                age, crp, west = rng.integers(20, 95), rng.gamma(2, 20), rng.random() < 0.3
+                stay = max(0.5, 3 + 0.12 * age + 0.08 * crp + 6 * west + 2 * rng.normal())
+                day = f"{rng.integers(1, 28):02}.{rng.integers(1, 12):02}.{rng.integers(2019, 2023)}"
+                ward = "" if k % 11 == 0 else "west" if west else rng.choice(["north", "south"])
+                known = f"{stay:.1f};{int(rng.random() < 0.7)};{'yes' if stay > 18 else 'no'}"
+                numbers = f"{age};{crp:.1f};{ward};{known}".replace(".", ",")
+                lines.append(f"P{node}{k:04};{day};{rng.choice(['m', 'f'])};{numbers}")
+            path = folder / f"clinic-{node}" / f"{part}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(lines))
+    return folder / "clinic-{rank}"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_from_file_to_report(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template, schema, out = write_clinics(tmp_path), str(tmp_path / "schema.toml"), str(tmp_path / "run")
+    target, headline, columns = TASKS[task]
+    first = str(tmp_path / "clinic-0" / "train.csv")
+    assert main(["data", "describe", first, "--task", task, *target, "--out", schema]) == 0
+    found = read_schema(schema)
+    assert found.task.name == task
+    kinds = {column.name: column.kind for column in found.columns}
+    assert kinds["admitted"] == "date"
+    assert kinds["id"] == "ignore"
+    assert not {column.name for column in found.task.columns} & set(kinds)
+    assert (tmp_path / "schema.toml").read_text().count("# guessed") > 5
+    words = ["--nodes", "3", "--node-data", str(template), "--schema", schema, "--model", "linear"]
+    words += ["--shared", "all", "--epsilon", "8", "--seed", "0"]
+    assert main(["train", *words, "--baselines", "--out", out, "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert headline in shown
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["task"] == task
+    assert summary["privacy"]["epsilon"] <= 8
+    scores, compared = summary["scores"]["own"][headline], summary["comparisons"]["own"]
+    assert scores == compared["private"]
+    assert compared["both"]["pooled"]["value"] == pytest.approx(
+        compared["private"]["pooled"]["value"] - compared["alone"]["pooled"]["value"]
+    )
+    assert [node["examples"] for node in scores["by_node"]] == [60] * 3
+    # it has learned something: a constant has the standard deviation of the target, a half, or the larger class
+    least = {"regression": -4.5, "survival": 0.7, "classification": 0.75}[task]
+    assert scores["pooled"]["value"] * (-1 if task == "regression" else 1) > least
+    new, written = str(tmp_path / "clinic-1" / "test.csv"), tmp_path / "predictions.csv"
+    assert main(["predict", out, "--input", new, "--output", str(written)]) == 0
+    rows = list(csv.DictReader(written.read_text().splitlines()))
+    assert len(rows) == 60
+    assert list(rows[0])[1 : 1 + len(columns)] == columns
+    capsys.readouterr()
+    assert main(["evaluate", out, "--input", new, "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["nodes"]["1"][headline] == pytest.approx(scores["by_node"][1]["value"], abs=1e-6)
+    assert main(["report", out]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert headline in page.lower()
+    assert 'id="joining"' in page
+
+
+def test_a_metric_of_another_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template, schema = write_clinics(tmp_path), str(tmp_path / "schema.toml")
+    first = str(tmp_path / "clinic-0" / "train.csv")
+    assert main(["data", "describe", first, "--task", "regression", "--label", "stay", "--out", schema]) == 0
+    words = ["--nodes", "3", "--node-data", str(template), "--schema", schema, "--model", "linear"]
+    capsys.readouterr()
+    for more, value in ((["--metrics", "auroc"], "auroc"), (["--class-weights", "1,2"], "--class-weights")):
+        assert main(["train", *words, *more]) == 2
+        assert value in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--task", "survival", "--label", "stay"], "--time"),
+        (["--task", "survival", "--time", "stay"], "--event"),
+        (["--task", "regression", "--label", "ward"], "'ward'"),
+        (["--task", "regression", "--time", "stay"], "--label"),
+        (["--task", "classification", "--label", "stay"], "'stay'"),
+        (["--task", "survival", "--time", "stay", "--event", "ill"], "'ill'"),
+        (["--task", "clustering", "--label", "stay"], "'clustering'"),
+    ],
+)
+def test_what_a_task_needs_is_told_in_one_line(
+    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_clinics(tmp_path)
+    first = str(tmp_path / "clinic-0" / "train.csv")
+    code = main(["data", "describe", first, *words, "--out", str(tmp_path / "s.toml")])
+    error = capsys.readouterr().err.strip()
+    if named == "'ill'":  # yes and no are read as 1 and 0
+        assert code == 0
+        return
+    assert code == 2
+    assert named in error
+    assert "\n" not in error
