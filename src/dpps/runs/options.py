@@ -123,7 +123,7 @@ class Options:
     --classes for plain numbers.
     """
     schema: Annotated[Path | None, _optional("PATH"), Runtime] = None
-    """Its columns and classes (dpps data describe).
+    """Public description of it (dpps data describe).
 
     The public description of the tables or images, the same for all nodes: columns, ranges, categories, classes, size.
     """
@@ -133,9 +133,13 @@ class Options:
     The files then hold plain numbers, with the label in the last column.
     """
     split: Annotated[str, _names("iid", "dirichlet:ALPHA", "label:K")] = "iid"
-    """How examples are dealt."""
+    """How examples are split over the nodes.
+
+    iid deals them at random. dirichlet:ALPHA gives every node its own mix of labels, more uneven for a smaller ALPHA.
+    label:K gives every node K labels.
+    """
     hold_out: Annotated[float | None, _optional("FLOAT")] = None
-    """Part of each node's examples kept for testing.
+    """Part of a node's examples to test on [iid: 0, else 0.1].
 
     By default 0 for iid and 0.1 otherwise. With --node-data, where there are no test files, 0.2 for --baselines and
     --metrics.
@@ -146,7 +150,7 @@ class Options:
     Wavelet scattering of every image, computed before training and kept next to the data. Best with --model linear.
     """
     declared_sizes: Annotated[str | None, _optional("N|N,N,..")] = None
-    """Public sizes of the nodes [what they hold].
+    """Examples each node declares, in public [all].
 
     How many examples each node says it holds: one number for all, or one per node. Rounds and sampling rates follow from
     it, whatever a node really holds.
@@ -226,7 +230,7 @@ class Options:
     Their total change is clipped, and shared.
     """
     mixes: int = 1
-    """Gossip steps per message.
+    """Exchanges with neighbours per message.
 
     Not in the unit node-swap. More agreement between nodes without more privacy loss.
     """
@@ -259,7 +263,7 @@ class Options:
     Choose it well below 1 / (number of examples).
     """
     clip: Annotated[float | None, _optional("FLOAT")] = None
-    """Largest norm of a gradient.
+    """Largest norm of a gradient [by unit].
 
     L2 per example in the unit record (default 1; 0.1 with --model linear). In the unit contribution per gradient, L1 for
     Laplace noise (default 30) or L2 for Gaussian noise (default 1). In the unit node-swap L1 per gradient (default: none).
@@ -280,7 +284,7 @@ class Options:
     In the unit record.
     """
     trust: Annotated[str, _names(*TRUSTS)] = "nobody"
-    """Noise that cancels between nodes.
+    """Whether partners share noise that cancels.
 
     Partners share noise that cancels in the sum, which makes the mean nearly as exact as with a trusted server (record,
     and contribution with Gaussian noise). With nobody, every node's noise is its own.
@@ -291,23 +295,23 @@ class Options:
     How many other nodes may pool their secrets with an observer. The default is rounded down.
     """
     mean_variance: Annotated[float | None, _optional("R")] = None
-    """Noise of the mean over its minimum (pairs) [1.25].
+    """Averaged noise, times its minimum (pairs) [1.25].
 
     Variance of the averaged noise, as a multiple of the minimum possible against that many colluders. With no colluders, 1
     equals a trusted server. Closer to 1 means more pair noise in every message. dpps plan shows the trade-off.
     """
     absentees: Annotated[int | None, _optional("A")] = None
-    """Members that may be lost for good (federation, pairs) [1].
+    """Members that may be lost for good (pairs) [1].
 
     Before the noise they shared stays in the model. The noise is calibrated for that many colluders more.
     """
     secure_noise: bool = False
-    """Cryptographic noise, for messages that really leave.
+    """Noise that nobody can repeat, for real messages.
 
     Noise from a keystream on an integer grid, keyed by the operating system.
     """
     spare_rounds: int = 0
-    """Rounds paid for beyond the plan.
+    """Rounds paid for in case of crashes.
 
     Rounds repeated after a crash are charged again, and must fit the epsilon.
     """
