@@ -139,7 +139,7 @@ class Options:
     label:K gives every node K labels.
     """
     hold_out: Annotated[float | None, _optional("FLOAT")] = None
-    """Part of a node's examples to test on [iid: 0, else 0.1].
+    """Part of a node's examples to test on [iid: 0].
 
     By default 0 for iid and 0.1 otherwise. With --node-data, where there are no test files, 0.2 for --baselines and
     --metrics.
@@ -362,7 +362,7 @@ class Options:
     certified has a proof. paper is tuned by --c-prime and --decay. oracle is the real distance (simulation).
     """
     budget: Annotated[float | None, _optional("FLOAT")] = None
-    """b: a round's epsilon is b / noise rate [node-swap: 5].
+    """b: a round's epsilon is b / noise rate [5].
 
     In the unit contribution instead of --epsilon.
     """
