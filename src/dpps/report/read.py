@@ -18,7 +18,7 @@ from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.promise import Privacy, account, charges_ahead
 from dpps.privacy.units import UNITS, PrivacyOptions, Unit
-from dpps.runs.callbacks import COLUMNS, RoundLog
+from dpps.runs.callbacks import COLUMNS, TOTAL, RoundLog
 from dpps.runs.folder import RunFolder
 from dpps.runs.options import Options, effective
 from dpps.runs.run import Run
@@ -308,7 +308,10 @@ def _rounds(path: Path) -> list[RoundLog]:
     log = []
     for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
         try:
-            values: dict[str, Any] = {name: float(row[name]) if row[name] else None for name in COLUMNS}
+            # 0.2 had no totals
+            values: dict[str, Any] = {
+                n: float(row[n]) if row[n] else None for n in COLUMNS if n in row or n != TOTAL
+            }
             log.append(RoundLog(**{**values, "round": int(row["round"])}))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from dpps.runs.run import Run
 
-COLUMNS = ("round", "real", "estimated", "used", "scale", "epsilon", "loss", "epsilon_total")
+TOTAL = "epsilon_total"
+COLUMNS = ("round", "real", "estimated", "used", "scale", "epsilon", "loss", TOTAL)
 """Of rounds.csv."""
 
 TOTALS = 20

@@ -52,10 +52,13 @@ class Retired:
 RETIRED = {
     "threads": Retired("set the environment variable OMP_NUM_THREADS=N instead", runtime=True),
     "join-timeout": Retired("leave it out, processes wait 300 seconds for each other", 300.0, runtime=True),
+    "share-metrics": Retired("read each process's own summary", False),
     "schedule": Retired("use --lr-step K instead", "constant"),
     "averaging": Retired("use it in Python, dpps.PartPSP(..., averaging=0.5)", 0.0),
 }
 """Options of earlier versions."""
+NEW = ("class-weights", "absentees")
+"""Options that runs of 0.2 did not have: left at None they change nothing, so such runs can be continued."""
 
 
 def refuse_retired(kept: Mapping[str, Any], where: str) -> None:
@@ -627,7 +630,7 @@ class Options:
         """The options that say what is computed."""
         hints = get_type_hints(type(self), include_extras=True)
         runtime = {name for name, hint in hints.items() if Runtime in get_args(hint)}
-        new = {"class-weights"} if self.class_weights is None else set()  # runs of 0.2 did not have it
+        new = {k for k in NEW if getattr(self, k.replace("-", "_")) is None}
         return {
             k: v for k, v in self.to_json().items() if k.replace("-", "_") not in runtime and k not in new
         }
