@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dpps.errors import UsageError, unknown
 from dpps.registry import Registry
-from dpps.tasks.estimates import Measured, Values, from_mean, mean, ratio, share
+from dpps.tasks.estimates import Estimate, Measured, Values, from_mean, mean, ratio, share
 
 Set = tuple[Tensor, Tensor]
 """Outputs and targets of one node."""
@@ -67,6 +67,13 @@ class Metric:
     def text(self, value: float) -> str:
         """A value as people read it."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
+    def interval(self, found: Estimate) -> str:
+        """A value with its 95 % interval as people read it."""
+        if found.margin is None:
+            return self.text(found.value)
+        margin = f"{100 * found.margin:.2f}" if self.percent else f"{found.margin:.2g}"
+        return f"{self.text(found.value).removesuffix(' %')} ± {margin}{' %' if self.percent else ''}"
 
     def change(self, value: float, margin: float | None) -> str:
         """A change with its 95 % interval as people read it."""
