@@ -125,5 +125,5 @@ def statement(text: str) -> list[tuple[str, list[str]]]:
         match = re.match(f"({_OPENINGS})?(.*)", part, re.DOTALL)
         assert match is not None
         opening, rest = match[1] or "", match[2].strip()
-        found.append((opening, re.split(r"(?<=;) ", rest) if "ot covered" in opening else [rest]))
+        found.append((opening, re.split(r"(?<=;) ", rest) if "covered" in opening else [rest]))
     return found
