@@ -1,6 +1,6 @@
 """The names of the package, in one place. `import dpps` loads this file when one of them is first asked for."""
 
-from dpps import data, features, models
+from dpps import data, features, models, tasks
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.learning import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
 from dpps.learning.gradients.calling import ModelLoss
@@ -86,5 +86,6 @@ __all__ = [
     "load",
     "models",
     "stats",
+    "tasks",
     "total",
 ]

@@ -18,6 +18,7 @@ from dpps.noise import MECHANISMS
 from dpps.privacy import UNITS
 from dpps.report import read_run
 from dpps.runs import Options
+from dpps.tasks import TASKS, measure, parse_target
 from dpps.topology import TOPOLOGIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
@@ -33,7 +34,7 @@ def registries_as_before():
 
 
 def _registries():
-    return TOPOLOGIES, MECHANISMS, UNITS, ALGORITHMS, MODELS, DATA_SETS
+    return TOPOLOGIES, MECHANISMS, UNITS, ALGORITHMS, MODELS, DATA_SETS, TASKS
 
 
 def example(heading):
@@ -50,6 +51,15 @@ def test_a_topology_is_found_by_its_name():
     assert isinstance(Options(topology="star", nodes=6).network(), found["Star"])
     assert found["star"].doubly_stochastic
     assert torch.allclose(found["state"].y, torch.full((6, 1), 2.5), atol=1e-4)
+
+
+def test_a_task_is_found_by_its_name_and_learned():
+    found = example("A task")
+    assert parse_target({"kind": "count", "column": "visits"}, "schema.toml") == found["Count"]("visits")
+    task, run = TASKS["count"](), found["run"]
+    same = task.constant(torch.cat([y for _, y in found["nodes"]]))
+    constant = measure(task, task.headline, [(same.expand(len(y), -1), y) for _, y in found["tests"]])
+    assert run.summary.scores["own"]["mae"].pooled.value < constant.pooled.value
 
 
 def test_a_model_is_found_by_its_name():

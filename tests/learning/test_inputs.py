@@ -245,11 +245,11 @@ WRONG = {
     ),
     "metric's value": (
         lambda: fit(three(X, Y), held_out=three(X, Y), metrics=[lambda outputs, targets: outputs]),
-        "metric <lambda> .*Tensor",
+        "metric <lambda>.*Tensor",
     ),
     "metric of numbers": (
         lambda: fit(three(X, Y), test=(X, Y), metrics=["rmse"]),
-        "metric rmse: ",
+        "'rmse'",
     ),
     "seed": (lambda: fit(three(X, Y), seed=-1), "seed.*-1"),
     "whole numbers": (

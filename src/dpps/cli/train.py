@@ -32,7 +32,7 @@ from dpps.runs.options import RETIRED, Options, refuse_ignored
 from dpps.runs.run import Run
 from dpps.runs.summary import Summary
 from dpps.runs.torch_distributed import TorchDistributed
-from dpps.tasks import METRICS, TASKS, Estimate, Estimates, Metric
+from dpps.tasks import METRICS, TASKS, Estimates
 from dpps.transport.cluster import Rendezvous, started_distributed
 
 
@@ -225,14 +225,8 @@ def _scores(summary: Summary, which: str, scores: Mapping[str, Estimates]) -> It
         if name not in scores or (name == "accuracy" and which == "test"):
             continue
         metric, found = METRICS[name], scores[name]
-        pooled = _with_interval(metric, found.pooled)
-        over = f", mean over nodes {_with_interval(metric, found.mean)}" if found.by_node else ""
-        yield name if len(name) < 10 else f"{name} ", f"{pooled} {_DATA[which]}{over}"
-
-
-def _with_interval(metric: Metric, found: Estimate) -> str:
-    margin = "" if found.margin is None else f" ± {metric.text(found.margin)}"
-    return f"{metric.text(found.value)}{margin}"
+        over = f", mean over nodes {metric.interval(found.mean)}" if len(found.by_node) > 1 else ""
+        yield name if len(name) < 10 else f"{name} ", f"{metric.interval(found.pooled)} {_DATA[which]}{over}"
 
 
 def _other_epsilons(privacy: Privacy) -> Iterator[str]:

@@ -221,6 +221,11 @@ class NodeData:
     def _keep(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         self._tensors = _join(inputs).to(self.device), _join(targets).to(self.device)
 
+    @property
+    def targets(self) -> Tensor | None:
+        """Of all examples of the nodes held here; None where they are asked for item by item."""
+        return None if self._tensors is None else self._tensors[1]
+
     def _read(self, x: Tensor) -> Tensor:
         """What a model reads. Images are prepared in memory that the next batch uses again:
         fresh pages cost more than the work."""

@@ -31,7 +31,7 @@ from dpps.tasks import compare as changes
 from dpps.tasks.metrics import Set
 from dpps.topology import Topology, Weights
 
-NO_PRIVACY, ALONE = "no privacy", "alone"
+NO_PRIVACY, ALONE, CONSTANT = "no privacy", "alone", "constant"
 _NAMES = {
     "test": ("test_accuracy", "accuracy_by_node"),
     "own": ("own_accuracy", "own_accuracy_by_node"),
@@ -142,6 +142,10 @@ def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Comparisons:
             "privacy": change(together[which], private[which]),
             "both": change(single[which], private[which]),
         }
+        same = None if run.nodes.data.targets is None else task.constant(run.nodes.data.targets)
+        if same is not None and same.shape == private[which][0][0].shape[1:]:  # every class has an example
+            targets = [targets for _, targets in private[which]]
+            found[which][CONSTANT] = how([(same.expand(len(each), -1), each) for each in targets])
     return found
 
 
@@ -235,15 +239,16 @@ def gained(summary: Summary) -> list[tuple[str, str]]:
             f"of joining: {first.step(first.alone, first.without_noise, first.joining)}, from each node alone to all together "
             f"without noise, {measured_on(summary)}",
         ),
-        (
-            "cost",
-            f"of privacy: {cost}",
-        ),
+        ("cost", f"of privacy: {cost}"),
         (
             "together",
             f"{first.step(first.alone, first.private, first.both)}, from each node alone to this run",
         ),
     ]
+    compared = summary.comparisons or {}
+    constant = compared["own" if "own" in compared else "test"].get(CONSTANT)
+    if constant is not None:
+        lines.append(("", f"the same answer for everybody: {first.text(constant.pooled)}"))
     rows = [*whole[1:], *single] if single else []
     lines += [
         ("", f"{gain.name}, {gain.both.examples} examples: {gain.step(gain.alone, gain.private, gain.both)}")

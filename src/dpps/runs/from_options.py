@@ -25,7 +25,7 @@ from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder
 from dpps.runs.options import Options, refuse_retired
 from dpps.runs.run import Run
-from dpps.runs.suggest import weighted
+from dpps.runs.suggest import check_task, weighted
 from dpps.runs.summary import Description, fingerprint, model_facts
 from dpps.runs.validation import as_device
 from dpps.tasks import Classification, Task
@@ -52,6 +52,7 @@ def make_run(
     schema = None if options.schema is None else read_schema(options.schema)
     if isinstance(schema, Schema):
         schema.check_target(str(options.schema))
+    check_task(options)  # before data is read
     identity = options.fingerprint()
     if schema is not None:  # where a schema file lies does not matter; what it says does
         identity = fingerprint({identity: schema.checksum()})

@@ -25,7 +25,7 @@ from dpps.learning.suggestion import USUAL_BATCH, USUAL_EPOCHS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.partners import TRUSTS, Pairs
 from dpps.privacy.units import UNITS, PrivacyOptions, Unit
-from dpps.runs.suggest import by_rule, planned_task
+from dpps.runs.suggest import by_rule, check_task
 from dpps.runs.summary import fingerprint
 from dpps.sensitivity import SENSITIVITIES
 from dpps.topology import TOPOLOGIES, Topology, parse
@@ -410,10 +410,8 @@ class Options:
         if not 1 <= self.timeout < float("inf"):
             raise UsageError(f"--timeout is {self.timeout}: it must be 1 second or more")
         self._check_data()
-        if self.measures() or self.class_weights is not None:
-            task = planned_task(self)
-            for name in self.measures():
-                task.metric(name)
+        if self.schema is None:  # what a schema says is read later
+            check_task(self)
         if self.seeded_noise and self.secure_noise:
             raise UsageError("--seeded-noise and --secure-noise exclude each other: choose one")
 

@@ -69,6 +69,14 @@ def planned_task(options: "Options") -> Task:
     return weighted(options, Classification(tuple(map(str, range(classes or 0)))))
 
 
+def check_task(options: "Options") -> None:
+    """Refuse metrics and weights of classes that do not suit what is predicted."""
+    if options.measures() or options.class_weights is not None:
+        task = planned_task(options)
+        for name in options.measures():
+            task.metric(name)
+
+
 def weighted(options: "Options", task: Task) -> Task:
     """The task with the weights of classes that the options say."""
     if options.class_weights is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dpps.errors import UsageError, unknown
 from dpps.registry import Registry
-from dpps.tasks.estimates import Measured, Values, from_mean, mean, ratio, share
+from dpps.tasks.estimates import Estimate, Measured, Values, from_mean, mean, ratio, share
 
 Set = tuple[Tensor, Tensor]
 """Outputs and targets of one node."""
@@ -67,6 +67,13 @@ class Metric:
     def text(self, value: float) -> str:
         """A value as people read it."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
+    def interval(self, found: Estimate) -> str:
+        """A value with its 95 % interval as people read it."""
+        if found.margin is None:
+            return self.text(found.value)
+        margin = f"{100 * found.margin:.2f}" if self.percent else f"{found.margin:.2g}"
+        return f"{self.text(found.value).removesuffix(' %')} ± {margin}{' %' if self.percent else ''}"
 
     def change(self, value: float, margin: float | None) -> str:
         """A change with its 95 % interval as people read it."""
@@ -123,7 +130,11 @@ def by_name(
 def _by_function(function: Function) -> Callable[[Sequence[Set]], Measured]:
     def measure(sets: Sequence[Set]) -> Measured:
         outputs, targets = (torch.cat(list(part)) for part in zip(*sets, strict=True))
-        return Measured(float(function(outputs, targets)), _unknown(sets))
+        value = function(outputs, targets)
+        try:
+            return Measured(float(value), _unknown(sets))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"it returns a {type(value).__name__}: it must return one number") from error
 
     return measure
 
@@ -347,9 +358,12 @@ def calibration_slope(sets: Sequence[Set]) -> Measured:
         if np.linalg.cond(hessian) > 1e12:
             raise UsageError("calibration-slope is not defined: the examples do not determine it")
         step = np.linalg.solve(hessian, gradient.sum(0))
-        beta = beta - np.clip(step, -2.0, 2.0)
-        if np.abs(step).max() < 1e-10:
+        if np.abs(step).max() < 1e-8 * (1 + np.abs(beta).max()):
             break
+        now = _minus_log(x, offset, beta)
+        while _minus_log(x, offset, beta - step) > now and np.abs(step).max() > 1e-12:
+            step = step / 2
+        beta = beta - step
     else:
         raise UsageError("calibration-slope is not defined: the examples are told apart without a mistake")
     gradient, hessian = _likelihood(x, offset, beta)
@@ -381,6 +395,13 @@ def _likelihood(x: Values, happened: Values, beta: Values) -> tuple[Values, Valu
     centre = np.einsum("ec,ecp->ep", p, x)
     hessian = np.einsum("ec,ecp,ecq->pq", p, x, x) - centre.T @ centre
     return gradient, hessian
+
+
+def _minus_log(x: Values, happened: Values, beta: Values) -> float:
+    """Minus the log-likelihood of all examples."""
+    z = np.einsum("ecp,p->ec", x, beta)
+    top = z.max(1, keepdims=True)
+    return float((top[:, 0] + np.log(np.exp(z - top).sum(1)) - (z * happened).sum(1)).sum())
 
 
 def _softmax(z: Values) -> Values:
