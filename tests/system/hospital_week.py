@@ -36,7 +36,17 @@ from safetensors.numpy import load_file
 
 from dpps.cli import main as dpps
 from dpps.errors import UsageError
-from dpps.peers import AVERAGING, LEARNING, FrameError, Identity, Outbox, Status, decode, read_status, server_name
+from dpps.peers import (
+    AVERAGING,
+    LEARNING,
+    FrameError,
+    Identity,
+    Outbox,
+    Status,
+    decode,
+    read_status,
+    server_name,
+)
 from dpps.privacy import LedgerFile
 
 PORT = 7443
