@@ -5,6 +5,7 @@ into which message. So it scores by the exact likelihood ratio of what is really
 proof (docs/cancelling-noise.md) and must be found out.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from dpps.audit.pairs import Matrix
 from dpps.noise import (
     Gaussian,
     IdentityKey,
+    Keystream,
     Mechanism,
     MemberPairs,
     NoiseLevel,
@@ -24,6 +26,7 @@ from dpps.noise import (
     Outgoing,
     PairKeys,
     PairRounds,
+    Seeded,
 )
 from dpps.noise.pairs import Part
 from dpps.privacy import Contribution, Pairs, Partners
@@ -95,20 +98,20 @@ class MemberCase(Case):
 
     @property
     def secure_only(self) -> bool:
-        """There is nothing to test without keys."""
-        return True
+        return self.leaks
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         zero, one = (self._world(copies, noise(seed + world), 1 - 2 * world) for world in (0, 1))
         return zero, one
 
     def _world(self, copies: int, source: NoiseSource, sign: int) -> Scores:
-        part = SABOTAGE if isinstance(source, Weakened) else 1.0
+        inner, part = (source.source, SABOTAGE) if isinstance(source, Weakened) else (source, 1.0)
+        seed = inner.seed if isinstance(inner, Seeded) else None
         mechanism, clip = calibration(self.unit, nodes=_NODES).mechanism, self.unit.clip
         assert isinstance(mechanism, Gaussian)
         scale = mechanism.scale(2 * clip)
         partners, week = Partners(_NODES, None, 1, absentees=self.aware), self.schedule
-        members = _members(partners, self.rounds, part * scale)
+        members = _members(partners, self.rounds, part * scale, seed)
         rows, made, shifts = [], [], []
         for r in range(week.rounds):
             for node, member in enumerate(members):
@@ -131,12 +134,18 @@ class MemberCase(Case):
         return np.round(along, 9)
 
 
-def _members(partners: Partners, rounds: type[PairRounds], scale: float) -> list["Noting"]:
-    identities = [IdentityKey() for _ in range(_NODES)]
+def _members(partners: Partners, rounds: type[PairRounds], scale: float, seed: int | None) -> list["Noting"]:
+    """Five members, with keys of their own or of a seed."""
+
+    def key(node: int, what: str) -> bytes | None:
+        return None if seed is None else hashlib.sha256(f"{seed} {node} {what}".encode()).digest()
+
+    identities = [IdentityKey(key(node, "pairs")) for node in range(_NODES)]
     publics = [identity.public for identity in identities]
     made = []
     for node, identity in enumerate(identities):
-        member = Noting(partners, PairKeys(identity, publics, "audit", bytes(16)), node)
+        keys, own = PairKeys(identity, publics, "audit", bytes(16)), Keystream(key(node, "own"))
+        member = Noting(partners, keys, node, own)
         member.rounds = rounds(node, member.rounds.partners, 1)
         level = NoiseLevel(0.0, scale, member.grid(scale))
         member.levels = dict.fromkeys(range(10), level).__getitem__

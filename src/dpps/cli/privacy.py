@@ -34,7 +34,6 @@ from dpps.audit import (
     draw_inversion,
     draw_reconstruction,
     invert,
-    member_cases,
     pair_cases,
     reconstruct,
     work,
@@ -168,7 +167,7 @@ def _chosen(config: AuditConfig) -> list[Case]:
     """The cases asked for; asking for a sensitivity means node-swap."""
     if config.sensitivity != "all":
         return [c for c in cases() if c.name == "node-swap" and c.kind.startswith(config.sensitivity)]
-    return [c for c in (*cases(), *pair_cases(), *member_cases()) if config.unit in ("all", c.name)]
+    return [c for c in (*cases(), *pair_cases()) if config.unit in ("all", c.name)]
 
 
 def _samples(config: AuditConfig) -> int:

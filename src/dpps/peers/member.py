@@ -54,7 +54,7 @@ OBSERVER = (
     "together, and against whoever reads the wire."
 )
 _BEAT = 0.5  # seconds between looks at what has arrived
-LEAST_MASS, LONGEST_OUT = 0.25, 8
+LEAST_MASS, LONGEST_OUT = 0.5, 8
 """Where members share noise, one with less mass than this releases nothing; for so many rounds in a row at most."""
 
 
