@@ -33,6 +33,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs src examples scripts benchmarks notebooks
 	$(BIN)/yamllint -s .github .pre-commit-config.yaml CITATION.cff mkdocs.yml
 
 format: $(VENV)/.dev

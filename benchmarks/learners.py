@@ -71,4 +71,5 @@ def learner(
 def gradients(run: Run, engine: Engine) -> None:
     """The two gradients of Algorithm 2 with shared stages forward once, nothing else."""
     x, target, _ = run.nodes.updates.sampler.batch(run.state.round)
-    engine.step(run.state.shared.y, run.local, x, target, lambda g, rows: run.local[rows] - 0.1 * g, 0)
+    local = run.state.local  # `run.local` would be a copy
+    engine.step(run.state.shared.y, local, x, target, lambda g, rows: local[rows] - 0.1 * g, 0)

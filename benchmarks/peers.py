@@ -3,7 +3,7 @@
 Throughput: two processes on this machine, frames of 4 MB one way, mutual TLS 1.3 both times. Claim: a frame takes at most 1.67 times
 what it takes in the bare stream (60 % of its throughput).
 Rounds: four hosts in a ring (network namespaces, see tests/system/lan.py); in every round each sends a row to both neighbours and waits for theirs.
-Claim: at most 2.5 L for a round of `dpps join`, which is more than a round of the post alone: gradients, noise, ledger and outbox on disk.
+Claim: at most 2.5 L for a round of `dpps federation join`, which is more than a round of the post alone: gradients, noise, ledger and outbox on disk.
 What the network alone takes is the difference to the same without latency ("more").
 Hosts may have 32 MB on their way over a connection: with the kernel's own 4 MB a row of that size takes two journeys.
 """
@@ -177,7 +177,7 @@ def round_seconds(lan: Lan, folder: Path, size: int) -> float:
 
 
 def trained(lan: Lan, folder: Path) -> float:
-    """Seconds of a round of dpps join on all hosts: rows of 31 kB."""
+    """Seconds of a round of dpps federation join on all hosts: rows of 31 kB."""
     plan = folder / "plan.toml"
     options = f"--nodes {HOSTS} --declared-sizes 2500 --batch-size 50 --epochs 1 --topology ring"
     with plan.open("w") as file:
@@ -206,7 +206,14 @@ def trained(lan: Lan, folder: Path) -> float:
     begun = time.time_ns()
     started = []
     for k in range(HOSTS):
-        words = ["join", str(folder / "f" / "federation.toml"), "--member", str(folder / f"m{k}"), "--quiet"]
+        words = [
+            "federation",
+            "join",
+            str(folder / "f" / "federation.toml"),
+            "--member",
+            str(folder / f"m{k}"),
+            "--quiet",
+        ]
         words += ["--convener", Key.read(folder / "f" / "convener.key").fingerprint]
         out = str(folder / f"run-{begun}-{k}")
         command = [sys.executable, "-m", "dpps", *words, "--out", out]
@@ -214,7 +221,7 @@ def trained(lan: Lan, folder: Path) -> float:
         started.append(lan.start(k, command, env=environment, stdout=subprocess.DEVNULL))
     codes = [process.wait(900) for process in started]
     if any(codes):
-        raise SystemExit(f"dpps join ended with {codes}")
+        raise SystemExit(f"dpps federation join ended with {codes}")
     summary = json.loads((folder / f"run-{begun}-0" / "summary.json").read_text())
     seconds, count = summary["seconds"], int(summary["rounds"])
     return float(seconds["gradients"] + seconds["protocol"]) / count
@@ -241,7 +248,7 @@ def rows(quick: bool) -> Iterator[Row]:
         for what, size in (("the post, 31 kB", SMALL), ("the post, 4 MB", LARGE)):
             measure = lambda size=size: round_seconds(lan, folder, size)  # noqa: E731
             yield from by_latency(lan, f"round of {what}", IN_L, measure)
-        yield from by_latency(lan, "round of dpps join, 31 kB", IN_L, lambda: trained(lan, folder))
+        yield from by_latency(lan, "round of dpps federation join, 31 kB", IN_L, lambda: trained(lan, folder))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ PAIRS: dict[str, Any] = {"trust": "pairs", "colluders": 0}
 
 
 def recipes(given: argparse.Namespace) -> Iterator[Setting]:
-    """The recipe of docs/recipes.md: scattering and softmax regression in the unit record, rates by the rule."""
+    """The recipe of docs/accuracy.md: scattering and softmax regression in the unit record, rates by the rule."""
     for name, epsilon in product(given.data or ["mnist"], given.epsilon):
         yield name, f"{epsilon:g}", Cell.of(data=name, epsilon=epsilon, **SCATTERING)
 
@@ -73,7 +73,7 @@ UNIT_CURVES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 
 
 def units(given: argparse.Namespace) -> Iterator[Setting]:
-    """Accuracy against total epsilon for the units contribution and record, the paper's MLP on MNIST (docs/privacy-utility.md)."""
+    """Accuracy against total epsilon for the units contribution and record, the paper's MLP on MNIST (docs/accuracy.md)."""
     fixed = {
         "lr_shared": 1.0,
         "lr_local": 1.0,

@@ -18,6 +18,25 @@ settings.register_profile("dpps", deadline=None, max_examples=20, derandomize=Tr
 settings.load_profile("dpps")
 
 
+_SYSTEM = (
+    "transport/test_cluster",
+    "transport/test_distributed",
+    "transport/test_rendezvous",
+    "runs/test_kill",
+    "peers/test_join",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """While you work, `pytest -m 'not slow and not system and not docs'` answers in two minutes."""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith("docs/"):
+            item.add_marker(pytest.mark.docs)
+        elif name.startswith(_SYSTEM):
+            item.add_marker(pytest.mark.system)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_left_with_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs of tests are not noted among those of the user's data, and what is kept for the next run goes where pytest removes it."""

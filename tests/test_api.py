@@ -1,6 +1,8 @@
 """The names of the package: those that are promised are there, and lead to one thing each."""
 
 import inspect
+import re
+from pathlib import Path
 
 import dpps
 from dpps import api
@@ -18,3 +20,9 @@ def test_every_class_and_function_explains_itself() -> None:
     assert all(
         inspect.getdoc(thing) for thing in things if inspect.isclass(thing) or inspect.isfunction(thing)
     )
+
+
+def test_the_reference_has_every_promised_name() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
+    missing = [name for name in api.__all__ if not re.search(rf"\bdpps\.{name}\b", page)]
+    assert missing == []

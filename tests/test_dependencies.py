@@ -82,7 +82,7 @@ def test_every_dependency_has_a_lower_bound_that_can_be_tested() -> None:
     ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     oldest = dict(line.split("==") for line in done.stdout.splitlines())
-    assert CORE | {"grpcio", "pyarrow", "pillow", "matplotlib"} == _names(list(oldest))
+    assert CORE | {"grpcio", "pyarrow", "pandas", "pillow", "matplotlib"} == _names(list(oldest))
     for name, version in oldest.items():
         assert Version(importlib.metadata.version(name)) >= Version(version)
 

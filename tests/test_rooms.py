@@ -18,7 +18,6 @@ MAY = {
     "sensitivity": {"topology", "transport", "noise"},
     "privacy": {"noise", "sensitivity", "topology"},
     "protocol": {"topology", "noise", "transport", "sensitivity", "privacy"},
-    "statistics": set(),
     "models": set(),
     "data": set(),
     "features": {"data"},
@@ -36,7 +35,7 @@ MAY = {
         "features",
     },
 }
-MAY["peers"] = {"runs"} | MAY["runs"]
+MAY["peers"] = MAY["statistics"] = {"runs"} | MAY["runs"]
 """What each room may import; audit, paper, report and cli stand above all of them."""
 ABOVE = {"audit", "paper", "report", "cli"}
 ON_CALL = {("runs", "report"): "run.report() writes a page, of which a run knows nothing else"}

@@ -2,9 +2,9 @@
 
 from dpps import data, features, models
 from dpps.errors import DppsError, RunError, UsageError
-from dpps.learning import PEDFL, SGP, SGPDP, GradientTracking, PartPSP, schedules
+from dpps.learning import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
 from dpps.learning.gradients.calling import ModelLoss
-from dpps.learning.released import Adam, Momentum
+from dpps.learning.released import Adam, Averaging, Momentum
 from dpps.noise.mechanisms import Gaussian, Laplace, Mechanism, NoNoise
 from dpps.noise.source import NoiseSource, Seeded
 from dpps.privacy.accountant import Charge, label, total
@@ -16,6 +16,7 @@ from dpps.runs.run import Run
 from dpps.runs.saved_models import load
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.sensitivity import Bounded, Certified, Oracle, Paper, Sensitivity, WorstCase
+from dpps.statistics.release import stats
 from dpps.topology import (
     Base,
     Complete,
@@ -37,6 +38,7 @@ __all__ = [
     "SGP",
     "SGPDP",
     "Adam",
+    "Averaging",
     "Base",
     "Bounded",
     "Certified",
@@ -83,6 +85,6 @@ __all__ = [
     "label",
     "load",
     "models",
-    "schedules",
+    "stats",
     "total",
 ]

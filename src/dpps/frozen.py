@@ -22,5 +22,5 @@ class Frozen:
         if name in self.fixed and name in self.__dict__:
             raise UsageError(
                 f"{name} of {type(self).__name__} is fixed: privacy was promised for the value it was made with; "
-                "for rates that change give a schedule at the start (schedule or lr_step), for anything else start a new run"
+                "for rates that change give lr_step at the start, for anything else start a new run"
             )

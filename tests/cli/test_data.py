@@ -197,17 +197,15 @@ COMMANDS = {
     "a model without its function": (f"{TRAIN} --model os:nothing", "--model os:nothing"),
     "a model in no module": (f"{TRAIN} --model nowhere:make", "ModuleNotFoundError"),
     "sizes of other nodes": (f"{TRAIN} --declared-sizes 3,3,3", "3"),
-    "averaging too much": (f"{TRAIN} --averaging 2", "(0, 1]"),
     "noise said twice": (f"{TRAIN} --epsilon 3 --noise-multiplier 1", "noise"),
     "a label that is not there": ("data describe n0/train.csv --label il --out t.toml", "'ill'"),
-    "no label named": ("data describe n0/train.csv --out t.toml", "--label"),
     "a file of another kind": ("data describe s.toml --label x --out t.toml", "s.toml"),
     "a schema that is there": ("data describe n0/train.csv --label ill --out s.toml", "--overwrite"),
     "no folder for the schema": ("data describe n0/train.csv --label ill --out no/s.toml", "no/s.toml"),
     "predictions of no run": ("predict n0 --input n0/train.csv --output p.csv", "models"),
     "predictions into no folder": ("predict n0 --input n0/train.csv --output no/p.csv", "no/p.csv"),
     "a report of no run": ("report n0", "run.json"),
-    "no run at all": ("evaluate", "--input PATH"),
+    "no run at all": ("evaluate", "--input FILE"),
 }
 CASES = [
     *(pytest.param(TRAIN, "n0/train.csv", *case, id=name) for name, case in FILES.items()),

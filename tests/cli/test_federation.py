@@ -1,4 +1,4 @@
-"""dpps member, federation, join, status and leave."""
+"""dpps federation: key, create, join, status, leave, expel, renew and show."""
 
 import json
 import logging
@@ -20,15 +20,15 @@ from dpps.privacy import label
 from dpps.runs import Options
 from tests.support.peers import status
 
-# `dpps member`: a key that stays, a request that goes out, and a fingerprint to read out
+# `dpps federation key`: a key that stays, a request that goes out, and a fingerprint to read out
 
 
 def test_init_says_what_show_says_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "me"
     options = ["--name", "hospital-b", "--listen", "127.0.0.1:7443", "--address", "b.example:443"]
-    assert main(["member", "init", *options, "--out", str(out)]) == DONE
+    assert main(["federation", "key", *options, "--out", str(out)]) == DONE
     first = capsys.readouterr().out
-    assert main(["member", "show", str(out)]) == DONE
+    assert main(["federation", "show", str(out)]) == DONE
     assert capsys.readouterr().out == first
     assert read_out(Identity.open(out).fingerprint) in first
     assert " 127.0.0.1:7443" in first
@@ -38,7 +38,7 @@ def test_init_says_what_show_says_again(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_member_that_listens_nowhere_dials_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["member", "init", "--name", "a", "--out", str(tmp_path / "a")]) == DONE
+    assert main(["federation", "key", "--name", "a", "--out", str(tmp_path / "a")]) == DONE
     said = capsys.readouterr().out
     assert "127.0.0.1" not in said
 
@@ -46,7 +46,7 @@ def test_a_member_that_listens_nowhere_dials_out(tmp_path: Path, capsys: pytest.
 def test_a_second_key_in_the_same_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["member", "init", "--name", "a", "--out", str(tmp_path / "a")]
+    command = ["federation", "key", "--name", "a", "--out", str(tmp_path / "a")]
     assert main(command) == DONE
     key = (tmp_path / "a" / "member.key").read_bytes()
     assert main(command) == WRONG
@@ -57,7 +57,7 @@ def test_a_second_key_in_the_same_folder_is_refused(
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "me"
-    assert main(["member", "init", "--name", "a", "--out", str(out)]) == FAILED
+    assert main(["federation", "key", "--name", "a", "--out", str(out)]) == FAILED
     assert f"{out / 'member.key'} " in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("b", ["--listen", "127.0.0.1:7442"]),
         ("c", []),
     ):
-        assert main(["member", "init", "--name", name, *where, "--out", name]) == DONE
+        assert main(["federation", "key", "--name", name, *where, "--out", name]) == DONE
     Path("plan.toml").write_text(Options(nodes=3, declared_sizes="200", topology="ring").to_toml())
     return tmp_path
 
@@ -97,9 +97,30 @@ def test_create_show_expel_renew(folder: Path, capsys: pytest.CaptureFixture[str
     first.check_next(Federation.read(Path("f/federation.toml")))
 
 
+def test_show_has_json_of_a_federation_and_of_a_member(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*CREATE, "--member", "c/member.csr", "--out", "f"]) == DONE
+    assert main(["federation", "expel", "f/federation.toml", "c"]) == DONE
+    capsys.readouterr()
+    for path in ("f/federation.toml", "f"):
+        assert main(["federation", "show", path, "--json"]) == DONE
+        found = json.loads(capsys.readouterr().out)
+        assert found["revision"] == 2
+        assert found["plan"]["topology"] == "ring"
+        assert [member["expelled"] for member in found["members"]] == [False, False, True]
+        assert found["members"][0]["fingerprint"] == Identity.open(Path("a")).fingerprint
+    assert main(["federation", "show", "a", "--json"]) == DONE
+    own = json.loads(capsys.readouterr().out)
+    assert own["member"] == "a"
+    assert own["listen"] == own["address"] == "127.0.0.1:7441"
+    assert own["fingerprint"] == found["members"][0]["fingerprint"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["federation", "show", "nowhere"], "nowhere"),
         (["federation", "expel", "f/federation.toml", "x"], "'x'"),
         ([*CREATE, "--member", "c/member.csr", "--out", "f"], "--out f"),
         ([*CREATE, "--out", "g"], "nodes = 3"),
@@ -107,14 +128,27 @@ def test_create_show_expel_renew(folder: Path, capsys: pytest.CaptureFixture[str
         ([*CREATE, "--member", "plan.toml", "--out", "g"], "plan.toml"),
         ([*CREATE, "--member", "c/member.csr", "--out", "g", "--days", "0"], "--days is 0"),
         (["federation", "dissolve"], "'dissolve'"),
-        (["member", "init", "--name", "A", "--out", "x"], "--name is 'A'"),
-        (["member", "remove"], "'remove'"),
-        (["status", "f"], "dpps join"),
-        (["leave", "f"], "dpps join"),
-        (["join", "f/federation.toml", "--member", "f", "--out", "run"], "member.key"),
-        (["join", "f/federation.toml", "--member", "a", "--out", "run", "--page", "0.0.0.0:80"], "0.0.0.0"),
+        (["federation", "key", "--name", "A", "--out", "x"], "--name is 'A'"),
+        (["federation", "remove"], "'remove'"),
+        (["federation", "status", "f"], "dpps federation join"),
+        (["federation", "leave", "f"], "dpps federation join"),
+        (["federation", "join", "f/federation.toml", "--member", "f", "--out", "run"], "member.key"),
         (
-            ["join", "f/federation.toml", "--member", "a", "--out", "run", "--node-data", "x"],
+            [
+                "federation",
+                "join",
+                "f/federation.toml",
+                "--member",
+                "a",
+                "--out",
+                "run",
+                "--page",
+                "0.0.0.0:80",
+            ],
+            "0.0.0.0",
+        ),
+        (
+            ["federation", "join", "f/federation.toml", "--member", "a", "--out", "run", "--node-data", "x"],
             "--node-data",
         ),
     ],
@@ -145,7 +179,7 @@ def test_a_missing_extra_is_named(
 
     assert main([*CREATE, "--member", "c/member.csr", "--out", "f"]) == DONE
     monkeypatch.setitem(sys.modules, "grpc", None)
-    assert main(["join", "f/federation.toml", "--member", "a", "--out", "run"]) == WRONG
+    assert main(["federation", "join", "f/federation.toml", "--member", "a", "--out", "run"]) == WRONG
     assert "pip install 'dpps[peers]'" in capsys.readouterr().err
 
 
@@ -163,7 +197,7 @@ def test_a_second_contract_with_the_key_of_the_first(folder: Path) -> None:
     assert main([*create, "--key", "a/member.key", "--out", "g"]) == WRONG, "it holds a federation"
 
 
-# What `dpps join` shows: a line now and then without a terminal, JSON for operators, and the end in words
+# What `dpps federation join` shows: a line now and then without a terminal, JSON for operators, and the end in words
 
 
 def participation(**facts: Any) -> Any:
@@ -265,7 +299,7 @@ def test_a_line_says_what_is_spent_by_then() -> None:
         assert f"{label(0.125 * k)} spent" in line
 
 
-# `dpps status`: for people and for programs
+# `dpps federation status`: for people and for programs
 
 
 def test_for_people(
@@ -273,7 +307,7 @@ def test_for_people(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     write_status(tmp_path, status())
-    assert main(["status", str(tmp_path)]) == DONE
+    assert main(["federation", "status", str(tmp_path)]) == DONE
     said = capsys.readouterr().out
     assert "hospital-a (this one)" in said
     assert "round 17 of 100" in said
@@ -288,7 +322,7 @@ def test_a_run_that_does_not_go_on_is_not_called_running(
 ) -> None:
     monkeypatch.setattr("dpps.peers.status.LATE", -1.0)
     write_status(tmp_path, replace(status(), unit="none", message="waits"))
-    assert main(["status", str(tmp_path)]) == DONE
+    assert main(["federation", "status", str(tmp_path)]) == DONE
     said = capsys.readouterr().out
     assert "not running" in said
     assert "waits" in said
@@ -297,19 +331,19 @@ def test_a_run_that_does_not_go_on_is_not_called_running(
 
 def test_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(tmp_path, status())
-    assert main(["status", str(tmp_path), "--json"]) == DONE
+    assert main(["federation", "status", str(tmp_path), "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)
     assert found["alive"] is True
     assert found["epsilon"] == status().epsilon
     assert len(found["members"]) == 8
 
 
-# `dpps leave`: asks the process that runs, and refuses where there is none
+# `dpps federation leave`: asks the process that runs, and refuses where there is none
 
 
 def test_only_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(tmp_path, status())
-    assert main(["leave", str(tmp_path), "--wait", "0"]) == DONE
+    assert main(["federation", "leave", str(tmp_path), "--wait", "0"]) == DONE
     assert (tmp_path / LEAVE).exists()
     assert "hospital-a" in capsys.readouterr().out
 
@@ -323,17 +357,17 @@ def test_it_waits_until_the_process_is_done(
     monkeypatch.setattr(
         federation.time, "sleep", lambda _: write_status(tmp_path, replace(status(), state=state))
     )
-    assert main(["leave", str(tmp_path)]) == code
+    assert main(["federation", "leave", str(tmp_path)]) == code
     assert f"hospital-a: {state}" in capsys.readouterr().out
 
 
 def test_nobody_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for state, remedy in (
         (FINISHED, "finished"),
-        (STOPPED, "dpps join"),
+        (STOPPED, "dpps federation join"),
     ):
         write_status(tmp_path, replace(status(), state=state))
-        assert main(["leave", str(tmp_path)]) == WRONG
+        assert main(["federation", "leave", str(tmp_path)]) == WRONG
         said = capsys.readouterr().err
         assert "hospital-a" in said
         assert remedy in said

@@ -75,6 +75,10 @@ def test_help_is_printed(capsys):
 # The command line as a user meets it: every wrong request answered in one useful line, every command explained
 
 
+NO_CARD = pytest.mark.skipif(
+    "__import__('torch').cuda.is_available()", reason="this machine has such a device"
+)
+
 REFUSED = [
     (["trian"], "'trian'.*'train'"),
     (["train", "--data", "mnits"], "'mnits'.*'mnist'"),
@@ -113,6 +117,11 @@ REFUSED = [
     (["train", "--resume"], "--resume needs --out"),
     (["plan", "--epsilon", "0"], "epsilon is 0"),
     (["plan", "--rounds", "0"], "--rounds is 0"),
+    (["plan", "--out", "x"], "--out"),
+    (["plan", "--device", "cpu"], "--device"),
+    (["tune", "--baselines"], "--baselines"),
+    (["train", "--timeout", "5"], "--timeout.*torchrun"),
+    (["train", "--seeded-noise"], "--seeded-noise.*torchrun"),
     (["plan", "--examples", "50", "--batch-size", "100"], "--batch-size is 100.* 50 "),
     (["plan", "--delta", "1e-3"], "delta is 0.001.*1000 records"),
     (["plan", "--mechanism", "laplace"], "--mechanism.*contribution"),
@@ -120,6 +129,9 @@ REFUSED = [
     (["train", "--unit", "node-swap", "--epsilon", "3"], "round [0-9]+"),
     (["train", "--unit", "node-swap"], "--sync-every 3"),
     (["train", "--seed", "-1"], "--seed is -1"),
+    (["train", "--device", "quantum"], "device is 'quantum'.*cuda"),
+    (["train", "--device", "mps"], "device is 'mps'.*float64.*cpu"),
+    pytest.param(["train", "--device", "cuda"], "device is 'cuda'.*cpu", marks=NO_CARD),
     (["train", "--delta", "0.1"], "delta is 0.1"),
     (["train", "--delta", "0.002"], "delta is 0.002.*1000 records"),
     (["topology", "base-0", "--nodes", "5"], "0"),
@@ -160,13 +172,26 @@ def test_no_arguments_show_what_to_do_next(capsys):
     assert "torch 2" in capsys.readouterr().out
 
 
-def test_a_command_that_is_gone_names_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
-    """`dpps launch` was; torchrun starts the processes."""
-    assert main(["launch", "--nproc", "4", "--out", "train"]) == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    assert "torchrun --nproc-per-node 4 -m dpps train" in said
-    assert main(["train", "--share-metrics"]) == 2
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("launch --nproc 4 --out train", "torchrun --nproc-per-node 4 -m dpps train"),
+        ("member init --name a --out a", "dpps federation key"),
+        ("member show a", "dpps federation show DIR"),
+        ("join f/federation.toml --member a --out run", "dpps federation join"),
+        ("status run", "dpps federation status"),
+        ("leave run", "dpps federation leave"),
+        ("secret", "openssl rand -hex 32"),
+    ],
+)
+def test_a_command_that_is_gone_names_what_to_use(
+    words: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == WRONG
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1
+    assert instead in said.err
+    assert said.out == ""
 
 
 # `dpps` as a program: what it loads, how it ends, and who still listens
@@ -293,6 +318,9 @@ def test_long_lines_stay_one_line(capsys):
         ("train --threads 2", "OMP_NUM_THREADS"),
         ("tune --threads=2", "OMP_NUM_THREADS"),
         ("plan --threads 2", "OMP_NUM_THREADS"),
+        ("train --schedule cosine", "--lr-step"),
+        ("train --averaging 0.5", "averaging="),
+        ("train --join-timeout=900", "300 seconds"),
         ("train --nodes 1000000", "--nodes is 1000000: mnist-mini"),
         ("train --batch-size 3/2", "--batch-size is 1.5"),
         ("report run --out data.csv", ".html"),
@@ -318,5 +346,5 @@ def test_log_lines_go_to_the_standard_error_and_leave_no_handler_behind(capsys):
         logger.warning("again")
     assert capsys.readouterr().err.splitlines() == ["in words", "<inner>", "again"]
     assert root.handlers == before
-    assert main(["secret"]) == 0
+    assert main(["--version"]) == 0
     assert root.handlers == before, "a program that calls the command line keeps its own logging"

@@ -1,4 +1,4 @@
-"""dpps train: what it shows, writes, and goes on with; dpps tune and dpps secret."""
+"""dpps train: what it shows, writes, and goes on with; dpps tune."""
 
 import csv
 import io
@@ -18,11 +18,11 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from dpps.cli import DONE, WRONG, Progress, main, say_outcome, stopped_by_signals
+from dpps.cli import DONE, WRONG, main, say_outcome, stopped_by_signals
 from dpps.cli.console import working
 from dpps.privacy import SUM_OF_ROUNDS, Charge, NodeSwap, Privacy, Record, total
 from dpps.report import read_folder
-from dpps.runs import Options, Trial, Tuning
+from dpps.runs import Options, Progress, RoundLog, Trial, Tuning
 from tests.support import processes
 
 # What `dpps train` does once the last round is over: a model card, and baselines when asked for
@@ -42,8 +42,7 @@ def test_baselines_stand_in_summary_report_and_two_lines(tmp_path: Path, capsys:
     found = json.loads((out / "summary.json").read_text())["baselines"]
     assert set(found) == {"no privacy", "alone"}
     assert len(found["alone"]["accuracy_by_node"]) == 4
-    record = read_folder(out, "run")
-    assert record.baselines["no privacy"].by_epoch == found["no privacy"]["accuracy_by_epoch"]
+    assert read_folder(out, "run").summary.baselines == found
     assert "aseline" not in (out / "model-card.md").read_text()
 
 
@@ -119,7 +118,8 @@ def test_a_run_writes_the_files_of_the_contract(tmp_path, capsys):
     assert set(summary["seconds"]) == {"total", "gradients", "protocol", "evaluation"}
     with (tmp_path / "run" / "rounds.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["round", "real", "estimated", "used", "scale", "epsilon", "loss"]
+    columns = ["round", "real", "estimated", "used", "scale", "epsilon", "loss", "epsilon_total"]
+    assert list(rows[0]) == columns
     assert len(rows) == summary["rounds"] == 5
     assert summary["shared_parameters"] == 7850
     assert [sum(node) for node in summary["split"]] == [2500] * 4
@@ -382,35 +382,122 @@ def test_sigterm_stops_resumably_kill_loses_nothing_and_a_damaged_checkpoint_is_
         out = tmp_path / number.name
         code, shown = stop(out, number, checkpoints=2)
         assert code == expected
-        assert ("--resume" in shown) == (number == signal.SIGTERM)
+        assert (f"dpps resume {out}" in shown) == (number == signal.SIGTERM)
         if number == signal.SIGKILL:
             newest = max((out / "checkpoint").glob("round-*")) / "tensors.safetensors"
             newest.write_bytes(newest.read_bytes()[:100])
         resumed = finish(out, "--resume")
         assert ("round-000000010" in resumed.stderr) == (number == signal.SIGKILL)
         assert same_models(out, whole)
-        assert (out / "rounds.csv").read_text() == (whole / "rounds.csv").read_text()
+        logs = [
+            [line.split(",") for line in (o / "rounds.csv").read_text().splitlines()] for o in (out, whole)
+        ]
+        assert [line[:7] for line in logs[0]] == [line[:7] for line in logs[1]]
+        repeated = logs[0][-1][7] != logs[1][-1][7]  # rounds that were sent again are charged again
+        assert repeated == (number == signal.SIGKILL)
+
+
+def resume(out: Path, *words: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.run(
+        [sys.executable, *(torchrun if processes > 1 else []), "-m", "dpps", "resume", str(out), *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=out.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_resume_needs_nothing_but_the_folder(tmp_path, capsys, monkeypatch):
+    """Not the options, and not the directory that relative paths of the first start began in."""
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    finish(whole)
+    code, _ = stop(out, signal.SIGTERM)
+    assert code == 3
+    settings = json.loads((out / "run.json").read_text())
+    assert settings["directory"] == str(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["resume", "../run"]) == 0
+    assert Path.cwd() == tmp_path / "elsewhere"
+    assert same_models(out, whole)
+    assert (out / "rounds.csv").read_text() == (whole / "rounds.csv").read_text()
+    capsys.readouterr()
+    kept = [out / name for name in ("ledger.jsonl", "rounds.csv", "summary.json", "run.json")]
+    before = [path.read_bytes() for path in kept]
+    assert main(["resume", "../run"]) == WRONG, "it is finished"
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert [path.read_bytes() for path in kept] == before
+
+
+def test_resume_as_several_processes(tmp_path):
+    options = ["--nodes", "4", "--epochs", "12", "--batch-size", "250", "--checkpoint-every", "5", "--quiet"]
+    more = ["--spare-rounds", "20", "--timeout", "120"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    out = tmp_path / "run"
+    environment = processes.holding(100, tmp_path / "gate") | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*torchrun, "dpps", "train", *options, *more, "--out", str(out)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        while len(list(out.glob("rank-*/checkpoint/round-*"))) < 2:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    alone = resume(out)
+    assert alone.returncode == WRONG
+    assert f"torchrun --nproc-per-node 2 -m dpps resume {out}" in alone.stderr
+    done = resume(out, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 120
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (None, "run"),
+        ({"config": {"model": "Net"}}, "Python"),
+        ({"config": {"data": "mnist-mini", "colour": "red"}}, "colour"),
+        ({"config": {"data": "mnist-mini"}, "federation": True}, "dpps federation join"),
+    ],
+)
+def test_a_folder_that_cannot_be_resumed_is_one_line(settings, told, tmp_path, capsys):
+    out = tmp_path / "run"
+    if settings is not None:
+        out.mkdir()
+        (out / "run.json").write_text(json.dumps(settings))
+    assert main(["resume", str(out)]) == WRONG
+    said = capsys.readouterr().err
+    assert told in said
+    assert str(out) in said
+    assert len(said.splitlines()) == 1
 
 
 # The live display, and signals that stop a run after its round
 
 
-def run(unit: Any, epsilon: float | None, *, simulated: bool = False) -> Any:
+def run(unit: Any, *, simulated: bool = False) -> Any:
     return SimpleNamespace(
         unit=unit,
         plan=SimpleNamespace(count=10),
         state=SimpleNamespace(round=0),
-        privacy=SimpleNamespace(epsilon=3.0, epsilon_spent=epsilon, simulated=simulated),
+        protocol=SimpleNamespace(noise=SimpleNamespace(private=not simulated)),
     )
 
 
-def shown(finished: Any, *, terminal: bool = True, quiet: bool = False) -> str:
+def shown(finished: Any, epsilon: float | None, *, terminal: bool = True, quiet: bool = False) -> str:
     console = Console(file=StringIO(), force_terminal=terminal, width=150)
-    progress = Progress(console, shown=not quiet)
-    with progress:
+    with Progress(console, shown=not quiet) as progress:
         progress.begin(finished)
         for k in range(10):
-            progress.after_round(finished, SimpleNamespace(round=k, loss=0.5, used=2.0))  # type: ignore[arg-type]
+            log = RoundLog(k, None, None, 2.0, 0.0, None, 0.5, epsilon_total=epsilon if k == 4 else None)
+            progress.after_round(finished, log)
     return console.file.getvalue()
 
 
@@ -419,13 +506,12 @@ def shown(finished: Any, *, terminal: bool = True, quiet: bool = False) -> str:
     [
         (Record(epsilon=3), 1.5, "epsilon 1.5"),
         (Record(epsilon=3), 1e6, "(no protection)"),
-        (Record(epsilon=3), None, "epsilon inf (no protection)"),
         (NodeSwap(), 1.5, "sum of rounds 1.5"),
         (None, None, "S 2"),
     ],
 )
 def test_what_was_spent_is_called_what_it_is(unit: Any, epsilon: float | None, words: str) -> None:
-    said = shown(run(unit, epsilon))
+    said = shown(run(unit), epsilon)
     assert words in said
     assert "loss 0.500" in said
     assert ("epsilon" in said) == isinstance(unit, Record)
@@ -433,12 +519,12 @@ def test_what_was_spent_is_called_what_it_is(unit: Any, epsilon: float | None, w
 
 @pytest.mark.parametrize("simulated", [True, False])
 def test_what_was_spent_on_seeded_noise_is_called_simulated(simulated: bool) -> None:
-    assert ("simulated" in shown(run(Record(epsilon=3), 1.5, simulated=simulated))) == simulated
+    assert ("simulated" in shown(run(Record(epsilon=3), simulated=simulated), 1.5)) == simulated
 
 
 @pytest.mark.parametrize("how", [{"terminal": False}, {"quiet": True}])
 def test_nothing_is_shown_to_nobody(how: dict[str, bool]) -> None:
-    assert "loss" not in shown(run(Record(epsilon=3), 1.0), **how)
+    assert "loss" not in shown(run(Record(epsilon=3)), 1.0, **how)
 
 
 def test_a_spinner_only_on_a_terminal() -> None:
@@ -541,22 +627,3 @@ def test_the_best_setting_is_said_as_options_with_what_the_search_cost(tmp_path,
         said = capsys.readouterr().out
         assert " 91.50 %  --lr-shared 2.0 --batch-size 100" in said
         assert ("epsilon 1, delta 1e-05" in said) == charged
-
-
-# `dpps secret`
-
-
-def test_every_secret_is_another_one_and_long_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    found = set()
-    for _ in range(3):
-        assert main(["secret"]) == 0
-        found.add(capsys.readouterr().out.strip())
-    assert len(found) == 3
-    assert min(map(len, found)) >= 43  # 256 bits
-
-
-def test_it_takes_no_options_but_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["secret", "--help"]) == 0
-    assert "export" in capsys.readouterr().out
-    assert main(["secret", "--long"]) == 2
-    assert "--long" in capsys.readouterr().err

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from dpps.cli import COMMANDS, DONE, WRONG, commands, main
+from dpps.cli.help import groups_of, options_of
 from dpps.cli.main import Group
 
-EVERY = sorted(commands())
+EVERY = sorted(words for words, _ in commands())
 GROUPS = [name for name, found in COMMANDS.items() if isinstance(found, Group)]
 
 
@@ -27,6 +28,36 @@ def test_it_explains_itself(words: tuple[str, ...], capsys: pytest.CaptureFixtur
     assert len(captured.out) > 200
     assert "--help" in captured.out
     assert captured.err == ""
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_every_option_has_a_line_of_help_that_fits(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = dict(commands())[words].kind()
+    for option in options_of(kind):
+        assert option.help, option.flag
+        assert len(option.line) <= 2 * 50, (
+            f"{option.flag}: at most two lines; the rest belongs to the details"
+        )
+    assert main([*words, "--help"]) == DONE
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert len(shown) <= 100
+    for title, options in groups_of(kind).items():
+        assert title in shown
+        assert len(options) <= 24, f"the group {title} does not fit a screen"
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_the_same_words_mean_the_same_in_every_command(words: tuple[str, ...]) -> None:
+    """--json prints JSON, --plot and --out are places to write to, and nothing is called another name for them."""
+    for option in options_of(dict(commands())[words].kind()):
+        assert option.flag not in ("--output-dir", "--folder", "--picture", "--as-json")
+        if option.flag == "--json":
+            assert option.value == ""
+        if option.flag in ("--out", "--plot"):
+            assert option.is_path
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
@@ -67,6 +98,7 @@ def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) ->
         assert main(words) == DONE
         shown = capsys.readouterr().out
         assert all(f"dpps {name}" in shown for name in COMMANDS)
+        assert len(shown.splitlines()) <= 24, "it fits a screen"
 
 
 def test_the_overview_needs_no_torch() -> None:

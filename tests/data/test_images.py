@@ -83,16 +83,7 @@ def test_from_folders_to_predictions(tmp_path, capsys):
         write_folder(tmp_path / f"node-{node}" / "test", 10)
     schema, out = str(tmp_path / "schema.toml"), str(tmp_path / "run")
     assert main(["data", "describe", str(tmp_path / "node-0"), "--out", schema]) == DONE
-    options = [
-        "--node-data",
-        f"{tmp_path}/node-{{rank}}",
-        "--schema",
-        schema,
-        "--nodes",
-        "2",
-        "--topology",
-        "ring",
-    ]
+    options = f"--node-data {tmp_path}/node-{{rank}} --schema {schema} --nodes 2 --topology ring".split()
     learn = ["--model", "linear", "--shared", "all", "--unit", "none", "--epochs", "30", "--batch-size", "20"]
     assert main(["train", *options, *learn, "--quiet", "--out", out]) == DONE
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["own_accuracy"] == 100

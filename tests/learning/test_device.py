@@ -1,5 +1,7 @@
 """A run on another device computes there, and its test sets are there as well."""
 
+import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 from torch import nn
 
 import dpps
+from dpps.errors import UsageError
+from dpps.runs.validation import as_device
 from tests.support.elsewhere import NAME, Elsewhere
 from tests.support.learning import toy_data
 
@@ -16,7 +20,13 @@ MODELS = {
         nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)
     ),
 }
-UNITS = {"none": None, "contribution": dpps.Contribution(clip=1.0, round_epsilon=1.0)}
+UNITS = {
+    "none": None,
+    "contribution": dpps.Contribution(clip=1.0, round_epsilon=1.0),
+    "record": dpps.Record(noise_multiplier=1.0),
+    "partners": dpps.Record(noise_multiplier=1.0, trust=dpps.Pairs(colluders=0)),
+    "node-swap": dpps.NodeSwap(budget=5.0, sensitivity=dpps.Paper(0.78, 0.55)),
+}
 
 
 def _fit(device: str, model: str, unit: str) -> dpps.Run:
@@ -37,8 +47,9 @@ def test_the_device_of_these_tests_keeps_what_is_here_apart_from_what_is_there()
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("model", MODELS)
-def test_training_and_evaluation_give_the_same_there(model, unit):
+def test_training_and_evaluation_give_the_same_there(model, unit, monkeypatch):
     here = _fit("cpu", model, unit)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which knows no such device
     with Elsewhere():
         there = _fit(NAME, model, unit)
         assert there.shared.device.type == there.local.device.type == NAME
@@ -49,3 +60,30 @@ def test_training_and_evaluation_give_the_same_there(model, unit):
         other = toy_data(1, seed=3)[0]
         assert there.evaluate(other) == here.evaluate(other)
         assert next(there.models()[0].parameters()).device.type == NAME
+
+
+def test_the_options_of_a_run_choose_its_device():
+    options = dpps.runs.Options(nodes=3, epochs=1, batch_size=1000, unit="none", shared="all", device=NAME)
+    with Elsewhere():
+        there = dpps.Run.from_options(options).fit()
+        assert there.shared.device.type == NAME
+    here = dpps.Run.from_options(dataclasses.replace(options, device="cpu")).fit()
+    assert there.accuracy == here.accuracy
+
+
+@pytest.mark.parametrize(
+    ("cards", "rank", "chosen"), [(0, "0", "cpu"), (1, "0", "cuda:0"), (2, "1", "cuda:1"), (2, "2", "cuda:0")]
+)
+def test_auto_is_a_card_of_its_own_for_every_process_or_the_processor(cards, rank, chosen, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cards > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert as_device("auto") == chosen
+
+
+def test_a_card_that_is_not_there_is_refused_by_its_number(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert as_device("cuda") == "cuda"
+    with pytest.raises(UsageError, match="'cuda:1'"):
+        as_device("cuda:1")

@@ -8,7 +8,7 @@ import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning import Adam, Averaging, Cosine, LocalOptimizers, Momentum, WarmUp
+from dpps.learning import Adam, Averaging, LocalOptimizers, Momentum
 from dpps.noise import Seeded
 from tests.support.learning import tiny, toy_data, train
 
@@ -110,7 +110,7 @@ def test_bad_values_are_refused(make, says):
         make()
 
 
-# Optimizers, schedules and averaging in a run: what they make of released updates, and what they must not change
+# Optimizers and averaging in a run: what they make of released updates, and what they must not change
 
 
 RECORD = dpps.Record(noise_multiplier=2.0)
@@ -232,7 +232,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
             batch_size=10,
             optimizer=Adam(0.05),
             averaging=0.5,
-            schedule=WarmUp(3, Cosine()),
+            lr_step=2,
         )
 
     whole = dpps.Run(algorithm(), toy_data(3), folder=tmp_path / "whole", **options).fit(epochs=3)
@@ -245,19 +245,6 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     for name, rows in whole.state.kept.items():
         assert second.state.kept[name].dtype == rows.dtype
         assert torch.equal(second.state.kept[name], rows)
-
-
-def test_the_rates_follow_the_schedule_and_stand_in_the_contract():
-    run = train(tiny(), ["layer1"], RECORD, schedule=Cosine(), lr_shared=1.0)
-    factors = Cosine().factors(12)
-    assert [rate for rate, _ in run.contract.plan.rounds] == list(factors)
-    assert [log.used for log in run.log] == pytest.approx([f * 1.0 / 10 for f in factors], rel=1e-6)
-    assert run.state.shared.clock == 12  # the counters of the topology do not restart
-
-
-def test_a_schedule_and_rate_steps_exclude_each_other():
-    with pytest.raises(UsageError, match=r"lr_step.*cosine"):
-        dpps.PartPSP(tiny(), ["layer1"], lr_step=2, schedule=Cosine())
 
 
 def test_what_comes_out_is_the_average():

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpps import models
-from dpps.errors import UsageError
 from dpps.learning import Partition, is_chain
-from dpps.models import MLP, MLPResidual, ResNet18, ViT, shared_prefixes
+from dpps.models import MLP, MLPResidual, ResNet18, ViT
 from tests.support.models import Shapes, count, randomise, shapes, small, tiny_vit
 
 # Perceptrons
@@ -24,7 +23,6 @@ def test_mlp_has_the_papers_layers() -> None:
         "layer3.bias": (10,),
     }
     assert shapes(MLP()) == shapes(MLPResidual(1)) == shapes(MLPResidual(2)) == expected
-    assert count(MLP(), shared_prefixes("mlp", "1")) == 7850
 
 
 def test_mlp_is_tanh_after_every_layer() -> None:
@@ -73,9 +71,7 @@ def resnet_shapes(classes: int, channels: int = 3) -> Shapes:
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_resnet18_has_torchvisions_parameters(norm: str) -> None:
-    model = ResNet18(norm=norm)
-    assert shapes(model) == resnet_shapes(10)
-    assert count(model) == 11_181_642
+    assert shapes(ResNet18(norm=norm)) == resnet_shapes(10)
 
 
 def test_resnet18_sizes() -> None:
@@ -253,8 +249,3 @@ def test_cnn_has_about_26_000_parameters() -> None:
 def test_cnn_fits_images_of_many_sizes(height: int, width: int) -> None:
     model, _ = models.build("cnn", "2", (3, height, width), 4)
     assert model(torch.rand(2, 3, height, width)).shape == (2, 4)
-
-
-def test_cnn_refuses_what_is_too_small() -> None:
-    with pytest.raises(UsageError, match=r"14 x 14.*13 x 28"):
-        models.build("cnn", "all", (1, 13, 28), 10)

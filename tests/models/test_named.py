@@ -10,7 +10,7 @@ from torch import nn
 
 from dpps.cli import main
 from dpps.errors import UsageError
-from dpps.models import MLP, MODELS, MLPResidual, ViT, build, shared_prefixes
+from dpps.models import MLP, MLPResidual, ViT, build
 from tests.support.models import count, shapes
 
 
@@ -34,10 +34,6 @@ def test_shared_part_has_the_papers_size(name: str, shared: str, size: int) -> N
     assert count(model, prefixes) == size
 
 
-def test_only_one_model_has_a_norm_to_choose() -> None:
-    assert [name for name in MODELS.names() if MODELS[name].has_norm] == ["resnet18"]
-
-
 def test_build_fits_the_data() -> None:
     assert shapes(build("mlp", "1", (3, 32, 32), 7)[0]) == shapes(MLP((3072, 10, 3072, 7)))
     assert shapes(build("mlp", "1", (30,), 2)[0]) == shapes(MLP((30, 10, 30, 2)))
@@ -57,35 +53,19 @@ def test_residual_connection_follows_the_shared_part(shared: str, residual: int)
     assert model.residual == residual
 
 
-def test_shared_accepts_prefixes() -> None:
-    assert shared_prefixes("resnet18", "conv1, bn1") == ("conv1", "bn1")
-    assert shared_prefixes("resnet18", "layer1.0.conv1") == ("layer1.0.conv1",)
-    assert shared_prefixes("vit", "encoder.pos_embedding") == ("encoder.pos_embedding",)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: build("resnet", "1", (3, 32, 32), 10), r"model 'resnet': .*'resnet18'"),
-        (
-            lambda: build("mlp", "3", (4,), 10),
-            r"mlp '3': .*1, 2, all, layer1",
-        ),
-        (lambda: build("mlp", "", (4,), 10), r"mlp ''"),
+        (lambda: build("mlp", "3", (4,), 10), r"mlp '3': .*1, 2, all, layer1"),
         (lambda: build("mlp", "layer1,", (4,), 10), r"mlp ''"),
         (lambda: build("resnet18", "conv1,bn", (3, 8, 8), 10), r"'bn': .*'bn1'"),
-        (
-            lambda: build("resnet18", "1", (30,), 10),
-            r"resnet18 .*\(30,\): .*mlp",
-        ),
-        (lambda: build("cnn", "all", (30,), 10), r"cnn .*\(30,\)"),
+        (lambda: build("cnn", "all", (1, 13, 28), 10), r"14 x 14.*13 x 28"),
+        (lambda: build("cnn", "all", (30,), 10), r"cnn .*\(30,\): .*mlp"),
         (lambda: build("vit", "1", (28, 28), 10), r"vit .*\(28, 28\)"),
         (lambda: build("vit", "1", (3, 30, 30), 10), r"vit .* 4.*30x30"),
         (lambda: build("vit", "1", (3, 32, 28), 10), r"vit .*32x28"),
-        (
-            lambda: build("resnet18", "1", (3, 32, 32), 10, norm="layer"),
-            r"norm 'layer': .*batch",
-        ),
+        (lambda: build("resnet18", "1", (3, 32, 32), 10, norm="layer"), r"norm 'layer': .*batch"),
         (lambda: ViT(image=30), r"patch 4 .* 30"),
         (lambda: ViT(heads=3), r"heads 3 .* 128"),
         (lambda: MLP((4,)), r"\(4,\).*two sizes"),

@@ -84,6 +84,8 @@ def test_a_users_mechanism_with_a_right_event_has_a_right_total() -> None:
 def test_a_mechanism_that_states_no_cost_is_refused() -> None:
     with pytest.raises(UsageError, match=r"Costless.*event\(self, noise_multiplier\)"):
         dpps.DPPS(dpps.Ring(3), Costless(), dpps.Bounded(clip=0.5))
+    with pytest.raises(UsageError, match=r"Costless.*of\(cls, noise\)"):
+        Costless.of(1.0)
     with pytest.raises(UsageError, match=r"Free .*sensitivity 2 .*non_private"):
         Free().cost(2.0, 10.0)
     assert Free().cost(0.0, 10.0).free

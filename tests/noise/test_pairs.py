@@ -118,14 +118,6 @@ def test_a_process_with_some_of_the_rows_draws_what_all_rows_here_would(partners
     assert np.array_equal(whole[1:4], send(SeededPairs(partners, 5), [1, 2, 3], 1000))
 
 
-def test_edges_one_by_one_have_the_same_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpps.noise.pairs.sources._DENSE", 4)
-    partners = graphs()[2]
-    noise = send(SeededPairs(partners, 7), list(range(10)), D)
-    assert agrees(noise, covariance(partners))
-    assert np.array_equal(noise[2:5], send(SeededPairs(partners, 7), [2, 3, 4], D))
-
-
 def apart(nodes: int) -> list[PairKeys]:
     """Every node in a process of its own."""
     identities = [IdentityKey() for _ in range(nodes)]

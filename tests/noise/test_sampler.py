@@ -232,10 +232,7 @@ def test_senseless_scales_are_refused(scale: float) -> None:
 
 
 def test_other_senseless_arguments_are_refused() -> None:
-    for call in (
-        lambda: Keystream(b"short"),
-        lambda: Keystream(KEY).bernoulli(1.5, 1),
-    ):
+    for call in (lambda: Keystream(b"short"), lambda: Keystream(KEY).bernoulli(1.5, 1)):
         with pytest.raises(UsageError):
             call()
 

@@ -91,7 +91,7 @@ def test_nothing_is_begun_after_the_deadline(tmp_path):
 
 def test_a_half_written_result_does_not_count(tmp_path):
     store = Store(tmp_path)
-    (store.folder / f".{TINY.key}.1.part").write_text('{"accuracy": 1')
+    (store.folder / f"{TINY.key}.json.1.part").write_text('{"accuracy": 1')
     assert store.get(TINY) is None
     store.put(TINY, {"accuracy": 1.0})
     assert store.get(TINY) == {"accuracy": 1.0}

@@ -1,7 +1,8 @@
-"""Every table and figure of the paper: its cells at all sizes, its files at the smallest, and what the published numbers say."""
+"""Every table and figure of the paper: its cells at both sizes, its files, and what the published numbers say."""
 
 import csv
 import re
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 
@@ -22,23 +23,25 @@ from dpps.paper import (
     tables,
     text,
 )
-from tests.support.paper import SMALLEST, TINY
+from tests.support.paper import QUICK, TINY
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_writes_its_tables_figures_and_page(name, tmp_path):
     experiment = EXPERIMENTS[name]
     store = Store(tmp_path / "cells")
-    empty = experiment.page(store, SMALLEST, tmp_path)
+    empty = experiment.page(store, QUICK, tmp_path)
     assert "not run" in empty.read_text()
-    for cell in experiment.cells(SMALLEST):
-        store.put(cell, run(cell))
-    page = experiment.page(store, SMALLEST, tmp_path)
+    cells = experiment.cells(QUICK)
+    tiny = [cell.but(batch_size=5, tests=20, epochs=1, examples=10 * cell["nodes"]) for cell in cells]
+    for cell, result in zip(cells, cycle([run(tiny[0]), run(tiny[-1])]), strict=False):
+        store.put(cell, result)
+    page = experiment.page(store, QUICK, tmp_path)
     assert experiment.title in page.read_text()
     found = {path.suffix for path in page.parent.iterdir()}
     assert found == {".csv", ".svg", ".png", ".html"}
     rows = list(csv.DictReader((page.parent / f"{name}.csv").read_text().splitlines()))
-    assert any("not run" not in row.values() for row in rows)
+    assert all("not run" not in row.values() for row in rows)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -82,9 +85,8 @@ def test_the_full_size_is_the_papers() -> None:
     assert [Scope().fit(cell) for cell in CELLS] == CELLS
 
 
-@pytest.mark.parametrize("size", ["quick", "smallest"])
-def test_other_sizes_take_the_embedded_data_and_cost_less(size: str) -> None:
-    fitted = [Scope(size).fit(cell) for cell in CELLS]
+def test_a_quick_run_takes_the_embedded_data_and_costs_less() -> None:
+    fitted = [Scope("quick").fit(cell) for cell in CELLS]
     assert {cell["data"] for cell in fitted} == {"mnist-mini"}
     assert [cell["model"] for cell in fitted] == [cell["model"] for cell in CELLS]
     assert all(small.cost < full.cost for small, full in zip(fitted, CELLS, strict=True))
@@ -139,7 +141,7 @@ def test_27_points_seed_by_seed() -> None:
 
 
 def test_ours_stand_beside_the_authors_numbers(tmp_path) -> None:
-    scope, factors = Scope("smallest", (7, 8), ("mlp",)), EXPERIMENTS["factors"]
+    scope, factors = Scope("quick", (7, 8), ("mlp",)), EXPERIMENTS["factors"]
     store = Store(tmp_path / "cells")
     for cell in factors.cells(scope):
         real = published.FACTORS[2] * (0.9 if cell["seed"] == 7 else 1.1)

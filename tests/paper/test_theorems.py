@@ -15,16 +15,7 @@ from dpps.errors import UsageError
 from dpps.learning import clip_rows
 from dpps.paper import convergence
 from dpps.sensitivity import Unclipped, real_sensitivity
-from tests.support.paper import (
-    CONNECTED,
-    SLACK,
-    Constant,
-    Recorder,
-    dobrushin,
-    log_ratio,
-    mixing,
-    rows,
-)
+from tests.support.paper import CONNECTED, SLACK, Constant, Recorder, dobrushin, log_ratio, mixing, rows
 from tests.support.protocol import Scripted, column_stochastic
 
 # Lemma 1 and Theorem 1

@@ -137,6 +137,8 @@ def test_all_finish_with_one_model_and_each_with_its_own_ledger(three: Organisat
         for path in (page, card):  # nothing that one member could type repeats it
             assert "dpps federation create" in path.read_text()
             assert "dpps train" not in path.read_text()
+            assert all(name in path.read_text() for name in NAMES)
+        assert each.participation.run.summary.node_names == [each.participation.status.member]
     rows = [
         torch.cat([p.flatten() for p in each.participation.run.models()[0].parameters()]) for each in found
     ]
@@ -251,13 +253,13 @@ def test_data_that_does_not_fit_is_told_at_home(three: Organisations) -> None:
 
 
 def _joined(folder: Path, name: str, round_: int | None) -> None:
-    """`dpps join` in a process of its own; with a number it waits before that round."""
+    """`dpps federation join` in a process of its own; with a number it waits before that round."""
     torch.set_num_threads(1)
     if round_ is not None:
         hold(round_, folder / "no-such-gate")
     places = {"member": name, "node-data": f"data-{name}", "out": f"run-{name}"}
     options = [word for option, place in places.items() for word in (f"--{option}", str(folder / place))]
-    raise SystemExit(main(["join", str(folder / "federation.toml"), "--quiet", *options]))
+    raise SystemExit(main(["federation", "join", str(folder / "federation.toml"), "--quiet", *options]))
 
 
 @pytest.mark.parametrize("three", [(1.0, 300.0)], indirect=True)

@@ -37,7 +37,7 @@ def test_a_process_that_is_gone_is_not_alive(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"dpps join.*--out"):
+    with pytest.raises(UsageError, match=r"dpps federation join.*--out"):
         read_status(tmp_path)
     for content in ("", "{}", json.dumps({"members": [{}], "links": []})):
         (tmp_path / FILE).write_text(content)

@@ -224,7 +224,6 @@ def test_calibration_is_safe_and_tight_wherever_it_starts(
         lambda: noise_for(1.0, 1e-5, 10, events.laplace, sampling=0.0),
         lambda: noise_for(1.0, 0.0, 10, events.gaussian),
         lambda: noise_for(1.0, 1e-5, 10, lambda _: events.non_private()),
-        lambda: noise_for(1.0, 1e-9, 10, events.gaussian, distance=1e-8),
         lambda: discrete_gaussian_slack(10.0, 1, 1),
     ],
 )

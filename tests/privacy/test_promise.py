@@ -29,14 +29,6 @@ UNIT = Record(noise_multiplier=2.0)
 # The contract
 
 
-def test_a_contract_survives_the_ledger() -> None:
-    made = Contract.first(UNIT, PLAN)
-    read = Contract.from_json(json.loads(json.dumps(made.to_json())), "the ledger")
-    assert read == made
-    assert read.calibrate(UNIT).mechanism.scale(1.0) == 2.0
-    assert made.budget(UNIT) is None, "noise was given, so no total was promised"
-
-
 def test_a_promised_total_is_a_budget_over_the_planned_rounds() -> None:
     made = replace(Contract.first(UNIT, PLAN), epsilon=3.0)
     budget = made.budget(Record(epsilon=3.0, delta=1e-5))

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from dpps.report import RunRecord, charts, read_folder, render
-from dpps.runs import Options, Run
+from dpps.learning.evaluation import Change, Comparison
+from dpps.report import Reported, read, read_folder, render
+from dpps.runs import ALONE, NO_PRIVACY, Options, Run
+from tests.support.report import changed
 
 SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
 
@@ -17,12 +19,12 @@ SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
 def few_questions() -> Iterator[None]:
     """The accountant is slow: ask it at few points."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(charts, "SPENT_POINTS", 4)
+        patch.setattr(read, "SPENT_POINTS", 4)
         yield
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One small run in each of three units."""
     base = tmp_path_factory.mktemp("runs")
     options: dict[str, dict[str, Any]] = {
@@ -31,28 +33,49 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "none": {"epochs": 1, "unit": "none", "topology": "ring", "dropouts": 0.2},
     }
     for name, chosen in options.items():
-        config = Options(out=base / name, **SMALL, **chosen)
-        Run.from_options(config).fit()
+        Run.from_options(Options(out=base / name, **SMALL, **chosen)).fit()
     return {name: base / name for name in options}
 
 
 @pytest.fixture(scope="session")
-def records(runs: dict[str, Path]) -> dict[str, RunRecord]:
-    return {name: read_folder(folder, name) for name, folder in runs.items()}
+def runs(folders: dict[str, Path]) -> dict[str, Reported]:
+    return {name: read_folder(folder, name) for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="session")
-def pages(records: dict[str, RunRecord], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def hospitals(runs: dict[str, Reported]) -> Reported:
+    """The run in the unit record as one of five named hospitals with baselines: the first gained, of the others nothing is shown."""
+    gained, lost, unclear = Change(20.0, 2.0, 50), Change(-1.5, 0.5, 50), Change(1.0, 4.0, 50)
+    nodes, points = (gained, *[unclear] * 4), [90.0, *[71.0] * 4]
+    one = Comparison(Change(4.8, 1.6, 250), Change(4.9, 1.7, 250), nodes)
+    cost = Comparison(lost, lost, [lost] * 5)
+    return changed(
+        runs["record"],
+        node_names=["Westmead", "St-Mary", "Royal-General", "Charité", "Hôtel-Dieu"],
+        own_accuracy=74.8,
+        own_accuracy_by_node=points,
+        baselines={
+            NO_PRIVACY: {"own_accuracy": 76.3, "own_accuracy_by_node": [91.5, *[72.5] * 4]},
+            ALONE: {"own_accuracy": 70.0, "own_accuracy_by_node": [70.0] * 5},
+        },
+        comparisons={"own": {"joining": one, "privacy": cost, "both": one}},
+    )
+
+
+@pytest.fixture(scope="session")
+def pages(
+    runs: dict[str, Reported], hospitals: Reported, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """The page of each run and of their comparison."""
     base = tmp_path_factory.mktemp("pages")
-    texts = {name: render([record]) for name, record in records.items()}
-    texts["comparison"] = render([*records.values()])
+    texts = {name: render([run]) for name, run in runs.items()}
+    texts |= {"hospitals": render([hospitals]), "comparison": render([*runs.values()])}
     for name, text in texts.items():
         (base / f"{name}.html").write_text(text, encoding="utf-8")
     return {name: base / f"{name}.html" for name in texts}
 
 
 @pytest.fixture
-def copied(runs: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+def copied(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     """A copy of a run that a test may damage."""
-    return lambda name: Path(shutil.copytree(runs[name], tmp_path / name))
+    return lambda name: Path(shutil.copytree(folders[name], tmp_path / name))

@@ -1,12 +1,10 @@
-"""The page and the card."""
+"""The page and the card: what is on them, for whom, and that nothing can break them."""
 
-import dataclasses
-import json
 import re
 import shutil
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,154 +15,90 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps import report
-from dpps.report import Accuracy, RunRecord, badges, fill, model_card, read_run, render, small, statement
+from dpps.errors import UsageError
+from dpps.report import Reported, fill, meaning, model_card, read_run, render
 from dpps.report.page import _environment
 from dpps.runs import RoundLog
+from dpps.runs.baselines import gains
 from tests.support.learning import batch_norm_model, tiny, toy_data
-
-# What the page says
+from tests.support.report import changed, with_privacy
 
 
 def page_of(*folders: Path, out: Path) -> str:
     return report.write(folders, out).read_text(encoding="utf-8")
 
 
-def readings(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found
-    return {chart["key"]: chart for chart in json.loads(found[1])}
+def text_of(html: str) -> str:
+    """The words without their tags, with single spaces."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
-def test_page_needs_nothing_else(pages: dict[str, Path]) -> None:
-    page = pages["node-swap"].read_text()
-    assert re.findall(r"https?://[^\"' ]+", page) == []
-    assert not re.search(r"<(link|img|iframe)|\ssrc=|\shref=|@import|url\((?!#)", page)
-    assert "default-src 'none'" in page
-    assert len(page.encode()) < 100_000
+def section(page: str, name: str) -> str:
+    """The part of a page with this id."""
+    return page.split(f'id="{name}"')[1].split("</section>", maxsplit=1)[0].split("</figure>", maxsplit=1)[0]
 
 
-def test_headline_numbers(runs: dict[str, Path], pages: dict[str, Path]) -> None:
-    for name in ("record", "node-swap"):
-        summary = json.loads((runs[name] / "summary.json").read_text())
+def rows_of(html: str) -> list[str]:
+    return [text_of(row) for row in re.findall(r"<tr.*?</tr>", html, re.DOTALL)]
+
+
+def unprinted(html: str) -> str:
+    """What the style sheet keeps off paper."""
+    return " ".join(
+        re.findall(r'class="[^"]*unprinted[^"]*".*?(?=<section|<figure|</dl>|$)', html, re.DOTALL)
+    )
+
+
+# What is on a page
+
+
+def test_page_needs_nothing_else_and_runs_nothing(pages: dict[str, Path]) -> None:
+    for path in pages.values():
+        page = path.read_text()
+        assert re.findall(r"https?://[^\"' ]+", page) == []
+        assert not re.search(r"<(script|link|img|iframe)|\ssrc=|\shref=|\son\w+=|@import|url\((?!#)", page)
+        assert "default-src 'none'" in page
+        assert len(page.encode()) < 100_000
+
+
+def test_headline_numbers_and_the_statement_word_for_word(
+    runs: dict[str, Reported], pages: dict[str, Path]
+) -> None:
+    for name, run in runs.items():
         page = pages[name].read_text()
-        assert f"<strong>{summary['test_accuracy']:.1f} %</strong>" in page
-        assert f"<strong>{summary['rounds']}</strong>" in page
-        assert ("meaningful" in page.split("<dt>Privacy")[1].split("</div>")[0]) == (
-            summary["privacy"]["epsilon"] > 20
-        )
-        words = re.sub(r"<.*?>", "", page.split('id="privacy">')[1].split("</h2>")[1].split("</section>")[0])
-        said = summary["privacy"]["statement"]
-        assert "".join(unescape(words).split()) == "".join(said.split())
+        assert f"<strong>{run.summary.test_accuracy:.1f} %</strong>" in page
+        assert f"<strong>{run.summary.rounds}</strong>" in page
+        said = "".join(text_of(section(page, "privacy")).split())
+        assert "".join(run.summary.privacy.statement.split()) in said
+        assert "".join(meaning(run).split()) in said
 
 
-def test_the_epsilon_card_says_that_a_simulation_protects_nobody(records: dict[str, RunRecord]) -> None:
-    badge = '<em class="badge">simulation: messages not private</em>'
-    card = render([records["record"]]).split("<dt>Privacy spent</dt>")[1].split("</div>")[0]
+def test_badges_stand_next_to_epsilon(runs: dict[str, Reported]) -> None:
+    badge = '<em class="badge">simulation'
+    card = render([runs["record"]]).split("<dt>Privacy spent</dt>")[1].split("</div>")[0]
     assert badge in card
-    assert badge not in render([dataclasses.replace(records["record"], private_noise=True)])
-    assert badges(records["none"]) == ["no protection"]
-    assert render([*records.values()]).count(badge) == 2
+    assert badge not in render([with_privacy(runs["record"], simulated=False)])
+    assert render([*runs.values()]).count(badge) == 2
 
 
-def test_own_data_are_named_in_the_title(records: dict[str, RunRecord]) -> None:
-    page = render([dataclasses.replace(records["none"], data="hospitals")])
-    assert "<h1>hospitals, mlp, partpsp " in page
-
-
-def test_what_is_for_the_nodes_own_eyes_is_marked(records: dict[str, RunRecord]) -> None:
-    page = render([records["record"]])
-    mark = "own eyes"
-    for part in ('id="loss"', 'id="nodes"', "own test data", 'id="labels"'):
-        assert mark in unescape(page.split(part)[1].split("</p>")[0].split("</dd>")[0]), part
-    assert mark not in unescape(page.split('id="epsilon"')[1].split("</p>")[0])
-
-
-def test_baselines_are_rows(records: dict[str, RunRecord]) -> None:
-    baselines = {"no privacy": Accuracy(91.5), "alone": Accuracy(40.0, by_node=[30.0, 50.0])}
-    page = render([dataclasses.replace(records["record"], baselines=baselines)])
-    table = page.split('id="joining"')[1].split("</section>")[0]
-    mean = records["record"].accuracy.mean
-    assert mean is not None
-    assert f"{mean - 91.5:+.1f} points" in table
-    assert "30.0 % to 50.0 %" in table
-    assert "guarantee" in table
-    compared = render([dataclasses.replace(records["record"], baselines=baselines), records["none"]])
-    assert '<td data-head="no privacy" class="unprinted">91.5 %</td>' in compared
-    assert '<td data-head="no privacy" class="unprinted nothing">-</td>' in compared
-    assert 'id="joining"' not in render([records["record"]])
-
-
-def test_a_long_run_stays_small(records: dict[str, RunRecord]) -> None:
+def test_a_long_run_stays_small(runs: dict[str, Reported]) -> None:
     random = np.random.default_rng(0).lognormal(size=(30_000, 5))
-    rounds = [
+    log = [
         RoundLog(t, *map(float, row), 1.0, watched={"paper": float(row[0])}) for t, row in enumerate(random)
     ]
-    long = dataclasses.replace(records["node-swap"], rounds=rounds)
-    page = render([long, dataclasses.replace(long, name="other"), dataclasses.replace(long, name="third")])
+    long = replace(runs["node-swap"], log=log)
+    page = render([long, replace(long, name="other"), replace(long, name="third")])
     assert len(page.encode()) < 2_000_000
     assert len(render([long]).encode()) < 500_000
-
-
-def test_statement_is_cut_into_paragraphs() -> None:
-    text = "Protected: you. Guarantee: epsilon 1. This run was a simulation. Not covered: me. Also not covered: him."
-    parts = statement(text)
-    assert [opening for opening, _ in parts] == [
-        "Protected:",
-        "Guarantee:",
-        "",
-        "Not covered:",
-        "Also not covered:",
-    ]
-    assert " ".join(a + b for a, b in parts) == text
-
-
-def test_comparison(runs: dict[str, Path], pages: dict[str, Path]) -> None:
-    page = pages["comparison"].read_text()
-    accuracy = readings(page)["accuracy"]
-    assert [series["name"] for series in accuracy["series"]] == list(runs)
-    assert accuracy["series"][2]["y"][1] == ""  # one epoch less
-    differ = page.split('id="differences"')[1].split("<details>")[0]
-    assert ">unit<" in differ
-    assert ">data<" not in differ
-    assert page.count("<span>dpps train") == 3
-
-
-def test_the_same_statement_is_written_once(records: dict[str, RunRecord]) -> None:
-    one = records["record"]
-    privacy = dataclasses.replace(
-        one.privacy, statement=one.privacy.statement.replace("epsilon 3", "epsilon 4")
-    )
-    runs = [one, dataclasses.replace(one, name="four", privacy=privacy), records["none"]]
-    words = render(runs).split('id="privacy">')[1].split("</section>")[0]
-    assert words.count("<b>Protected:</b>") == 1
-    assert "<h3>record, four</h3>" in words
-    assert "<dt>four</dt><dd> epsilon 4" in words
-
-
-def test_runs_of_the_same_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) -> None:
-    for place in ("a", "b"):
-        shutil.copytree(runs["none"], tmp_path / place / "run")
-    page = page_of(tmp_path / "a" / "run", tmp_path / "b" / "run", out=tmp_path / "page.html")
-    assert [series["name"] for series in readings(page)["loss"]["series"]] == ["a/run", "b/run"]
-    assert "<table" not in page.split('id="differences"')[1].split("<details>")[0]
-
-
-def test_names_cannot_break_the_page(runs: dict[str, Path], tmp_path: Path) -> None:
-    evil = tmp_path / "<b onload=x>&'\""
-    shutil.copytree(runs["none"], evil)
-    page = page_of(evil, runs["node-swap"], out=tmp_path / "page.html")
-    assert "<b onload" not in page
-    assert readings(page)["loss"]["series"][0]["name"] == evil.name
 
 
 def test_report_of_a_run_in_memory(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x, target = torch.randn(60, 4), torch.randint(3, (60,))
-    nodes = [TensorDataset(x[k::3], target[k::3]) for k in range(3)]
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     run = dpps.Run(
         dpps.PartPSP(model, shared=["0"], batch_size=5),
-        nodes,
+        [TensorDataset(x[k::3], target[k::3]) for k in range(3)],
         topology=dpps.Ring(3),
         privacy=dpps.NodeSwap(budget=5),
         test=TensorDataset(x, target),
@@ -172,16 +106,213 @@ def test_report_of_a_run_in_memory(tmp_path: Path) -> None:
         watch={"by the paper": dpps.Paper(0.8, 0.5)},
         track_real=True,
     ).fit(epochs=2)
-    path = report.from_run(run, tmp_path / "run.html")
-    page = path.read_text(encoding="utf-8")
-    drawn = readings(page)
-    assert [s["name"] for s in drawn["sensitivity"]["series"]] == ["certified", "real", "by the paper"]
+    page = report.from_run(run, tmp_path / "run.html").read_text(encoding="utf-8")
+    legend = section(page, "sensitivity").split('class="legend"')[1].split("</div>")[0]
+    assert all(name in legend for name in ("certified", "real", "by the paper"))
     assert run.privacy.epsilon is not None
-    assert drawn["epsilon"]["series"][0]["y"][-1] == f"{run.privacy.epsilon:,.0f}"
+    assert f"{run.privacy.epsilon:,.0f}" in section(page, "epsilon")
     assert "dpps train" not in page
 
 
-# Colours
+# For a board: what joining gained, by name, with its uncertainty
+
+
+def test_every_member_has_a_row_with_its_name_and_its_interval(hospitals: Reported) -> None:
+    rows = rows_of(section(render([hospitals]), "joining"))[1:]
+    assert hospitals.summary.node_names is not None
+    assert [row.startswith(name) for row, name in zip(rows, hospitals.summary.node_names, strict=False)] == [
+        True
+    ] * 5
+    assert "+20.0 ± 3.9" in rows[0]
+    assert "70.0 %" in rows[0]
+    assert "90.0 %" in rows[0]
+    unclear = text_of(section(render([hospitals]), "joining")).count("either way")
+    assert unclear == 4  # the four whose interval contains 0
+    assert len(rows) == 7  # and the mean over nodes, and all examples pooled
+    assert "+4.8 ± 3.1" in rows[5]
+    assert "+4.9 ± 3.3" in rows[6]
+
+
+def test_pooled_accuracies_count_every_example_the_same(hospitals: Reported) -> None:
+    comparisons = hospitals.summary.comparisons
+    assert comparisons is not None
+    nodes = [
+        replace(change, examples=n)
+        for change, n in zip(comparisons["own"]["both"].by_node, (10, 10, 10, 10, 60), strict=True)
+    ]
+    both = replace(comparisons["own"]["both"], by_node=nodes)
+    found = changed(hospitals, comparisons={"own": {**comparisons["own"], "both": both}})
+    _, (mean, pooled) = gains(found.summary)
+    assert (mean.private, mean.alone) == (74.8, 70.0)
+    assert pooled.private == pytest.approx(0.1 * 90 + 0.9 * 71)
+    assert pooled.without_noise == pytest.approx(0.1 * 91.5 + 0.9 * 72.5)
+
+
+def test_names_instead_of_numbers_everywhere(hospitals: Reported) -> None:
+    for text in (render([hospitals]), model_card(hospitals)):
+        assert not re.search(r"\bnode \d", text_of(text))
+        assert "Westmead, St-Mary, Royal-General, Charité, Hôtel-Dieu" in text
+    nodes = text_of(section(render([hospitals]), "nodes"))
+    assert all(name in nodes for name in hospitals.summary.node_names or ())
+    assert "Westmead" in section(render([hospitals]), "labels")
+
+
+def test_members_of_a_federation_are_named_and_own_one_row(hospitals: Reported) -> None:
+    one = changed(
+        hospitals,
+        members=hospitals.summary.node_names,
+        node_names=["Charité"],
+        accuracy_by_node=[71.0],
+        own_accuracy_by_node=[],
+        baselines=None,
+        comparisons=None,
+        split=None,
+    )
+    page = render([replace(one, command=None)])
+    assert "Westmead, St-Mary, Royal-General, Charité, Hôtel-Dieu" in page
+    assert rows_of(section(page, "nodes"))[1:] == ["Charité 71.0 %"]
+    for text in (page, model_card(replace(one, command=None))):
+        assert "dpps federation create" in text
+
+
+def test_many_nodes_are_not_all_listed(hospitals: Reported) -> None:
+    many = changed(
+        hospitals, comparisons=None, node_names=None, accuracy_by_node=[50.0] * 900, own_accuracy_by_node=[]
+    )
+    rows = rows_of(section(render([many]), "nodes"))
+    assert len(rows) == 42
+    assert "900" in rows[-1]
+
+
+def test_without_baselines_nothing_is_said_about_joining(runs: dict[str, Reported]) -> None:
+    assert 'id="joining"' not in render([runs["record"]])
+
+
+# What may leave: on paper, and on the card
+
+
+def test_what_a_board_asks_for_is_printed_and_what_nobody_asked_for_is_not(hospitals: Reported) -> None:
+    page = render([hospitals])
+    away = unprinted(page)
+    for name in ("joining", "privacy", "accuracy", "epsilon"):
+        assert f'id="{name}"' not in away
+    for name in ("loss", "nodes", "labels"):
+        assert f'id="{name}"' in away
+
+
+@pytest.mark.parametrize(
+    ("model", "shared", "passed_on"),
+    [(tiny(), "all", True), (tiny(), ["layer1"], False), (batch_norm_model(), "all", False)],
+)
+def test_accuracy_with_parts_that_were_not_noised_is_not_passed_on(model, shared, passed_on: bool) -> None:
+    """Unit contribution: the statement says that accuracies computed with local parameters must not be published."""
+    run = dpps.Run(
+        dpps.PartPSP(model, shared, batch_size=10),
+        toy_data(3),
+        topology="ring",
+        privacy=dpps.Contribution(epsilon=8.0, clip=1.0),
+        test=toy_data(1, seed=9)[0],
+        seed=0,
+    ).fit(epochs=2)
+    found = read_run(run, "run")
+    assert (f"{found.summary.test_accuracy:.1f} % " in model_card(found)) == passed_on
+    page = render([found])
+    assert ('<div class="card unprinted"><dt>Accuracy' in page) != passed_on
+    assert ('<figure class="chart" id="accuracy">' in page) == passed_on
+    assert run.summary.own_statistics == isinstance(model, nn.Sequential)
+
+
+def test_gains_of_models_that_were_not_noised_are_not_printed(hospitals: Reported) -> None:
+    hidden = with_privacy(changed(hospitals, local_parameters=5), unit="contribution")
+    assert '<section class="wide unprinted" id="joining">' in render([hidden])
+    assert '<section class="wide" id="joining">' in render([hospitals])
+    compared = render([hidden, replace(hidden, name="other")])
+    assert compared.count('<span class="unprinted">74.8 %') == 0
+    assert compared.count(f'<span class="unprinted">{hospitals.summary.test_accuracy:.1f} %') == 2
+
+
+def test_card_has_the_statement_word_for_word_and_what_epsilon_means(runs: dict[str, Reported]) -> None:
+    for run in runs.values():
+        text = " ".join(model_card(run).replace("**", "").split())
+        assert " ".join(run.summary.privacy.statement.split()) in text
+        assert meaning(run) in text
+
+
+def test_card_says_what_the_epsilon_is_worth(runs: dict[str, Reported]) -> None:
+    card = model_card(runs["record"])
+    assert "**epsilon 3, delta 1e-5**" in card
+    assert "**Simulation:" in card
+    assert "**No meaningful protection.**" in model_card(runs["node-swap"])
+    assert "**No protection.**" in model_card(runs["none"])
+    secure = with_privacy(runs["record"], simulated=False)
+    assert "Simulation" not in model_card(secure).split("Protected")[0]
+    assert "unfinished" in model_card(replace(secure, finished=False))
+
+
+def test_card_leaves_out_what_was_not_noised(runs: dict[str, Reported], hospitals: Reported) -> None:
+    card = model_card(runs["record"])
+    assert f"{runs['record'].summary.test_accuracy:.1f} %" in card
+    assert "loss" not in card.split("## Privacy")[0]
+    for number in ("74.8", "76.3", "70.0", "20.0"):  # own accuracy, baselines, gains
+        assert number not in model_card(hospitals)
+
+
+def test_card_of_a_folder(folders: dict[str, Path], tmp_path: Path) -> None:
+    written = report.write_card(folders["none"], tmp_path / "card.md")
+    assert written.read_text(encoding="utf-8").startswith("# Model card: mnist-mini, mlp, partpsp")
+    assert written.stat().st_mode & 0o077 == 0
+    with pytest.raises(UsageError, match=r"run\.json"):
+        report.write_card(tmp_path, tmp_path / "card.md")
+
+
+# Several runs
+
+
+def test_comparison(runs: dict[str, Reported], pages: dict[str, Path], hospitals: Reported) -> None:
+    page = pages["comparison"].read_text()
+    rows = rows_of(page.split('class="cards runs"')[1].split("</table>")[0])[1:]
+    assert [row.split()[0] for row in rows] == list(runs)
+    differ = section(page, "differences").split("<details>")[0]
+    assert ">unit<" in differ
+    assert ">data<" not in differ
+    assert page.count("<span>dpps train") == 3
+    own = changed(hospitals, "own", test_accuracy=None, accuracy_by_epoch=[])
+    rows = rows_of(render([own, runs["none"]]).split("</table>")[0])[1:]
+    assert "74.8 %" in rows[0]
+    assert "76.3 % 70.0 %" in rows[0]  # no privacy, alone
+    assert "- -" in rows[1]
+
+
+def test_the_same_statement_is_written_once(runs: dict[str, Reported]) -> None:
+    one = runs["record"]
+    other = one.summary.privacy.statement.replace("epsilon 3", "epsilon 4")
+    found = render([one, with_privacy(one, "four", statement=other, epsilon=4.0), runs["none"]])
+    privacy = section(found, "privacy")
+    assert privacy.count("<b>Protected:</b>") == 1
+    assert "<h3>record, four</h3>" in privacy
+    assert "<dt>four</dt><dd>epsilon 4" in privacy
+    assert privacy.count(meaning(one)) == 1
+
+
+def test_runs_of_the_same_name_are_told_apart(folders: dict[str, Path], tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        shutil.copytree(folders["none"], tmp_path / place / "run")
+    page = page_of(tmp_path / "a" / "run", tmp_path / "b" / "run", out=tmp_path / "page.html")
+    assert "a/run: " in text_of(section(page, "loss"))
+    assert "b/run: " in text_of(section(page, "loss"))
+    assert "<table" not in section(page, "differences").split("<details>")[0]
+
+
+def test_names_cannot_break_the_page(folders: dict[str, Path], hospitals: Reported, tmp_path: Path) -> None:
+    evil = tmp_path / "<b onload=x>&'\""
+    shutil.copytree(folders["none"], evil)
+    page = page_of(evil, folders["node-swap"], out=tmp_path / "page.html")
+    assert "<b onload" not in page
+    assert evil.name in unescape(section(page, "loss"))
+    assert "<b onload" not in render([changed(hospitals, node_names=[evil.name, "b", "c", "d", "e"])])
+
+
+# Colours, and values that read well
 
 
 def palette(theme: int) -> dict[str, str]:
@@ -204,85 +335,14 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [0, 1])
-def test_contrast(theme: int) -> None:
+def test_lines_and_words_can_be_seen(theme: int) -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     colours = palette(theme)
     written = ["ink", "soft", "warn", *(f"t{k}" for k in range(6))]
-    pairs = [(name, back) for name in written for back in ("panel", "page")] + [
-        ("warn", "warn-back"),
-        ("ink", "warn-back"),
-    ]
-    poor = {pair: contrast(colours[pair[0]], colours[pair[1]]) for pair in pairs}
-    assert {pair: ratio for pair, ratio in poor.items() if ratio < 4.5} == {}
-
-
-# The model card
-
-
-def test_card_has_the_statement_word_for_word(records: dict[str, RunRecord]) -> None:
-    for record in records.values():
-        text = model_card(record).replace("**", "")
-        assert " ".join(record.privacy.statement.split()) in " ".join(text.split())
-
-
-def test_card_says_what_the_epsilon_is_worth(records: dict[str, RunRecord]) -> None:
-    card = model_card(records["record"])
-    assert "**epsilon 3, delta 1e-5**" in card
-    assert "**Simulation:" in card
-    assert "**No meaningful protection.**" in model_card(records["node-swap"])
-    assert "**No protection.**" in model_card(records["none"])
-    secure = dataclasses.replace(records["record"], private_noise=True)
-    assert "Simulation" not in model_card(secure).split("Protected")[0]
-    assert "unfinished" in model_card(dataclasses.replace(secure, finished=False))
-
-
-def test_card_leaves_out_what_was_not_noised(records: dict[str, RunRecord]) -> None:
-    record = records["record"]
-    assert record.accuracy.own is not None
-    card = model_card(record)
-    assert f"{record.accuracy.mean:.1f} %" in card
-    marked = dataclasses.replace(record, accuracy=dataclasses.replace(record.accuracy, own=12.34567))
-    assert "12.3" not in model_card(marked)
-    assert "loss" not in card.split("## Privacy")[0]
-
-
-@pytest.mark.parametrize(
-    ("model", "shared", "told"),
-    [(tiny(), "all", True), (tiny(), ["layer1"], False), (batch_norm_model(), "all", False)],
-)
-def test_accuracy_with_parts_that_were_not_noised_is_not_passed_on(model, shared, told: bool) -> None:
-    """Unit contribution: the statement says that accuracies computed with local parameters must not be published."""
-    run = dpps.Run(
-        dpps.PartPSP(model, shared, batch_size=10),
-        toy_data(3),
-        topology="ring",
-        privacy=dpps.Contribution(epsilon=8.0, clip=1.0),
-        test=toy_data(1, seed=9)[0],
-        seed=0,
-    ).fit(epochs=2)
-    record = read_run(run, "run")
-    card = model_card(record)
-    assert (f"{record.accuracy.mean:.1f} % " in card) == told
-    page = render([record])
-    assert ('<div class="card unprinted"><dt>Accuracy' in page) != told
-    assert ('<figure class="chart printed" id="accuracy">' in page) == told
-    assert run.summary.own_statistics == isinstance(model, nn.Sequential)
-
-
-def test_baselines_are_not_passed_on(records: dict[str, RunRecord]) -> None:
-    card = model_card(dataclasses.replace(records["record"], baselines={"no privacy": Accuracy(91.5)}))
-    assert card == model_card(records["record"])
-
-
-def test_card_of_a_folder(runs: dict[str, Path], tmp_path: Path) -> None:
-    written = report.write_card(runs["none"], tmp_path / "card.md")
-    assert written.read_text(encoding="utf-8").startswith("# Model card: mnist-mini, mlp, partpsp")
-    assert written.stat().st_mode & 0o077 == 0
-    with pytest.raises(Exception, match=r"run\.json"):
-        report.write_card(tmp_path, tmp_path / "card.md")
-
-
-# The one writer of pages: everything is escaped, nothing is loaded, values read well
+    pairs = [(name, back) for name in written for back in ("panel", "page")]
+    pairs += [("warn", "warn-back"), ("ink", "warn-back")]
+    ratios = {pair: contrast(colours[pair[0]], colours[pair[1]]) for pair in pairs}
+    assert {pair: ratio for pair, ratio in ratios.items() if ratio < 4.5} == {}
 
 
 @pytest.mark.parametrize(
@@ -296,6 +356,7 @@ def test_card_of_a_folder(runs: dict[str, Path], tmp_path: Path) -> None:
         ("{{ x | duration }}", 7800.0, "2 h 10 min"),
         ("{{ x | setting }}", True, "yes"),
         ("{{ x | setting }}", 1e-5, "1e-5"),
+        ("{{ words.small(x) }}", 2.5e-4, "0.00025"),
         ("{{ x | options | join('|') }}", "dpps train --seed 3 --quiet", "dpps train|--seed 3|--quiet"),
     ],
 )
@@ -308,4 +369,3 @@ def test_pages_are_escaped_and_a_missing_fact_is_an_error() -> None:
         fill("run.html")
     assert _environment().autoescape("page.html")
     assert not _environment().autoescape("card.md")
-    assert small(2.5e-4) == "0.00025"

@@ -18,25 +18,12 @@ import dpps
 from dpps import report
 from dpps.cli import main, parse_options
 from dpps.errors import RunError, UsageError
-from dpps.privacy import LedgerFile, Release, Unit
-from dpps.report import (
-    Accuracy,
-    RunRecord,
-    by_round,
-    command,
-    data_name,
-    options_shown,
-    read_folder,
-    read_run,
-    render,
-)
-from dpps.runs import Options
+from dpps.privacy import LedgerFile, Privacy, Release, Unit
+from dpps.report import command, data_name, options_shown, read_folder, read_run, render
+from dpps.runs import Options, Summary
+from tests.support.hospitals import write_hospitals
 
 # What is read of a run: whole, unfinished, distributed, damaged
-
-
-def spent(record: RunRecord) -> list[tuple[int, float]]:
-    return by_round(record.unit, record.charges, record.privacy.epsilon)
 
 
 def charge_again(ledger: Path, count: int) -> None:
@@ -54,8 +41,8 @@ def test_rounds_charged_twice_count_twice(copied: Callable[[str], Path]) -> None
     before = read_folder(folder, "run")
     charge_again(folder / "ledger.jsonl", 1)
     after = read_folder(folder, "run")
-    assert spent(after)[0][1] == pytest.approx(2 * spent(before)[0][1])
-    assert after.privacy.epsilon == pytest.approx(spent(after)[-1][1])
+    assert after.spent()[0] == pytest.approx(2 * before.spent()[0])
+    assert after.summary.privacy.epsilon == pytest.approx([*after.spent().values()][-1])
 
 
 def test_distributed_run(copied: Callable[[str], Path], tmp_path: Path) -> None:
@@ -73,18 +60,14 @@ def test_distributed_run(copied: Callable[[str], Path], tmp_path: Path) -> None:
         "bytes_sent_by_rank": [1] * 3,
     }
     (out / "summary.json").write_text(json.dumps(summary))
-    record = read_folder(out, "run")
-    assert record.part == "rank-9"
-    assert record.private_noise
-    assert not record.simulated
-    assert spent(record)[0][1] == pytest.approx(2 * record.rounds[0].epsilon)
-    assert record.command is not None
-    assert record.command.startswith("torchrun --nproc-per-node 3 -m dpps train --out again --nodes 5")
-    page = render([record])
-    assert "rank-9" in page
-    assert "not private" not in page.split('id="privacy"')[0]
+    run = read_folder(out, "run")
+    assert run.part == "rank-9"
+    assert run.spent()[0] == pytest.approx(2 * (run.log[0].epsilon or 0))
+    assert run.command is not None
+    assert run.command.startswith("torchrun --nproc-per-node 3 -m dpps train --out again --nodes 5")
+    assert "rank-9" in render([run])
     (out / "summary.json").unlink()  # as on the machine of another rank
-    assert read_folder(out, "run").accuracy == read_folder(out / "rank-9", "run").accuracy != Accuracy()
+    assert read_folder(out, "run").summary == read_folder(out / "rank-9", "run").summary
 
 
 def test_unfinished_run_is_shown_as_such(copied: Callable[[str], Path], tmp_path: Path) -> None:
@@ -94,12 +77,14 @@ def test_unfinished_run_is_shown_as_such(copied: Callable[[str], Path], tmp_path
     lines = (folder / "rounds.csv").read_text().splitlines()
     cut = "4,0.1,0.2,0.2,0.1,5000.0,1.5"  # killed while writing
     (folder / "rounds.csv").write_text("\n".join(lines[:5]) + f"\n{cut}")
-    record = read_folder(folder, "run")
-    assert len(record.rounds) == 4
+    run = read_folder(folder, "run")
+    assert len(run.log) == run.summary.rounds == 4
     # the ledger has all that was sent
-    assert record.privacy.epsilon == pytest.approx(finished.privacy.epsilon)
-    page = report.write([folder], tmp_path / "page.html").read_text()
-    assert "unfinished" in page
+    assert run.summary.privacy.epsilon == pytest.approx(finished.summary.privacy.epsilon)
+    assert run.summary.privacy.simulated
+    assert finished.finished
+    assert not run.finished
+    assert 'class="banner"' in report.write([folder], tmp_path / "page.html").read_text()
 
 
 def test_unfinished_run_takes_accuracy_from_its_checkpoint(copied: Callable[[str], Path]) -> None:
@@ -107,13 +92,8 @@ def test_unfinished_run_takes_accuracy_from_its_checkpoint(copied: Callable[[str
     (folder / "summary.json").unlink()
     kept = folder / "checkpoint" / "round-000000004"
     kept.mkdir(parents=True)
-    rounds = [[0, 1.0, 2.0, 2.0, 0.1, 5.0, 1.5, 100, {"paper": 3.0}]]
-    (kept / "meta.json").write_text(
-        json.dumps({"accuracy_by_epoch": [12.5], "seconds": {}, "rounds": rounds})
-    )
-    record = read_folder(folder, "run")
-    assert record.accuracy.latest == 12.5
-    assert record.rounds[0].watched == {"paper": 3.0}
+    (kept / "meta.json").write_text(json.dumps({"accuracy_by_epoch": [12.5], "seconds": {}}))
+    assert read_folder(folder, "run").summary.headline == ("test", 12.5)
 
 
 def test_what_is_refused(copied: Callable[[str], Path], tmp_path: Path) -> None:
@@ -156,27 +136,46 @@ def test_damaged_files(
         report.write([folder], tmp_path / "page.html")
 
 
-def test_options_of_another_version(copied: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = copied("none")
+def test_runs_of_another_version_are_read_or_refused(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    """What an earlier summary did not say yet is left out; an option that nobody knows, or no summary at all, is refused."""
+    folder = copied("record")
     summary = json.loads((folder / "summary.json").read_text())
-    summary["config"]["warp"] = 9
-    (folder / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(UsageError, match="option warp"):
+    later = ("own_statistics", "gradients", "weights_left_fresh", "chosen")
+    (folder / "summary.json").write_text(json.dumps({k: v for k, v in summary.items() if k not in later}))
+    assert read_folder(folder, "run").summary.test_accuracy == summary["test_accuracy"]
+    (folder / "summary.json").write_text(json.dumps({**summary, "config": {**summary["config"], "warp": 9}}))
+    with pytest.raises(UsageError, match="warp"):
+        report.write([folder], tmp_path / "page.html")
+    (folder / "summary.json").write_text(json.dumps({"config": summary["config"], "privacy": {}}))
+    with pytest.raises(UsageError, match="epsilon"):
         report.write([folder], tmp_path / "page.html")
 
 
-def test_baselines_have_the_names_of_the_summary(copied: Callable[[str], Path]) -> None:
-    folder = copied("record")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["baselines"] = {
-        "no privacy": {"test_accuracy": 91.5, "accuracy_by_epoch": [85.0, 91.5]},
-        "alone": {"test_accuracy": 70.0, "accuracy_by_node": [60.0, 65.0, 70.0, 75.0, 80.0]},
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
-    record = read_folder(folder, "run")
-    assert record.baselines["no privacy"] == Accuracy(91.5, [85.0, 91.5])
-    assert record.baselines["alone"].by_node[-1] == 80.0
-    assert read_folder(folder, "run").labels == summary["split"]
+def test_a_summary_is_read_as_it_was_written(folders: dict[str, Path]) -> None:
+    for folder in folders.values():
+        found = json.loads((folder / "summary.json").read_text())
+        assert json.loads(json.dumps(Summary.from_json(found).to_json())) == found
+
+
+def test_nodes_are_called_what_their_folders_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link is called what it points to, so that numbered folders can have names."""
+    monkeypatch.chdir(tmp_path)
+    write_hospitals(tmp_path)
+    for k, name in enumerate(("Westmead", "Charité")):
+        (tmp_path / f"node-{k}").rename(tmp_path / name)
+        (tmp_path / f"node-{k}").symlink_to(name)
+    assert main(["data", "describe", "node-2/train.csv", "--label", "diagnosis", "--out", "s.toml"]) == 0
+    own = ["--nodes", "3", "--node-data", "node-{rank}", "--schema", "s.toml", "--baselines"]
+    options = ["--model", "linear", "--shared", "all", "--epochs", "2", "--quiet"]
+    assert main(["train", *own, *options, "--out", "run"]) == 0
+    run = read_folder(tmp_path / "run", "run")
+    assert run.summary.node_names == ["Westmead", "Charité", "node-2"]
+    assert run.summary.comparisons == Summary.from_json(run.summary.to_json()).comparisons
+    card = report.write_card(tmp_path / "run", tmp_path / "card.md").read_text(encoding="utf-8")
+    for text in (render([run]), card):
+        assert "Westmead, Charité, node-2" in text
 
 
 # Runs made in Python are reported, compared and found by `dpps ledger` as those of the command line are
@@ -222,12 +221,11 @@ UNITS = [
 def test_the_folder_says_what_the_run_in_memory_says(unit: Unit | None, tmp_path: Path) -> None:
     run = _fit(tmp_path / "run", unit)
     kept, live = read_folder(tmp_path / "run", "run"), read_run(run, "run")
-    names = ("title", "nodes", "network", "options", "private_noise", "simulated", "estimator")
-    for name in (*names, "sync_every", "command", "shared_parameters", "bytes_sent"):
+    for name in ("title", "options", "command", "data", "part"):
         assert getattr(kept, name) == getattr(live, name), name
-    assert json.dumps(kept.privacy.to_json()) == json.dumps(live.privacy.to_json())
-    assert list(kept.accuracy.by_node) == list(live.accuracy.by_node)
-    assert [log.round for log in kept.rounds] == [log.round for log in live.rounds]
+    written = {name: value for name, value in live.summary.to_json().items() if name != "seconds"}
+    assert json.loads(json.dumps(written)).items() <= kept.summary.to_json().items()
+    assert [log.round for log in kept.log] == [log.round for log in live.log]
     if unit is not None:
         assert kept.unit is not None
         assert kept.unit.total([c for _, c in kept.charges]) == unit.total([c for _, c in live.charges])
@@ -308,21 +306,24 @@ def test_command_says_only_what_matters() -> None:
     assert command(Options(epsilon=3.0, epochs=2).resolve()) == "dpps train --epochs 2"
 
 
+def shown(simulated: bool, **options: Any) -> dict[str, Any]:
+    config = Options(**options).resolve()
+    privacy = Privacy(config.unit, "", None, None, None, 0.0, "", "", simulated=simulated)
+    return options_shown(config, Summary(rounds=1, privacy=privacy, config=config.to_json(), versions={}))
+
+
 def test_options_of_other_units_are_not_listed() -> None:
-    record = options_shown(Options().resolve(), False)
+    record = shown(True)
     assert not {"budget", "noise-rate", "sensitivity", "c-prime", "decay", "mechanism", "norm"} & set(record)
     assert {"epsilon", "delta", "clip", "records-per-user", "seed"} <= set(record)
-    assert record["noise"] == "seeded (simulation)"
-    swap = options_shown(Options(unit="node-swap", sensitivity="paper").resolve(), True)
+    swap = shown(False, unit="node-swap", sensitivity="paper")
     assert {"budget", "noise-rate", "sensitivity", "c-prime", "decay"} <= set(swap)
     assert not {"records-per-user", "epsilon"} & set(swap)
-    assert swap["noise"].startswith("secure")
-    none = options_shown(Options(unit="none").resolve(), False)
-    assert not {"delta", "clip", "epsilon", "noise", "sync-every", "dropouts", "track-real", "out"} & set(
-        none
-    )
-    sgp = options_shown(Options(algorithm="sgp", unit="none").resolve(), False)
-    assert "shared" not in sgp
+    assert swap["noise"] != record["noise"]
+    none = shown(False, unit="none")
+    unused = {"delta", "clip", "epsilon", "noise", "sync-every", "dropouts", "track-real", "out"}
+    assert not unused & set(none)
+    assert "shared" not in shown(False, algorithm="sgp", unit="none")
 
 
 @pytest.mark.parametrize(
@@ -336,8 +337,9 @@ def test_options_of_other_units_are_not_listed() -> None:
 )
 def test_own_data_have_their_own_name(folder: str, name: str) -> None:
     config = Options(node_data=Path(folder), classes=2).resolve()
-    assert data_name(config) == options_shown(config, True)["data"] == name
-    assert not {"split", "hold-out", "node-data"} & set(options_shown(config, True))
+    listed = shown(False, node_data=Path(folder), classes=2)
+    assert data_name(config) == listed["data"] == name
+    assert not {"split", "hold-out", "node-data"} & set(listed)
     assert data_name(Options()) == "mnist-mini"
 
 

@@ -157,7 +157,7 @@ def test_a_report_of_an_unfinished_folder_says_the_same(tmp_path: Path) -> None:
         lines = (out / name).read_bytes().splitlines(keepends=True)
         (out / name).write_bytes(b"".join(lines[:kept]))
     (out / "ledger.jsonl.witness").unlink()
-    privacy = read_folder(out, "run").privacy
+    privacy = read_folder(out, "run").summary.privacy
     assert privacy.epsilon == EPSILON
     assert privacy.epsilon_spent is not None
     assert privacy.epsilon_spent < EPSILON

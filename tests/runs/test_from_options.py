@@ -72,6 +72,8 @@ def test_a_run_is_made_again_from_its_folder_and_only_there(tmp_path) -> None:
 class Third(Simulation):
     """As one of several processes, each of which has a folder of its own."""
 
+    rank = 3
+
     def folder(self, out: Path) -> RunFolder:
         return RunFolder(out / "rank-3")
 
@@ -79,7 +81,7 @@ class Third(Simulation):
 def test_a_process_finds_its_own_part_of_a_run(tmp_path) -> None:
     Run.from_options(Options(**SMALL, out=tmp_path / "run"), deployment=Third()).fit(1)
     assert Run.open(tmp_path / "run", deployment=Third()).folder.path == tmp_path / "run" / "rank-3"
-    with pytest.raises(UsageError, match="--resume"):
+    with pytest.raises(UsageError, match="dpps resume"):
         Run.open(tmp_path / "run")
 
 

@@ -1,5 +1,6 @@
 """What comes out of a run: results, summary, log."""
 
+import csv
 import json
 import math
 import stat
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import UsageError
@@ -235,6 +237,10 @@ def test_a_log_survives_a_checkpoint() -> None:
     log = RoundLog.of(3, record, torch.tensor([1.0, 2.0]), dpps.DPPS(dpps.Ring(3)), torch.zeros(3, 4))
     assert (log.loss, log.real, log.watched) == (1.5, 0.5, {"paper": 2.0})
     assert RoundLog.from_json(log.to_json()) == log
+    spent = replace(log, epsilon_total=1.5)
+    assert RoundLog.from_json(spent.to_json()) == spent
+    of_0_2 = [*log.row()[:-1], log.bytes, log.watched]
+    assert RoundLog.from_json(of_0_2) == log
 
 
 def test_a_round_sends_a_row_to_every_peer_and_a_scalar_to_all_in_node_swap() -> None:
@@ -258,6 +264,7 @@ def test_what_there_is_none_of_is_empty_and_a_round_without_messages_cost_nothin
         "scale": 0.0,
         "epsilon": 0.0,
         "loss": 4.0,
+        "epsilon_total": "",
     }
 
 
@@ -309,3 +316,57 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match=r"--tensorboard.*dpps\[tensorboard\]"):
         TensorBoard(tmp_path)
+
+
+# What all rounds so far cost, in the log
+
+
+def _logged(unit, **options):
+    data = [TensorDataset(torch.randn(40, 6), torch.randint(0, 3, (40,))) for _ in range(3)]
+    algorithm = dpps.PartPSP(torch.nn.Linear(6, 3), batch_size=4, lr_shared=0.1)
+    return dpps.Run(algorithm, data, topology="ring", privacy=unit, seed=0, **options).fit(epochs=5)
+
+
+@pytest.mark.parametrize(
+    ("unit", "every"),
+    [
+        (dpps.Record(noise_multiplier=2.0), 2),
+        (dpps.Contribution(clip=1.0, round_epsilon=1.0), 1),
+        (dpps.NodeSwap(budget=5.0, sensitivity=dpps.Paper(0.78, 0.55)), 1),
+    ],
+)
+def test_the_total_so_far_is_what_the_accountant_says(unit, every) -> None:
+    run = _logged(unit)
+    filled = [log.round for log in run.log if log.epsilon_total is not None]
+    assert filled == [k for k in range(50) if (k + 1) % every == 0]
+    totals = [run.log[k].epsilon_total for k in filled]
+    assert totals == sorted(totals)
+    assert totals[-1] == pytest.approx(run.privacy.epsilon_spent, rel=1e-6)
+    kind = run.ledger.charges_by_row()[0][0]
+    half = unit.total([replace(kind, count=filled[len(filled) // 2] + 1)]).epsilon
+    assert totals[len(filled) // 2] == pytest.approx(half, rel=1e-4)
+    assert totals[len(filled) // 2] >= half * (1 - 1e-9)
+
+
+def test_without_noise_or_of_groups_there_is_no_total_so_far() -> None:
+    assert {log.epsilon_total for log in _logged(None).log} == {None}
+    grouped = _logged(dpps.Record(noise_multiplier=2.0, records_per_user=2))
+    assert {log.epsilon_total for log in grouped.log} == {None}
+
+
+def test_totals_stand_in_the_file_behind_the_columns_it_had(tmp_path) -> None:
+    run = _logged(dpps.Record(noise_multiplier=2.0), secure_noise=True, folder=tmp_path / "run")
+    assert run.log[-1].epsilon_total == pytest.approx(run.privacy.epsilon_spent, rel=1e-6)
+    lines = list(csv.DictReader((tmp_path / "run" / "rounds.csv").read_text().splitlines()))
+    assert list(lines[0])[:7] == ["round", "real", "estimated", "used", "scale", "epsilon", "loss"]
+    assert float(lines[-1]["epsilon_total"]) == run.log[-1].epsilon_total
+    assert lines[0]["epsilon_total"] == ""
+
+
+@pytest.mark.parametrize(("progress", "shown"), [(None, False), (False, False), (True, True)])
+def test_a_bar_is_shown_on_a_terminal_or_when_asked_for(progress, shown, capfd) -> None:
+    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
+    dpps.Run(algorithm, toy_data(3), topology="ring", seed=0).fit(epochs=1, progress=progress)
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert ("loss" in said.err) == shown

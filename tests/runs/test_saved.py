@@ -37,7 +37,7 @@ def test_loaded_models_are_those_of_the_run(run: Run):
 
 
 def test_a_loaded_model_is_exported_for_use_without_this_package(run: Run, tmp_path: Path):
-    """As docs/howto-model.md has it."""
+    """As docs/model.md has it."""
     model, x = dpps.load(run.out)[1], torch.rand(3, 1, 28, 28)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("examples")},))
     torch.export.save(program, tmp_path / "model.pt2")

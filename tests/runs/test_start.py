@@ -1,7 +1,5 @@
 """What a run refuses when it is made and when it starts."""
 
-import logging
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.errors import RunError, UsageError
-from dpps.learning import PartPSP, WarmUp
+from dpps.learning import PartPSP
 from dpps.noise import SecureNoise, Seeded
 from dpps.privacy import LedgerFile, Record
 from dpps.runs import TRACKED, Run, RunFolder, Simulation
@@ -86,12 +84,6 @@ def test_one_function_is_a_callback_and_numbers_of_numpy_are_numbers():
     run = make(callbacks=lambda run, log: seen.append(log.round), privacy=dpps.Record(epsilon=3), **counts)
     run.fit(epochs=1)
     assert seen == [0, 1]
-
-
-@pytest.mark.parametrize(("over", "told"), [(2, False), (3, True), (50, True)])
-def test_a_warm_up_that_outlasts_the_run_is_told(over, told, caplog):
-    with caplog.at_level(logging.WARNING), make(algorithm=algorithm(schedule=WarmUp(over))).start(1):
-        assert bool(re.search(rf"warm-up:{over}\b.*\b2 rounds", caplog.text)) is told
 
 
 # What a run refuses when it starts, before anything is written

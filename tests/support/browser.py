@@ -1,4 +1,4 @@
-"""A small WebDriver client: enough to open a page in Chromium, press keys, run a script and take a picture."""
+"""A small WebDriver client: enough to open a page in Chromium, run a script, print it and take a picture."""
 
 import base64
 import json
@@ -26,7 +26,6 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
 )
-_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key under which the W3C protocol names an element
 
 
 _CONTRAST = r"""
@@ -102,23 +101,6 @@ class Browser:
         wish = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._devtools("Emulation.setEmulatedMedia", {"media": "", "features": [wish]})
 
-    def type(self, selector: str, keys: str) -> None:
-        """Send keys to an element."""
-        found = self._call("POST", "element", {"using": "css selector", "value": selector})
-        self._call("POST", f"element/{found[_ELEMENT]}/value", {"text": keys})
-
-    def hover(self, selector: str, x: int = 0) -> None:
-        """Move the pointer over an element, `x` pixels from its middle."""
-        found = self._call("POST", "element", {"using": "css selector", "value": selector})
-        move = {"type": "pointerMove", "duration": 0, "x": x, "y": 0, "origin": found}
-        pointer = {
-            "type": "pointer",
-            "id": "mouse",
-            "parameters": {"pointerType": "mouse"},
-            "actions": [move],
-        }
-        self._call("POST", "actions", {"actions": [pointer]})
-
     def poor_contrast(self) -> list[str]:
         """Visible text that WCAG 2 (AA) finds hard to read: below 4.5 to 1, or 3 to 1 where it is large."""
         found: list[str] = self.run(_CONTRAST)
@@ -129,9 +111,9 @@ class Browser:
         found: list[str] = self.run(_TOO_WIDE)
         return found
 
-    def pdf(self) -> bytes:
-        """The page as printed."""
-        wish = {"preferCSSPageSize": True, "printBackground": True}
+    def pdf(self, width: float = 8.27, height: float = 11.69) -> bytes:
+        """The page as printed, on paper of this size in inches unless the page says otherwise."""
+        wish = {"preferCSSPageSize": True, "paperWidth": width, "paperHeight": height}
         return base64.b64decode(self._devtools("Page.printToPDF", wish)["data"])
 
     def printed_text(self) -> str:

@@ -40,10 +40,12 @@ class _There(Tensor):
 
 
 class _Made(TorchFunctionMode):
-    """`torch.tensor` makes tensors on a device without being seen by a dispatch mode."""
+    """`torch.tensor` makes tensors on a device without being seen by a dispatch mode, and so does a list as an index."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is Tensor.__getitem__ and isinstance(args[1], list):
+            return func(args[0], torch.tensor(args[1]))
         if func is torch.tensor and kwargs.get("device") is not None:
             device = kwargs.pop("device")
             return func(*args, **kwargs).to(device)

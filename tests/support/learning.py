@@ -27,7 +27,7 @@ def batch_norm_model():
 
 
 ALGORITHM = {"batch_size", "lr_shared", "lr_local", "lr_step", "local_steps", "loss", "local_optimizer"}
-ALGORITHM |= {"optimizer", "schedule", "averaging"}
+ALGORITHM |= {"optimizer", "averaging"}
 
 
 def train(model, shared, unit=None, nodes=4, **options):

@@ -7,7 +7,7 @@ import dpps
 from dpps.paper import Problem, Scope, paper_cell
 
 SLACK = 1 + 1e-9
-SMALLEST = Scope("smallest", (7,), ("mlp",))
+QUICK = Scope("quick", (7,), ("mlp",))
 TINY = paper_cell(data="mnist-mini", batch_size=5, examples=100, tests=20, epochs=1, sync_every=2, seed=7)
 
 

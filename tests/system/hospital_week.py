@@ -102,7 +102,7 @@ FULL = Week(
 
 
 def member(file: str, own: str, out: str, record: str) -> None:
-    """One member's process: `dpps join`, with a note of every row that it releases, and of every one that arrives."""
+    """One member's process: `dpps federation join`, with a note of every row that it releases, and of every one that arrives."""
     from dpps.peers import Participation
     from dpps.runs import RoundLog, Run
 
@@ -172,7 +172,7 @@ class Hospitals:
         for k in range(week.members):
             address = f"{lan.address(k)}:{PORT}"
             words = ["--name", f"hospital-{k}", "--listen", address, "--out", str(folder / f"member-{k}")]
-            _done(dpps(["member", "init", *words]))
+            _done(dpps(["federation", "key", *words]))
             requests += ["--member", str(folder / f"member-{k}" / "member.csr")]
         plan = StringIO()
         with redirect_stdout(plan):

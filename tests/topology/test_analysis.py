@@ -6,8 +6,6 @@ import math
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.sparse.csgraph import shortest_path
 
 from dpps.errors import UsageError
@@ -19,7 +17,6 @@ from dpps.topology import (
     OnePeerRandom,
     Ring,
     Sequence,
-    Static,
     Topology,
     Weights,
     from_networkx,
@@ -90,19 +87,6 @@ def test_report_agrees_with_dense_computation(topology: Topology) -> None:
     assert report.contraction == pytest.approx(singular[1], abs=1e-14)
 
 
-@given(nodes=st.integers(2, 14), data=st.data())
-def test_what_symmetry_shortens_is_what_the_general_way_finds(nodes: int, data: st.DataObject) -> None:
-    """Circulant rounds: steps from node 0 against all shortest paths, connected or not."""
-    ahead = data.draw(st.sets(st.integers(0, nodes - 1)).map(lambda found: sorted({0, *found})))
-    W = sum(np.roll(np.eye(nodes), k, axis=0) for k in ahead) / len(ahead)
-    ways = shortest_path(np.ascontiguousarray(W.T), unweighted=True)
-    if np.isfinite(ways).all():
-        assert Static(W).validate().diameter == ways.max()
-    else:
-        with pytest.raises(UsageError, match=r"Static\(.*nodes 0 and 1"):
-            Static(W).validate()
-
-
 def test_random_rounds_that_only_converge_are_not_called_exact() -> None:
     # the product of 64 rounds is 1/3 to the last digit, but no round made it so
     assert np.abs(product(OnePeerRandom(3), 64) - 1 / 3).max() < 1e-15
@@ -154,9 +138,3 @@ def test_validate_names_the_round_at_fault() -> None:
     topology._built[1] = Weights([[1, 0, 0], [0, 0, 1], [0, 1, 0]])
     with pytest.raises(UsageError, match=r"round 1: node 1 .*self-loop"):
         topology.validate()
-
-
-def test_one_way_graphs_never_connect() -> None:
-    one_way = np.array([[0.5, 0], [0.5, 1]])
-    with pytest.raises(UsageError, match=r"Static\(.*nodes 0 and 1"):
-        Static(one_way).validate()

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dpps.topology import (
-    Complete,
-    DOut,
-    Exponential,
-    Ring,
-    Static,
-)
+from dpps.topology import Complete, DOut, Exponential, Ring, Static
 from tests.support.topology import assert_sound
 
 

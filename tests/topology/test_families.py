@@ -68,12 +68,9 @@ def test_exponential_of_other_sizes_never_does(nodes: int) -> None:
     assert 0 < report.contraction < 1
 
 
-def test_ring_has_two_neighbours_and_two_nodes_share() -> None:
+def test_a_ring_has_two_neighbours_and_a_complete_graph_is_the_average() -> None:
     np.testing.assert_allclose(Ring(5).weights(0).dense()[0], [1 / 3, 1 / 3, 0, 0, 1 / 3])
     np.testing.assert_array_equal(Ring(2).weights(0).dense(), [[0.5, 0.5], [0.5, 0.5]])
-
-
-def test_complete_is_the_average() -> None:
     np.testing.assert_array_equal(Complete(7).weights(0).dense(), np.full((7, 7), 1 / 7))
 
 
@@ -333,35 +330,22 @@ def test_parse_refuses(text: str, message: str) -> None:
         (lambda: Static([1.0]), r"shape \(1,\)"),
         (lambda: Static([["a", "b"], ["c", "d"]]), "numbers"),
         (lambda: Static([[1.0]]), "nodes is 1, .*2 or more"),
-        (
-            lambda: Static([[0.5, 0.4], [0.5, 0.5]]),
-            r"matrix: column 1 .*0\.9",
-        ),
+        (lambda: Static([[0.5, 0.4], [0.5, 0.5]]), r"matrix: column 1 .*0\.9"),
         (lambda: Static(COLUMN_ONLY.T), r"column 0 .*0\.8.*transpose"),
-        (lambda: Static([[0.0, 1.0], [1.0, 0.0]]), "node 0 .*self-loop"),
-        (
-            lambda: Static([[2.0, 0.5], [-1.0, 0.5]]),
-            r"W\[1, 0\] is -1",
-        ),
-        (lambda: Static([[np.nan, 0.5], [0.5, 0.5]]), r"W\[0, 0\] is nan"),
         (lambda: Sequence([]), "sequence"),
         (lambda: Sequence([Ring(4), Ring(5)]), r"Ring\(5\) has 5 nodes.* 4"),
         (lambda: Sequence([OnePeerRandom(4)]), r"OnePeerRandom\(4, 0\)"),
-        (lambda: DOut(5, 1).validate(), r"DOut\(5, 1\) .* 5 "),
+        (lambda: Static([[0.5, 0], [0.5, 1]]).validate(), r"Static\(.*nodes 0 and 1"),
         (lambda: Ring(5).with_dropouts(1.0), "dropout probability .*1.0"),
-        (lambda: Ring(5).with_dropouts(-0.1), "dropout probability .*-0.1"),
         (lambda: Ring(5).with_dropouts(math.nan), "dropout probability .*nan"),
         (lambda: Ring(5).with_dropouts("often"), "dropout probability .*'often'"),
         (lambda: Ring(5).with_dropouts(0.5, seed=-1), "seed is -1, .*0 or more"),
         (lambda: Ring(5).with_dropouts({2: [5]}), "round 2 is 5, .*0 to 4"),
-        (lambda: Ring(5).with_dropouts({2: [-1]}), "round 2 is -1, .*0 to 4"),
         (lambda: Ring(5).with_dropouts({2: 1}), "round 2 .* 1: .*list"),
         (lambda: Ring(5).with_dropouts({-1: [1]}), "round is -1, .*0 or more"),
         (lambda: Ring(3).with_dropouts({7: [0, 1, 2]}), "round 7"),
         (lambda: Ring(5).with_dropouts(0.1).with_dropouts(0.1), "dropouts"),
-        (lambda: from_networkx(nx.empty_graph(1)), "nodes is 1, .*2 or more"),
         (lambda: from_networkx([(0, 1)]), "from_networkx .*list.*Graph or DiGraph"),
-        (lambda: from_networkx(nx.empty_graph(3)).validate(), "nodes 0 and 1"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(request_: object, message: str) -> None:

@@ -18,7 +18,7 @@ whose scalars carry noise norms), networks run one by one.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -39,6 +39,7 @@ from dpps.privacy import Calibration, Contribution, NodeSwap, Plan, Record, Unit
 from dpps.protocol import DPPS
 from dpps.runs import Run, Simulation
 from dpps.sensitivity import Certified, Paper, WorstCase
+from dpps.statistics import Category, Number, OneRecord, Release, Survey
 from dpps.topology import Complete, Exponential, Weights
 from dpps.transport import Arrived, Exchange, Fabric, Link, Stacked, combine
 
@@ -187,6 +188,20 @@ def weakened(noise: NoiseFor) -> NoiseFor:
 
 # The claims under test: what runs in two worlds, and how an observer scores what it sees
 
+QUESTIONS = (
+    "mean(x)",
+    "count()",
+    "variance(x)",
+    "histogram(group)",
+    "table(group, event)",
+    "quantiles(x, 0.5, bins=16)",
+    "correlation(x, y)",
+    "regression(y ~ x + group)",
+    "km(x, event, bins=4)",
+    "mean(y, by=group)",
+)
+"""One of every kind."""
+
 CLAIM = 1.0
 """Epsilon of all rounds together, to which everything is rescaled: large ones cannot be tested by counting."""
 
@@ -212,23 +227,17 @@ class Case(ABC):
     """The mechanism, or where the sensitivity comes from."""
     delta: float = 0.0
     leak_trials: int = 0
-    """Above 0: known to fail, as the documentation says, and so many trials show it."""
+    """Above 0: known to fail, as the documentation says, and this many trials show it."""
     claim: float = CLAIM
+    secure_only: bool = False
+    """Whether it says nothing about seeded noise."""
+    seconds: float = 4e-5
+    """Rough time of one run on one core."""
 
     @property
     def leaks(self) -> bool:
         """Whether it is known to fail."""
         return self.leak_trials > 0
-
-    @property
-    def secure_only(self) -> bool:
-        """Whether there is nothing to test about seeded noise."""
-        return False
-
-    @property
-    def seconds(self) -> float:
-        """Of one core for one run, roughly: for saying how long it takes."""
-        return 4e-5
 
     @abstractmethod
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
@@ -270,10 +279,7 @@ class PEDFLCase(ContributionCase):
     over twelve rounds the other eleven tell nearly as much as twelve would."""
 
     rounds: int = 12
-
-    @property
-    def seconds(self) -> float:
-        return 1e-4
+    seconds: float = 1e-4
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         wire, far = Wiretap(2, copies), 100 * self.unit.clip
@@ -295,10 +301,7 @@ class RecordCase(Case):
     """Expected number of a node's two examples that join a round."""
     sync_every: int = 0
     mixes: int = 1
-
-    @property
-    def seconds(self) -> float:
-        return 1.5e-4
+    seconds: float = 1.5e-4
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         wire = Wiretap(2, copies)
@@ -313,18 +316,14 @@ class RecordCase(Case):
     def _start(self, wire: Wiretap, noise: NoiseSource, seed: int, copies: int) -> Run:
         solved = calibration(self.unit, self.batch).mechanism.scale(1.0)
         unit = replace(self.unit, epsilon=None, noise_multiplier=solved)
-        options: dict[str, Any] = {
-            "batch_size": self.batch,
-            "sync_every": self.sync_every,
-            "mixes": self.mixes,
-        }
-        run = linear_run(PartPSP, self._data(copies), unit, wire, noise, seed, *self._model(), **options)
+        data, (model, shared) = self._data(copies), self._model()
+        options: dict[str, Any] = {"sync_every": self.sync_every, "mixes": self.mixes}
+        run = linear_run(PartPSP, data, unit, wire, noise, seed, model, shared, self.batch, **options)
         return run.start(epochs=self.batch)  # two rounds
 
     def _model(self) -> tuple[nn.Module, Sequence[str]]:
         """The model, and what of it is shared."""
-        chain = nn.Sequential(nn.Linear(WIDTH, 1, bias=False))  # gradients of all networks at once
-        return chain, "all"
+        return nn.Sequential(nn.Linear(WIDTH, 1, bias=False)), "all"
 
     def _data(self, copies: int) -> list[TensorDataset]:
         there, gone = torch.zeros(2, WIDTH), torch.zeros(2, WIDTH)
@@ -410,9 +409,8 @@ class CarriedCase(Case):
         state = protocol.start(torch.zeros(2 * copies, WIDTH))
         scales = [protocol.step(state, _one_coordinate(x, -x, copies)).scale for x in (1.0, -1.0)]
         x, y = (telling(message) for message in wire.messages)
-        density = _sum_of_laplaces(scales[1], scales[0] / 2)
-        carried = density(y - x / 2 + 1.5) - density(y - x / 2 - 1.5)
-        return _by_world([_laplace_ratio(x, 1.0, scales[0]), carried])
+        here, there = (_sum_of_laplaces(y - x / 2 + far, scales[1], scales[0] / 2) for far in (1.5, -1.5))
+        return _by_world([_laplace_ratio(x, 1.0, scales[0]), here - there])
 
 
 @dataclass(frozen=True)
@@ -424,10 +422,7 @@ class NoiseNormCase(Case):
     """
 
     unit: NodeSwap
-
-    @property
-    def seconds(self) -> float:
-        return 2.5e-3  # networks run one by one
+    seconds: float = 2.5e-3  # networks run one by one
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         found = np.array([self._one(noise(sub_seed(seed, k))) for k in range(copies)])
@@ -458,6 +453,49 @@ class NoiseNormCase(Case):
         return norms
 
 
+@dataclass(frozen=True)
+class StatisticsCase(Case):
+    """One record is there or is not, in a release of every kind of question. Its values are at the ends of their ranges, where
+    every block is as long as it can be."""
+
+    unit: OneRecord
+    questions: tuple[str, ...] = QUESTIONS
+    enlarged: float = 1.0
+    """Sabotage above 1: by how much the first question's block exceeds its bound."""
+
+    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
+        survey, wire = Survey(self.questions, COLUMNS), Wiretap(2, copies)
+        gone = survey.sums({name: np.empty(0) for name in COLUMNS})
+        vector = survey.sums({name: np.array([_end(column)]) for name, column in COLUMNS.items()})
+        vector[: survey.questions[0].width] *= self.enlarged
+        sums = np.tile(np.stack([vector, gone]), (copies, 1))
+        solved = _release_noise(self.unit)
+        unit = replace(self.unit, epsilon=None, noise_multiplier=solved)
+        run = Release(survey, sums, 2, unit, deployment=Simulation(wire), noise=noise(seed), seed=seed)
+        scale = run.start(1).step().scale
+        length = float(np.linalg.norm(vector))
+        along = wire.messages[0].numpy() @ vector / length
+        ratio = (along - length / 2) * length / scale**2
+        return ratio[0::2], ratio[1::2]
+
+
+COLUMNS: Mapping[str, Number | Category] = {
+    "x": Number("x", -1, 1),
+    "y": Number("y", -1, 1),
+    "group": Category("group", ("a", "b")),
+    "event": Category("event", ("no", "yes")),
+}
+
+
+def _end(column: Number | Category) -> float:
+    return column.high if isinstance(column, Number) else 1.0
+
+
+@lru_cache(maxsize=8)
+def _release_noise(unit: OneRecord) -> float:
+    return unit.noise(Plan(((1.0, 1),), 1.0, 1.0))
+
+
 def cases() -> tuple[Case, ...]:
     """Every claim about messages, rescaled to epsilon 1 over all rounds, and three that do not hold."""
     paper, worst = (NodeSwap(epsilon=CLAIM, sensitivity=s) for s in (Paper(0.78, 0.55), WorstCase()))
@@ -475,6 +513,7 @@ def cases() -> tuple[Case, ...]:
         LocalRecordCase(record, "record", "gaussian, local part seen", DELTA),
         RecordCase(record, "record", f"gaussian, {often}", DELTA, sync_every=2, mixes=2),
         RecordCase(person, "record", "gaussian, 2 records of a person", DELTA, batch=2),
+        StatisticsCase(OneRecord(CLAIM, DELTA), "record", "gaussian, statistics", DELTA),
         NodeSwapCase(certified, "node-swap", "certified"),
         CarriedCase(certified, "node-swap", "certified, sum of rounds", leak_trials=100_000),
         NoiseNormCase(paper, "node-swap", "paper", leak_trials=2_000),
@@ -511,34 +550,18 @@ def linear_run(
     seed: int,
     model: nn.Module | None = None,
     shared: Sequence[str] = "all",
-    *,
     batch_size: int = 1,
     **options: Any,
 ) -> Run:
-    """A run whose loss is linear in its parameters, before it starts: gradients are the inputs times the targets, wherever it stands."""
+    """A run before it starts, whose loss is linear: gradients are the inputs times the targets, whatever the parameters."""
     if model is None:
         layer = nn.Linear(WIDTH, 1, bias=False)
         nn.init.zeros_(layer.weight)
-        model = nn.Sequential(layer)  # gradients of all networks at once
-    learner = algorithm(
-        model,
-        shared,
-        lr_shared=1.0,
-        lr_local=1.0,
-        batch_size=batch_size,
-        loss=lambda outputs, targets: (outputs[:, 0] * targets).mean(),
-    )
-    deployment, topology = Simulation(wire), Exponential(wire.nodes)
-    return Run(
-        learner,
-        data,
-        topology=topology,
-        privacy=unit,
-        seed=seed,
-        noise=noise,
-        deployment=deployment,
-        **options,
-    )
+        model = nn.Sequential(layer)  # a chain: gradients of all networks at once
+    rates: dict[str, Any] = {"lr_shared": 1.0, "lr_local": 1.0, "batch_size": batch_size}
+    learner = algorithm(model, shared, loss=lambda out, targets: (out[:, 0] * targets).mean(), **rates)
+    options |= {"topology": Exponential(wire.nodes), "deployment": Simulation(wire)}
+    return Run(learner, data, privacy=unit, seed=seed, noise=noise, **options)
 
 
 def _one_coordinate(first: float, second: float, copies: int) -> Tensor:
@@ -560,18 +583,10 @@ def _laplace_ratio(x: Scores, shift: float, scale: float) -> Scores:
     return ratio
 
 
-def _sum_of_laplaces(a: float, b: float) -> Callable[[Scores], Scores]:
-    """ln of the density, up to a constant, of Laplace noise of scale a plus one of scale b < a."""
-
-    def log_density(x: Scores) -> Scores:
-        ratio: Scores = np.log1p(-b / a * np.exp(-np.abs(x) * (1 / b - 1 / a))) - np.abs(x) / a
-        return ratio
-
-    return log_density
-
-
-def _gaussian_ratio(x: Scores, shift: float, scale: float) -> Scores:
-    return 2 * shift * x / scale**2
+def _sum_of_laplaces(x: Scores, a: float, b: float) -> Scores:
+    """ln of the density at x, up to a constant, of Laplace noise of scale a plus one of scale b < a."""
+    ratio: Scores = np.log1p(-b / a * np.exp(-np.abs(x) * (1 / b - 1 / a))) - np.abs(x) / a
+    return ratio
 
 
 def _without_noise(x: Scores) -> Scores:
@@ -579,7 +594,10 @@ def _without_noise(x: Scores) -> Scores:
     return 1e6 * np.sign(x)
 
 
-_RATIOS = {Laplace.name: _laplace_ratio, Gaussian.name: _gaussian_ratio}
+_RATIOS: dict[str, Callable[[Scores, float, float], Scores]] = {
+    Laplace.name: _laplace_ratio,
+    Gaussian.name: lambda x, shift, scale: 2 * shift * x / scale**2,
+}
 """The best attack on a message is known for these mechanisms."""
 
 
@@ -697,9 +715,8 @@ class Finding:
             return "VIOLATED"
         if self.as_expected:
             return "holds"
-        return (
-            f"holds, but {'too few runs for the twin' if self.trials_needed else 'the twin was not caught'}"
-        )
+        missed = "too few runs for the twin" if self.trials_needed else "the twin was not caught"
+        return f"holds, but {missed}"
 
 
 def audit(
@@ -717,7 +734,7 @@ def audit(
         trials: in either world; a known leak has its own number.
         seed: of seeded noise and sampling.
         secure_noise: noise on a grid from the operating system's key, instead of seeded noise.
-        progress: told of every batch of trials.
+        progress: called with the size of every batch of trials.
     """
     if trials < LEAST:
         raise UsageError(

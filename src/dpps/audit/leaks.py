@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dpps.audit.epsilon import Wiretap
-from dpps.audit.pairs import Matrix, known_noise
+from dpps.audit.pairs import Matrix, known_noise, unknown_covariance
 from dpps.data import Images, load
 from dpps.errors import UsageError, needs_extra
 from dpps.learning import PartPSP
@@ -45,7 +45,7 @@ DELTA = 1e-5
 # Pictures of what an attack has read: one line of images a setting, below the truth
 
 Line = tuple[str, Sequence[NDArray[np.floating]]]
-"""What stands beside a line, and its images."""
+"""The label of a line, and its images."""
 
 
 def check_picture(file: Path) -> None:
@@ -96,12 +96,7 @@ _REPEATS = {False: 100, True: 10}  # runs with other values and other noise: of 
 
 
 class Listener(Stacked):
-    """All rows in one process, and a record of what one node hears: the rows of those who send to it, and its own.
-
-    Args:
-        nodes: N.
-        attacker: who listens.
-    """
+    """All rows in one process, and a record of what node `attacker` hears: the rows of those who send to it, and its own."""
 
     def __init__(self, nodes: int, attacker: int) -> None:
         super().__init__(nodes)
@@ -118,17 +113,13 @@ class Listener(Stacked):
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What one node hears over some rounds, as a matrix on the start values.
-
-    Attributes:
-        attacker: who listens.
-        matrix: (messages, N), in the order of `Listener.heard`.
-        neighbours: who sends to it.
-    """
+    """What one node hears over some rounds, as a matrix on the start values."""
 
     attacker: int
     matrix: Matrix
+    """(messages, N), in the order of `Listener.heard`."""
     neighbours: tuple[int, ...]
+    """Who sends to it."""
 
     @classmethod
     def of(cls, topology: Topology, attacker: int, rounds: int) -> "Knowledge":
@@ -184,31 +175,15 @@ class Knowledge:
 
 
 @dataclass(frozen=True)
-class Secrets:
-    """What the nodes want to keep for themselves.
-
-    Attributes:
-        values: (N, d).
-        distance: no two admissible rows are further apart (Euclidean): what the noise is calibrated to.
-    """
-
-    values: Tensor
-    distance: float
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What the attacker gets under one kind of noise. Errors are root mean squares per number over the recovered nodes.
 
     Attributes:
-        noise: which.
         epsilon: of all a node sends; infinite without noise.
-        error: of what was reconstructed, measured.
-        theory: the deviation of the least-squares estimator.
-        mean_error: of the network's mean, which is what everybody wanted to know.
+        error: of what was reconstructed, measured; `theory` is the standard deviation of the least-squares estimator.
+        mean_error: of the network's mean, which everybody wants to know.
         correlation: median over the recovered images.
-        identified: recovered images picked out of all candidates.
-        images: how many there were; 0 for numbers.
+        identified: recovered images picked out of all candidates; `images` counts them (0 for numbers).
         read: (N, d), of the first run.
     """
 
@@ -270,7 +245,7 @@ def reconstruct(
         noise, own_seed = _Noise(kind, epsilon, topology.nodes, attacker), seed + number * len(runs)
         outcomes.append(_outcome(noise, topology, knowledge, rounds, secrets, candidates, own_seed))
     found = 0 if candidates is None else len(candidates)
-    return Attack(knowledge, secrets[0].values.numpy(), tuple(outcomes), found)
+    return Attack(knowledge, secrets[0].numpy(), tuple(outcomes), found)
 
 
 def _digits() -> Tensor:
@@ -281,13 +256,12 @@ def _digits() -> Tensor:
     return pixels * (LONGEST_IMAGE / length).clamp(max=1.0)
 
 
-def _secrets(nodes: int, candidates: Tensor | None, seed: int) -> Secrets:
+def _secrets(nodes: int, candidates: Tensor | None, seed: int) -> Tensor:
+    """The nodes' private rows, (N, d)."""
     stream = np.random.default_rng([seed, nodes])
     if candidates is None:
-        return Secrets(torch.from_numpy(stream.uniform(0, LARGEST_VALUE, (nodes, 1))), LARGEST_VALUE)
-    chosen = torch.from_numpy(stream.choice(len(candidates), nodes, replace=False))
-    # pixels are not negative, so two images are at a right angle at most
-    return Secrets(candidates[chosen], math.sqrt(2) * LONGEST_IMAGE)
+        return torch.from_numpy(stream.uniform(0, LARGEST_VALUE, (nodes, 1)))
+    return candidates[torch.from_numpy(stream.choice(len(candidates), nodes, replace=False))]
 
 
 class _Noise:
@@ -298,15 +272,17 @@ class _Noise:
         self.multiplier = 0.0 if kind == "none" else noise_for(epsilon, DELTA, 1, gaussian)
         self.partners: Partners | None = Pairs(colluders=1).partners(nodes) if kind == "cancelling" else None
 
-    def protocol(self, topology: Topology, listener: Listener, secrets: Secrets, seed: int) -> DPPS:
+    def protocol(self, topology: Topology, listener: Listener, images: bool, seed: int) -> DPPS:
         """Only the start values are private, so the rounds after the first reveal nothing new and need no noise."""
         if self.kind == "none":
             return DPPS(topology, NoNoise(), fabric=listener)
         source = Seeded(seed) if self.partners is None else SecurePairs(self.partners)
-        bound = Bounded(clip=0.0, start_distance=secrets.distance)
+        # pixels are not negative, so two images are at a right angle at most
+        furthest = math.sqrt(2) * LONGEST_IMAGE if images else LARGEST_VALUE
+        bound = Bounded(clip=0.0, start_distance=furthest)
         return DPPS(topology, Gaussian(self.multiplier), bound, noise=source, fabric=listener)
 
-    def told(self, protocol: DPPS, scale: float, width: int) -> Matrix:
+    def known(self, protocol: DPPS, scale: float, width: int) -> Matrix:
         """The noise on the others' first messages that the attacker knows: what it shares with its partners."""
         if not isinstance(protocol.noise, SecurePairs):
             return np.zeros((self.nodes, width))
@@ -314,15 +290,11 @@ class _Noise:
 
     def covariance(self, scale: float) -> Matrix:
         """Of the noise on the start values that the attacker does not know; its own is known to it."""
-        covariance: Matrix = np.eye(self.nodes)
-        if self.partners is not None:
-            shares = self.partners.shares()
-            covariance *= shares.independent**2
-            for i, j in self.partners.among().tolist():
-                if self.attacker not in (i, j):
-                    covariance[[i, j], [i, j]] += shares.pair**2
-                    covariance[[i, j], [j, i]] -= shares.pair**2
-        covariance[self.attacker, self.attacker] = 0.0
+        others = [k for k in range(self.nodes) if k != self.attacker]
+        covariance: Matrix = np.zeros((self.nodes, self.nodes))
+        alone = np.eye(len(others))
+        unknown = alone if self.partners is None else unknown_covariance(self.partners, others)
+        covariance[np.ix_(others, others)] = unknown
         return scale**2 * covariance
 
 
@@ -331,29 +303,29 @@ def _outcome(
     topology: Topology,
     knowledge: Knowledge,
     rounds: int,
-    secrets: Sequence[Secrets],
+    secrets: Sequence[Tensor],
     candidates: Tensor | None,
     seed: int,
 ) -> Outcome:
     chosen, squares, means, theory, reads = list(knowledge.recovered), [], [], 0.0, []
     for k, secret in enumerate(secrets):
         listener = Listener(topology.nodes, knowledge.attacker)
-        protocol = noise.protocol(topology, listener, secret, seed + k)
-        state = protocol.start(secret.values)
+        protocol = noise.protocol(topology, listener, candidates is not None, seed + k)
+        state = protocol.start(secret)
         records = [protocol.step(state) for _ in range(rounds)]
         scale = records[0].scale
-        told = noise.told(protocol, scale, secret.values.shape[1])
+        known = noise.known(protocol, scale, secret.shape[1])
         # what is known of the noise has gone through the same mixing as the values
-        read = knowledge.solve(torch.stack(listener.heard).numpy() - knowledge.matrix @ told)
-        squares.append(np.mean((read - secret.values.numpy())[chosen] ** 2) if chosen else math.nan)
-        means.append(float(((state.s.mean(0) - secret.values.mean(0)) ** 2).mean()))
+        read = knowledge.solve(torch.stack(listener.heard).numpy() - knowledge.matrix @ known)
+        squares.append(np.mean((read - secret.numpy())[chosen] ** 2) if chosen else math.nan)
+        means.append(float(((state.s.mean(0) - secret.mean(0)) ** 2).mean()))
         deviations = np.diag(knowledge.covariance(noise.covariance(scale)))[chosen]
         theory = math.sqrt(max(0.0, deviations.mean())) if chosen else math.nan
         reads.append(read)
     correlation, identified, count = None, 0, 0
     if candidates is not None and chosen:
         read = np.concatenate([r[chosen] for r in reads])
-        truth = np.concatenate([s.values.numpy()[chosen] for s in secrets])
+        truth = np.concatenate([s.numpy()[chosen] for s in secrets])
         correlation, identified, count = *_likeness(read, truth, candidates.numpy()), len(truth)
     error, mean_error = (math.sqrt(float(np.mean(x))) for x in (squares, means))
     return Outcome(
@@ -395,7 +367,7 @@ _NODES = 10
 _ROUNDS = 720
 """The run that the noise is for: 12 epochs of MNIST over ten nodes."""
 _SAMPLING = 1 / 60
-"""Its batch of 100 out of 6,000. In the unit record the attacker is told that the image was in the batch,
+"""Its batch of 100 out of 6,000. In the unit record the attacker knows that the image was in the batch,
 and all the rest of it."""
 
 
@@ -452,15 +424,8 @@ def _read(unit: Unit | None, inputs: Tensor, labels: Tensor, seed: int) -> Tenso
     wire = Wiretap(_NODES)
     data = [TensorDataset(x[None], t[None]) for x, t in zip(inputs, labels, strict=True)]
     algorithm = PartPSP(MLP(), ["layer1"], batch_size=1)
-    run = Run(
-        algorithm,
-        data,
-        topology=Exponential(_NODES),
-        privacy=unit,
-        seed=seed,
-        noise=Seeded(seed),
-        deployment=Simulation(wire),
-    ).start(epochs=1)
+    where: dict[str, Any] = {"topology": Exponential(_NODES), "deployment": Simulation(wire)}
+    run = Run(algorithm, data, privacy=unit, seed=seed, noise=Seeded(seed), **where).start(epochs=1)
     start = run.state.shared.s.clone()
     run.step()
     updates = wire.messages[0] - start

@@ -8,6 +8,7 @@ proof (docs/cancelling-noise.md) and must be found out.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,10 +96,6 @@ class MemberCase(Case):
     rounds: type[PairRounds] = PairRounds
     aware: int = 1
     """Of how many lost members the calibration knows."""
-
-    @property
-    def secure_only(self) -> bool:
-        return self.leaks
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         zero, one = (self._world(copies, noise(seed + world), 1 - 2 * world) for world in (0, 1))
@@ -208,23 +205,18 @@ def _covariance(partners: Partners, made: Sequence[tuple[int, Sequence[Part]]]) 
 def member_cases() -> tuple[Case, ...]:
     """The claim for a member that stays and for the one that is lost, and what must be found out."""
     unit = Contribution(1.0, CLAIM, DELTA, "gaussian", trust=Pairs(1, absentees=1))
-    name, found = unit.name, 100_000
+    leak: dict[str, Any] = {"secure_only": True, "leak_trials": 100_000}
+    without: dict[str, Any] = leak | {"schedule": _MAKES_UP, "rounds": WithoutOwnNoise}
+    released: dict[str, Any] = leak | {"schedule": _IS_LOST, "rounds": TakesBackReleased}
+    repeated: dict[str, Any] = leak | {"schedule": _REPEATS, "rounds": Repeats}
+    name = unit.name
     return (
         MemberCase(unit, name, "pairs, 1 colluder, 1 lost", DELTA),
         MemberCase(unit, name, "pairs, 1 colluder, of the lost one", DELTA, schedule=_IS_LOST),
+        MemberCase(unit, name, "pairs, missed rounds without own noise", DELTA, **without),
+        MemberCase(unit, name, "pairs, a released round taken back", DELTA, **released),
         MemberCase(
-            unit,
-            name,
-            "pairs, missed rounds without own noise",
-            DELTA,
-            found,
-            CLAIM,
-            _MAKES_UP,
-            WithoutOwnNoise,
+            unit, name, "pairs, 1 lost, calibrated for none", DELTA, schedule=_COUNTS, aware=0, **leak
         ),
-        MemberCase(
-            unit, name, "pairs, a released round taken back", DELTA, found, CLAIM, _IS_LOST, TakesBackReleased
-        ),
-        MemberCase(unit, name, "pairs, 1 lost, calibrated for none", DELTA, found, CLAIM, _COUNTS, aware=0),
-        MemberCase(unit, name, "pairs, a repeated round", DELTA, found, CLAIM, _REPEATS, Repeats),
+        MemberCase(unit, name, "pairs, a repeated round", DELTA, **repeated),
     )

@@ -9,7 +9,7 @@ Whether the noise really cancels shows in the network's mean, not in single mess
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
@@ -43,14 +43,15 @@ from dpps.noise import (
     Mechanism,
     NoiseSource,
     Outgoing,
+    Partners,
     RoundStream,
     SecureNoise,
     SecurePairs,
     SeededPairs,
+    Shares,
     gaussian_table,
 )
-from dpps.noise import Partners as PairGraph
-from dpps.privacy import Contribution, Pairs, Partners, Record, Shares
+from dpps.privacy import Contribution, Pairs, Record
 from dpps.protocol import DPPS
 from dpps.sensitivity import Unclipped
 from dpps.topology import Exponential
@@ -59,7 +60,7 @@ Matrix = NDArray[np.float64]
 Present = NDArray[np.bool_] | None
 """Which nodes take part in a round; None: everybody."""
 Suspicion = Literal["nothing", "no pair noise", "key used twice"]
-Source = Callable[[PairGraph], SecurePairs]
+Source = Callable[[Partners], SecurePairs]
 
 
 def pair_noise(
@@ -91,6 +92,17 @@ def known_noise(
             known[j] -= shared
     known[list(coalition)] = 0
     return known
+
+
+def unknown_covariance(partners: Partners, honest: Sequence[int], present: Present = None) -> Matrix:
+    """Covariance of the honest nodes' noise, without what they share with others; a message without partners has variance 1."""
+    shares, place = partners.shares(present), {node: k for k, node in enumerate(honest)}
+    covariance: Matrix = shares.independent**2 * np.eye(len(honest))
+    for i, j in partners.among(present).tolist():
+        if i in place and j in place:
+            column = np.eye(len(honest))[place[i]] - np.eye(len(honest))[place[j]]
+            covariance += shares.pair**2 * np.outer(column, column)
+    return covariance
 
 
 # Sabotage, which must be found
@@ -135,12 +147,9 @@ class AsIfAllWereThere(Partners):
 
 
 class SideBySide(NoiseSource):
-    """One source for many networks: their rows lie behind each other as the columns of one network, whose noise is independent
-    per coordinate anyway.
+    """One source for many networks: their rows are the columns of one network, whose noise is independent per coordinate.
 
-    Args:
-        inner: the source of one network, told of its partners when the run is.
-        make: how a secure source is told, for twins.
+    `make` gives a secure source its partners, so that twins can be made.
     """
 
     def __init__(self, inner: NoiseSource, make: Source = SecurePairs) -> None:
@@ -153,7 +162,7 @@ class SideBySide(NoiseSource):
     def discreteness(self, step: float) -> float:
         return self.inner.discreteness(step)
 
-    def with_partners(self, partners: PairGraph) -> NoiseSource:
+    def with_partners(self, partners: Partners) -> NoiseSource:
         self.inner = _with_partners(self.inner, partners, self._make)
         return self
 
@@ -172,7 +181,7 @@ def _unwrapped(source: NoiseSource) -> tuple[NoiseSource, float]:
     return (source.source, SABOTAGE) if isinstance(source, Weakened) else (source, 1.0)
 
 
-def _with_partners(source: NoiseSource, partners: PairGraph, make: Source = SecurePairs) -> NoiseSource:
+def _with_partners(source: NoiseSource, partners: Partners, make: Source = SecurePairs) -> NoiseSource:
     return make(partners) if isinstance(source, SecureNoise) else source.with_partners(partners)
 
 
@@ -183,13 +192,7 @@ def _beside(rows: Tensor, nodes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Observer:
-    """Who sees all messages, and what is known beside them.
-
-    Args:
-        partners: the partner graph, which is public.
-        colluders: how many nodes have told their secrets.
-        suspicion: what the code may have done wrong; the score is then the likelihood ratio of that.
-    """
+    """Sees all messages and knows the secrets of `colluders` nodes. Scores by the likelihood ratio of its suspicion."""
 
     partners: Partners
     colluders: int
@@ -203,9 +206,7 @@ class Observer:
     def scores(self, rounds: list[Matrix], shifts: list[float]) -> tuple[Scores, Scores]:
         """How far the rows of both rounds lie in the direction of `shifts`, and how far a message without noise would.
 
-        Args:
-            rounds: (nodes, trials), in units of the scale; what the colluders know is subtracted.
-            shifts: of row 0 in each round, in the same units.
+        Rows are (nodes, trials) without what the colluders know; rows and the shifts of row 0 are in units of the scale.
         """
         honest = [k for k in range(self.partners.nodes) if k not in self.coalition]
         inverse = np.linalg.inv(self.covariance(honest))
@@ -216,17 +217,12 @@ class Observer:
 
     def covariance(self, honest: list[int]) -> Matrix:
         """Of the honest nodes' noise in two rounds, without what they share with colluders."""
-        shares = self.partners.shares()
-        own = shares.independent**2 * np.eye(len(honest))
-        pair = np.zeros((len(honest), len(honest)))
-        for i, j in self.partners.among().tolist():
-            if i in honest and j in honest:
-                column = np.eye(len(honest))[honest.index(i)] - np.eye(len(honest))[honest.index(j)]
-                pair += shares.pair**2 * np.outer(column, column)
+        whole = unknown_covariance(self.partners, honest)
+        own = self.partners.shares().independent ** 2 * np.eye(len(honest))
         if self.suspicion == "no pair noise":
-            pair[:] = 0
-        both = pair if self.suspicion == "key used twice" else np.zeros_like(pair)
-        return np.block([[own + pair, both], [both, own + pair]])
+            whole = own
+        both = whole - own if self.suspicion == "key used twice" else np.zeros_like(own)
+        return np.block([[whole, both], [both, whole]])
 
 
 @lru_cache(maxsize=32)
@@ -245,18 +241,9 @@ class PairsCase(Case):
     unit: Contribution | Record
     nodes: int = 5
     known: int = 1
-    """How many nodes have really told their secrets."""
+    """How many nodes really collude."""
     make: Source = SecurePairs
     suspicion: Suspicion = "nothing"
-
-    @property
-    def seconds(self) -> float:
-        return 6e-4 if isinstance(self.unit, Record) else 4e-5
-
-    @property
-    def secure_only(self) -> bool:
-        """What goes wrong with keys shows where there are keys."""
-        return self.leaks
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         zero, one = (self._world(copies, noise(seed + world), seed + world, world) for world in (0, 1))
@@ -269,13 +256,10 @@ class PairsCase(Case):
         start = torch.zeros(self.nodes * copies, WIDTH)
         rounds = []
         for t, (fresh, scale) in enumerate(zip(wire.fresh(start), scales, strict=True)):
-            told = self._told(beside.inner, beside.part * scale, t, copies)
-            rounds.append(fresh.reshape(copies, self.nodes).T / scale - told / scale)
-        # seeded noise is drawn without keys, so there are none to tell
-        observer = (
-            self._observer if isinstance(beside.inner, SecurePairs) else replace(self._observer, colluders=0)
-        )
-        return self._ratio(observer, rounds, scales)
+            known = self._known_noise(beside.inner, beside.part * scale, t, copies)
+            rounds.append(fresh.reshape(copies, self.nodes).T / scale - known / scale)
+        keys = isinstance(beside.inner, SecurePairs)  # seeded noise is drawn without keys to tell
+        return self._ratio(self._observer if keys else replace(self._observer, colluders=0), rounds, scales)
 
     @property
     def _observer(self) -> Observer:
@@ -283,7 +267,7 @@ class PairsCase(Case):
         assert partners is not None
         return Observer(partners, self.known, self.suspicion)
 
-    def _told(self, source: NoiseSource, scale: float, round_: int, copies: int) -> Matrix:
+    def _known_noise(self, source: NoiseSource, scale: float, round_: int, copies: int) -> Matrix:
         """The pair noise between colluders and honest nodes, in the honest rows."""
         if not isinstance(source, SecurePairs) or isinstance(source, NoPairNoise):
             return np.zeros((self.nodes, copies))
@@ -294,14 +278,9 @@ class PairsCase(Case):
         """Two rounds of the shipped code; the scales of their noise."""
         if isinstance(self.unit, Record):
             return self._learn(self.unit, wire, noise, seed, copies, world)
-        calibrated = calibration(self.unit, nodes=self.nodes)
-        protocol = DPPS(
-            Exponential(self.nodes),
-            calibrated.mechanism,
-            calibrated.sensitivity,
-            noise=calibrated.source(noise),
-            fabric=wire,
-        )
+        made = calibration(self.unit, nodes=self.nodes)
+        topology, source = Exponential(self.nodes), made.source(noise)
+        protocol = DPPS(topology, made.mechanism, made.sensitivity, noise=source, fabric=wire)
         state = protocol.start(torch.zeros(self.nodes * copies, WIDTH))
         scales = []
         for sign in (1, -1):
@@ -340,7 +319,7 @@ class PairsCase(Case):
 # Rounds from which nodes are away: fewer nodes hide each other less
 
 _NODES, _COLLUDER = 5, 4
-_AWAY = {0: [2, 3], 1: [1, 2, 3]}  # in round 1 one honest node is left beside the colluder
+_AWAY = {0: [2, 3], 1: [1, 2, 3]}  # in round 1 one honest node is left with the colluder
 
 
 @dataclass(frozen=True)
@@ -353,10 +332,6 @@ class AwayCase(Case):
 
     unit: Contribution
     partners: Callable[[int, None, int], Partners] = Partners
-
-    @property
-    def secure_only(self) -> bool:
-        return self.leaks
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         zero, one = (self._world(copies, noise(seed + world), 1 - 2 * world) for world in (0, 1))
@@ -379,21 +354,13 @@ class AwayCase(Case):
             keys = isinstance(inner, SecurePairs)  # seeded noise is drawn without keys to tell
             if isinstance(inner, SecurePairs):
                 fresh -= known_noise(inner, [_COLLUDER], part * scale, t, copies, present)
-            total += _along(fresh / scale, 2 * clip / scale, present, keys)
+            assert present is not None
+            here = [k for k in np.flatnonzero(present).tolist() if not (keys and k == _COLLUDER)]
+            direction = 2 * clip / scale * np.eye(len(here))[0]  # node 0 is never away
+            covariance = unknown_covariance(Partners(_NODES, None, 1), here, present)  # the promised one
+            total += direction @ np.linalg.solve(covariance, fresh[here] / scale)
             before = state.s.clone()
         return np.round(total, 9)
-
-
-def _along(rows: Matrix, shift: float, present: Present, told: bool) -> Scores:
-    """How far the rows of the nodes that took part lie in the direction in which node 0 moves, by the covariance that is promised."""
-    assert present is not None
-    here = [k for k in np.flatnonzero(present).tolist() if not (told and k == _COLLUDER)]
-    shares = Partners(_NODES, None, 1).shares(present)
-    laplacian = len(here) * np.eye(len(here)) - np.ones((len(here), len(here)))
-    covariance = shares.independent**2 * np.eye(len(here)) + shares.pair**2 * laplacian
-    direction = shift * np.eye(len(here))[0]  # node 0 is never away
-    along: Scores = direction @ np.linalg.solve(covariance, rows[here])
-    return along
 
 
 def pair_cases() -> tuple[Case, ...]:
@@ -403,19 +370,20 @@ def pair_cases() -> tuple[Case, ...]:
     pairs, sparse = Pairs(1), Pairs(1, graph=networkx.circulant_graph(6, [1, 2]))
     unit = Contribution(1.0, CLAIM, DELTA, "gaussian", trust=pairs)
     record = Record(CLAIM, DELTA, trust=pairs)
-    name, away, found = unit.name, "pairs, 1 colluder, 2 and 3 of 5 away", 20_000
-    without: dict[str, Any] = {"make": NoPairNoise, "suspicion": "no pair noise"}
-    twice: dict[str, Any] = {"make": ReusedKey, "suspicion": "key used twice"}
-    as_if = AsIfAllWereThere
+    name, one, away = unit.name, "pairs, 1 colluder", "pairs, 1 colluder, 2 and 3 of 5 away"
+    leak: dict[str, Any] = {"secure_only": True, "leak_trials": 20_000}  # keys go wrong where there are keys
+    without: dict[str, Any] = leak | {"make": NoPairNoise, "suspicion": "no pair noise"}
+    twice: dict[str, Any] = leak | {"make": ReusedKey, "suspicion": "key used twice"}
+    two: dict[str, Any] = leak | {"leak_trials": 100_000, "nodes": 3, "known": 2}
     return (
-        PairsCase(unit, name, "pairs, 1 colluder", DELTA),
+        PairsCase(unit, name, one, DELTA),
         PairsCase(replace(unit, trust=sparse), name, "pairs, sparse, 1 colluder", DELTA, nodes=6),
-        PairsCase(record, record.name, "pairs, 1 colluder", DELTA),
-        PairsCase(unit, name, "pairs, 2 colluders sold as 1", DELTA, 5 * found, nodes=3, known=2),
-        PairsCase(unit, name, "pairs without pair noise", DELTA, found, **without),
-        PairsCase(unit, name, "pairs, key used twice", DELTA, found, **twice),
+        PairsCase(record, record.name, one, DELTA, seconds=6e-4),
+        PairsCase(unit, name, "pairs, 2 colluders sold as 1", DELTA, **two),
+        PairsCase(unit, name, "pairs without pair noise", DELTA, **without),
+        PairsCase(unit, name, "pairs, key used twice", DELTA, **twice),
         AwayCase(unit, name, away, DELTA),
-        AwayCase(unit, name, f"{away}, noise as if all were there", DELTA, found, partners=as_if),
+        AwayCase(unit, name, f"{away}, noise as if all were there", DELTA, partners=AsIfAllWereThere, **leak),
         *member_cases(),
     )
 
@@ -428,21 +396,14 @@ CHANCE = 1e-10
 
 @dataclass(frozen=True)
 class MeanFinding:
-    """Limits of the variance of the noise in the mean, over the promised one.
-
-    Attributes:
-        noise: "seeded" or "secure".
-        trials: how many means were looked at.
-        low: at least.
-        high: at most.
-        twin: at least, when both partners add what they share; None where there are no keys to do so with.
-    """
+    """Limits `low` and `high` of the variance of the noise in the mean, as multiples of the promised variance."""
 
     noise: str
     trials: int
     low: float
     high: float
     twin: float | None
+    """The lower limit when both partners add what they share; None for seeded noise, which has no keys."""
 
     @property
     def as_expected(self) -> bool:
@@ -456,13 +417,7 @@ class MeanFinding:
 
 
 def audit_mean(trials: int, seed: int = 0, *, secure_noise: bool = False) -> MeanFinding:
-    """Look at the mean of five nodes' messages, one colluder allowed for.
-
-    Args:
-        trials: how many means.
-        seed: of seeded noise.
-        secure_noise: the noise of messages that really leave, and its twin.
-    """
+    """Measure `trials` means of five nodes' messages, with one colluder allowed for; secure noise has a twin."""
     partners = Pairs(1).partners(5)
     if secure_noise:
         limits = mean_variance(SecurePairs(partners), partners, trials)

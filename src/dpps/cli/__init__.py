@@ -8,6 +8,6 @@ from dpps.lazy import lazy_imports
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.cli.federation import Shown
     from dpps.cli.plan import PlanConfig, answer
-    from dpps.cli.train import Progress, say_outcome, stopped_by_signals
+    from dpps.cli.train import say_outcome, stopped_by_signals
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

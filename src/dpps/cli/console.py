@@ -4,14 +4,11 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from dpps.logs import only_from
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 
 def plain_console(**options: Any) -> Console:
@@ -28,22 +25,6 @@ def wide_console() -> Console:
 def working(console: Console, what: str) -> AbstractContextManager[object]:
     """A spinner for what takes a few seconds; nothing when the output is not a terminal."""
     return console.status(what) if console.is_terminal else nullcontext()
-
-
-def rounds_bar(console: Console, *, shown: bool) -> "Progress":
-    """A bar for the rounds of a run, with its facts beside it; it is gone when it stops."""
-    from rich import progress as bars
-
-    return bars.Progress(
-        bars.TextColumn("round"),
-        bars.MofNCompleteColumn(),
-        bars.BarColumn(),
-        bars.TextColumn("{task.fields[facts]}", markup=False),
-        bars.TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not shown,
-    )
 
 
 @contextmanager

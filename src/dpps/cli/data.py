@@ -28,21 +28,27 @@ _PUBLIC_IMAGES = """# Public: every node of a run reads its images by this file,
 
 @dataclass(frozen=True)
 class DescribeConfig:
-    """Guess a schema from one file: kinds of columns, rounded ranges, categories and classes. Or from a folder of images.
+    """Draft a schema from one table (kinds of columns, rounded ranges, categories, classes) or from a folder of images.
 
-    The schema becomes public: correct what it says to what is known without looking at data.
+    The schema becomes public. Correct it to what is known without looking at data.
 
     Example: dpps data describe node-0/train.csv --label diagnosis --out schema.toml
     """
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """A table (.csv, .tsv, .parquet, .npz); best a made-up one with the same columns, so that nothing private is read."""
+    """A table, or a folder of images.
+
+    A table is .csv, .tsv, .parquet or .npz. Best is a made-up one with the same columns, so that nothing private is read.
+    """
     label: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
-    """The column to predict. (A folder of images has its classes as sub-folders.)"""
-    out: Annotated[Path, arg(metavar="PATH")] = Path("schema.toml")
-    """Where to write the schema."""
+    """The column to predict (tables only); dpps stats needs none.
+
+    A folder of images has its classes as sub-folders.
+    """
+    out: Annotated[Path, arg(metavar="FILE")] = Path("schema.toml")
+    """Schema to write."""
     overwrite: bool = False
-    """Write over a schema that is there."""
+    """Replace a schema that is there."""
 
 
 def describe(arguments: list[str]) -> int:
@@ -68,8 +74,6 @@ def _guess(file: Path, label: str | None) -> Schema | ImageSchema:
             )
         return guess_image_schema(file)
     table = read_table(file)
-    if label is None:
-        raise UsageError(f"--label is missing: name the column to predict, one of {quoted(table.names)}")
     return guess_schema(table, label)
 
 
@@ -83,13 +87,19 @@ def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
             lines.add_row(column.name, column.kind, _guessed(column))
     else:
         lines.add_row("images", "channels, height, width", ", ".join(map(str, schema.shape)))
-    lines.add_row(
-        schema.label if isinstance(schema, Schema) else "sub-folders", "label", quoted(schema.classes)
-    )
+    label = schema.label if isinstance(schema, Schema) else "sub-folders"
+    if label:
+        lines.add_row(label, "label", quoted(schema.classes))
     console.print(lines)
     console.print(
         f"\nThese guesses come from the data, and {out} becomes PUBLIC: correct {_correct(schema)}, before anybody else sees it."
     )
+    if not label:
+        console.print(
+            f"Then: dpps stats --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --ask 'count()' (with --label COLUMN "
+            "a model can be trained)"
+        )
+        return
     console.print(
         f"Then: dpps train --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --model linear --shared all --baselines"
     )

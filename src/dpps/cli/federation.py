@@ -1,4 +1,4 @@
-"""Runs between organisations: `dpps member`, `federation`, `join`, `status`, `leave`."""
+"""Runs between organisations: the commands of `dpps federation`."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from rich.progress import TaskID
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from dpps.cli.console import log_lines, plain_console, rounds_bar, wide_console
+from dpps.cli.console import log_lines, plain_console, wide_console
 from dpps.cli.main import DONE, FAILED, STOPPED, parse_options
 from dpps.disk import private_folder, write_aside, write_private, writing
 from dpps.errors import UsageError
@@ -37,7 +37,7 @@ from dpps.peers.status import (
     read_status,
 )
 from dpps.privacy.accountant import label
-from dpps.runs.callbacks import RoundLog
+from dpps.runs.callbacks import RoundLog, rounds_bar
 from dpps.runs.run import Run
 
 log = logging.getLogger(__name__)
@@ -49,46 +49,38 @@ FILE, KEY = "federation.toml", "convener.key"
 
 
 @dataclass(frozen=True)
-class InitConfig:
+class KeyConfig:
     """Make the key of a member, and a request for the convener's certificate.
 
     Send DIR/member.csr to the convener, and compare the fingerprint on the telephone. member.key stays where it is.
 
-    Example: dpps member init --name hospital-b --listen 0.0.0.0:7443 --out me
+    Example: dpps federation key --name hospital-b --listen 0.0.0.0:7443 --out me
     """
 
     name: Annotated[str, arg(metavar="NAME")]
-    """Of the organisation, for all to see: small letters, digits and hyphens."""
+    """Name of the organisation: a-z, 0-9 and hyphens."""
     out: Annotated[Path, arg(metavar="DIR")]
     """New folder for key and request."""
     listen: Annotated[str, arg(metavar="HOST:PORT")] = ""
-    """Address and port to listen at; without it this member only dials out (behind a firewall)."""
+    """Address to listen at [none: it only dials out].
+
+    A member behind a firewall needs none.
+    """
     address: Annotated[str, arg(metavar="HOST:PORT")] = ""
-    """Where the others reach it, when that differs: behind a port forwarding, or with --listen 0.0.0.0 (default then: this machine's name)."""
+    """Where the others reach it [as --listen].
+
+    When that differs: behind a port forwarding, or with --listen 0.0.0.0, where the default is this machine's name.
+    """
 
 
-@dataclass(frozen=True)
-class ShowMemberConfig:
-    """Print a member's fingerprint again."""
-
-    folder: Positional[Annotated[Path, arg(metavar="DIR")]]
-    """What dpps member init wrote."""
-
-
-def member_init(arguments: list[str]) -> int:
+def key(arguments: list[str]) -> int:
     """Make an identity."""
-    config = parse_options(InitConfig, arguments, "dpps member init")
-    return _print_identity(Identity.make(config.out, config.name, config.listen, config.address))
+    config = parse_options(KeyConfig, arguments, "dpps federation key")
+    _print_identity(Identity.make(config.out, config.name, config.listen, config.address))
+    return DONE
 
 
-def member_show(arguments: list[str]) -> int:
-    """Show an identity."""
-    return _print_identity(
-        Identity.open(parse_options(ShowMemberConfig, arguments, "dpps member show").folder)
-    )
-
-
-def _print_identity(identity: Identity) -> int:
+def _print_identity(identity: Identity) -> None:
     console = plain_console()
     request = identity.folder / REQUEST
     dialled = Request.read(request).address
@@ -100,7 +92,6 @@ def _print_identity(identity: Identity) -> int:
     console.print(
         f"Send {request} to the convener, and read the fingerprint out on the telephone.", markup=False
     )
-    return DONE
 
 
 # The convener
@@ -117,33 +108,51 @@ class CreateConfig:
     """
 
     plan: Positional[Annotated[Path, arg(metavar="PLAN")]]
-    """The options of the run: dpps train ... --print-config > plan.toml"""
+    """Options of the run (dpps train --print-config)."""
     member: UseAppendAction[Annotated[tuple[Path, ...], arg(metavar="FILE")]]
-    """A member's request; once for each member, in the order of their rows."""
+    """A member's request; once for each member."""
     out: Annotated[Path, arg(metavar="DIR")]
-    """New folder for the convener's key, the certificates and federation.toml."""
+    """New folder for key, certificates and contract."""
     min_members: int = 2
-    """The run goes on while so many members are there."""
+    """The run waits while fewer members are here."""
     soft_deadline: float = 30.0
-    """Seconds that a round waits for a neighbour; later its share arrives later."""
+    """Seconds that a round waits for a neighbour.
+
+    What comes later is added to a later round.
+    """
     hard_deadline: float = 300.0
-    """Seconds after which the others go on without a member until it is back."""
+    """Seconds until others go on without a member.
+
+    Until it is back.
+    """
     start_deadline: float = 3600.0
-    """Seconds that the first round waits for members who have not come yet; then the run begins without them."""
+    """Seconds that the first round waits for members.
+
+    Then the run begins without them.
+    """
     gossip_clip: float = 0.0
-    """How far (L2) a neighbour's row may pull at most, against members that send nonsense; 0 = no limit."""
+    """How far a neighbour's row may pull [0: no limit].
+
+    In L2, against members that send nonsense.
+    """
     days: int = 365
-    """How long the certificates hold."""
+    """Days that the certificates hold."""
     key: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """convener.key of an earlier federation, which the members know already; by default a new one is made."""
+    """convener.key of an earlier federation [a new key].
+
+    The members know it already.
+    """
 
 
 @dataclass(frozen=True)
 class ExpelConfig:
-    """Write the next revision of a federation without a member. All members need the new file; older ones are refused then."""
+    """Write the next revision of a federation without a member.
+
+    Send it to all members. Older revisions are then refused.
+    """
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """federation.toml, with convener.key beside it."""
+    """federation.toml, next to convener.key."""
     name: Positional[Annotated[str, arg(metavar="NAME")]]
     """Who is expelled."""
 
@@ -153,17 +162,24 @@ class RenewConfig:
     """Write the next revision of a federation with new certificates of the same keys."""
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """federation.toml, with convener.key beside it."""
+    """federation.toml, next to convener.key."""
     days: int = 365
-    """How long they hold."""
+    """Days that they hold."""
 
 
 @dataclass(frozen=True)
 class ShowConfig:
-    """Check a federation file and print who is in it."""
+    """Check a federation file and print who is in it; or print a member's name, addresses and fingerprint again.
 
-    file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """federation.toml"""
+    Examples:
+      dpps federation show f/federation.toml    who takes part, and in what
+      dpps federation show me                   what dpps federation key printed
+    """
+
+    path: Positional[Annotated[Path, arg(metavar="PATH")]]
+    """federation.toml, or the folder that dpps federation key wrote."""
+    json: bool = False
+    """Print JSON."""
 
 
 def create(arguments: list[str]) -> int:
@@ -219,10 +235,53 @@ def renew_certificates(arguments: list[str]) -> int:
 
 
 def show(arguments: list[str]) -> int:
-    """Print who is in a federation."""
-    path = parse_options(ShowConfig, arguments, "dpps federation show").file
-    _print_federation(Federation.read(path), path)
+    """Print who is in a federation, or who a member is."""
+    config = parse_options(ShowConfig, arguments, "dpps federation show")
+    path = config.path
+    if path.is_dir() and not (path / FILE).exists():
+        identity = Identity.open(path)
+        if config.json:
+            print(json.dumps(_identity_facts(identity)))
+        else:
+            _print_identity(identity)
+        return DONE
+    path = path / FILE if path.is_dir() else path
+    federation = Federation.read(path)
+    if config.json:
+        print(json.dumps(_federation_facts(federation)))
+    else:
+        _print_federation(federation, path)
     return DONE
+
+
+def _identity_facts(identity: Identity) -> dict[str, Any]:
+    request = identity.folder / REQUEST
+    return {
+        "member": identity.name,
+        "listen": identity.listen,
+        "address": Request.read(request).address,
+        "fingerprint": identity.fingerprint,
+        "request": str(request),
+    }
+
+
+def _federation_facts(federation: Federation) -> dict[str, Any]:
+    return {
+        "federation": federation.id,
+        "revision": federation.revision,
+        "convener": federation.convener_fingerprint,
+        "plan": dict(federation.plan),
+        "members": [
+            {
+                "member": member.name,
+                "address": member.address,
+                "fingerprint": member.fingerprint,
+                "certificate_until": member.certificate.not_valid_after_utc.isoformat(),
+                "expelled": member.expelled,
+            }
+            for member in federation.members
+        ],
+    }
 
 
 def _opened(path: Path) -> tuple[Federation, Key]:
@@ -233,7 +292,7 @@ def _write_next(federation: Federation, path: Path) -> int:
     _write(federation, path)
     _print_federation(federation, path)
     wide_console().print(
-        f"Send {path} to every member: dpps join takes the new revision from whoever has it, and refuses older ones.",
+        f"Send {path} to every member: dpps federation join takes the new revision from whoever has it, and refuses older ones.",
         markup=False,
     )
     return DONE
@@ -272,37 +331,58 @@ def _print_federation(federation: Federation, path: Path) -> None:
 class JoinConfig:
     """Take part in a run between organisations. Members start in any order; the run waits for the others.
 
-    After a crash, a power cut or Ctrl-C the same command goes on where this member was: nothing is sent twice with other noise,
-    and nothing is paid twice.
+    After a crash, a power cut or Ctrl-C the same command continues where this member was. Nothing is sent twice with other
+    noise, and nothing is paid twice.
 
-    Example: dpps join f/federation.toml --member me --node-data /srv/data --out run
+    Example:
+      dpps federation join f/federation.toml --member me --node-data D --out run
     """
 
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
-    """The contract that the convener has signed, federation.toml. A later revision may be put in its place while the run goes on."""
+    """The signed contract, federation.toml.
+
+    A later revision may replace it while the run goes on.
+    """
     member: Annotated[Path, arg(metavar="DIR")]
-    """Folder of this member's key, made by dpps member init."""
+    """Folder of this member's key."""
     out: Annotated[Path, arg(metavar="DIR")]
-    """Folder of the run: ledger, outbox, log, models, summary."""
+    """Folder for the results."""
     node_data: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Folder with this member's examples: train.csv (.tsv, .parquet, .npz), and the same for test if wanted."""
+    """Folder of this member's data.
+
+    It holds train.csv (.tsv, .parquet, .npz), and the same for test if wanted.
+    """
     data_dir: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Where a data set is looked for that the plan names."""
+    """Folder of a data set that the plan names."""
     convener: Annotated[str, arg(metavar="FINGERPRINT", help_behavior_hint="")] = ""
-    """Of the convener, as read out on the telephone; without it the one seen first is trusted."""
+    """Fingerprint of the convener [the first one seen].
+
+    As read out on the telephone.
+    """
     metrics: Annotated[str | None, arg(metavar="NAME,NAME,..", help_behavior_hint="")] = None
-    """Also measured at the end, as in dpps train; for this member's own eyes."""
+    """Also measure auroc, f1, ... at the end.
+
+    As in dpps train, for this member's own eyes.
+    """
+    device: Annotated[str, arg(metavar="{auto,cpu,cuda,cuda:N}")] = "auto"
+    """Where model, data and noise live.
+
+    auto is CUDA if there is any, otherwise the CPU.
+    """
     page: Annotated[str, arg(metavar="HOST:PORT", help_behavior_hint="")] = ""
-    """Show a live page at this address of this machine, such as 127.0.0.1:8080; its whole URL, with a random part, is printed."""
+    """Show a live page, for example at 127.0.0.1:8080.
+
+    The whole URL, with a random part, is printed.
+    """
     log_json: bool = False
-    """One JSON object a line on the standard error, for operators, instead of words."""
+    """Log JSON lines to the standard error."""
     quiet: bool = False
     """No progress display."""
 
 
 def join(arguments: list[str]) -> int:
     """Take part."""
-    config = parse_options(JoinConfig, arguments, "dpps join")
+    config = parse_options(JoinConfig, arguments, "dpps federation join")
     if config.page:
         check_page(config.page)
     with _json_lines() if config.log_json else nullcontext():
@@ -324,6 +404,7 @@ def _join(config: JoinConfig) -> int:
                     data_dir=config.data_dir,
                     convener=config.convener,
                     metrics=config.metrics,
+                    device=config.device,
                     callbacks=(shown.after_round,),
                 )
             )
@@ -479,20 +560,20 @@ def _json_lines() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StatusConfig:
-    """How a run of dpps join stands: round, who is here, epsilon spent, bytes sent.
+    """Show how a run stands: round, who is here, epsilon spent, bytes sent.
 
-    Example: dpps status run
+    Example: dpps federation status run
     """
 
     run: Positional[Annotated[Path, arg(metavar="DIR")]]
     """Folder of the run."""
     json: bool = False
-    """As JSON, for programs."""
+    """Print JSON."""
 
 
 def status(arguments: list[str]) -> int:
     """Show a run's status."""
-    config = parse_options(StatusConfig, arguments, "dpps status")
+    config = parse_options(StatusConfig, arguments, "dpps federation status")
     found = read_status(config.run)
     if config.json:
         print(json.dumps({**found.to_json(), "alive": found.alive}))
@@ -538,27 +619,27 @@ def _print_status(status: Status) -> None:
 class LeaveConfig:
     """Leave a run for good: this member's share of the model goes to a neighbour, and the others go on without it.
 
-    The dpps join of this member must be running. To come back later, do not leave: Ctrl-C, and the same dpps join again.
+    The dpps federation join of this member must be running. To come back later, do not leave: Ctrl-C, and the same dpps federation join again.
 
-    Example: dpps leave run
+    Example: dpps federation leave run
     """
 
     run: Positional[Annotated[Path, arg(metavar="DIR")]]
     """Folder of the run."""
     wait: float = 600.0
-    """Seconds to wait until it has left; 0: only ask."""
+    """Seconds to wait until it has left; 0 does not wait."""
 
 
 def leave(arguments: list[str]) -> int:
     """Ask the running process to leave."""
-    config = parse_options(LeaveConfig, arguments, "dpps leave")
+    config = parse_options(LeaveConfig, arguments, "dpps federation leave")
     console = plain_console()
     status = read_status(config.run)
     if not status.alive:
         over = "it takes no further part already"
-        more = "leaving means to hand its share over; start its dpps join again, then ask again"
+        more = "leaving means to hand its share over; start its dpps federation join again, then ask again"
         raise UsageError(
-            f"dpps leave {config.run}: no process of {status.member} is running there (it is {status.state}), and "
+            f"dpps federation leave {config.run}: no process of {status.member} is running there (it is {status.state}), and "
             + (over if status.state in (FINISHED, LEFT) else more)
         )
     write_private(config.run / LEAVE, b"")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from rich.table import Table
 
 from dpps.cli.console import log_lines, plain_console
+from dpps.cli.help import print_help
 from dpps.errors import RunError, UsageError, unknown
 
 DONE, FAILED, WRONG, STOPPED = 0, 1, 2, 3
@@ -26,6 +27,13 @@ class Command:
     help: str
     place: str
     """module:function, within this package."""
+    options: str
+    """module:dataclass of its options, within this package."""
+
+    def kind(self) -> type[Any]:
+        """The dataclass of its options."""
+        found: type[Any] = _found(self.options)
+        return found
 
 
 @dataclass(frozen=True)
@@ -39,62 +47,81 @@ class Group:
 
 
 COMMANDS: dict[str, Command | Group] = {
-    "train": Command("train a model privately over many nodes", "train:train"),
+    "train": Command("train a model privately over many nodes", "train:train", "train:Options"),
+    "resume": Command("continue a run that was stopped or crashed", "train:resume", "train:ResumeConfig"),
+    "stats": Command("ask questions about all nodes' records", "stats:stats", "stats:StatsOptions"),
+    "plan": Command("noise for an epsilon, epsilon for a noise", "plan:plan", "plan:PlanConfig"),
+    "tune": Command("search batch, epochs, clip and rate", "train:tune", "train:TuneConfig"),
+    "predict": Command("predict new examples with a run's model", "models:predict", "models:PredictConfig"),
+    "evaluate": Command(
+        "measure a run's models on labelled examples", "models:evaluate", "models:EvaluateConfig"
+    ),
+    "report": Command(
+        "a page about a run, or a comparison of several", "models:report", "models:ReportConfig"
+    ),
     "data": Group(
-        "draft a schema for your own tables or images: columns, ranges, classes",
-        {"describe": Command("write a first schema, guessed from one file or folder", "data:describe")},
-        "All nodes read their files by the same schema: dpps train --node-data DIR/node-{rank} --schema schema.toml",
-    ),
-    "secret": Command("make a secret that keeps strangers out of a run on several machines", "train:secret"),
-    "member": Group(
-        "between organisations: make the key of a member, which never leaves it",
+        "draft a schema for your own tables or images",
         {
-            "init": Command("make a key, and a request for the convener", "federation:member_init"),
-            "show": Command("print the fingerprint again", "federation:member_show"),
+            "describe": Command(
+                "draft a schema from one file or folder", "data:describe", "data:DescribeConfig"
+            )
         },
+        "All nodes read their files by the same schema:\n"
+        "dpps train --node-data DIR/node-{rank} --schema schema.toml",
     ),
+    "topology": Command("facts and a picture of a graph", "plan:topology", "plan:TopologyConfig"),
     "federation": Group(
-        "between organisations: the convener signs members and the contract of a run",
+        "train between organisations: keys, contract, joining",
         {
-            "create": Command("sign the members' requests and write the contract", "federation:create"),
-            "expel": Command("write the next epoch without a member", "federation:expel_member"),
-            "renew": Command("write the next epoch with new certificates", "federation:renew_certificates"),
-            "show": Command("check a federation file and print who is in it", "federation:show"),
+            "key": Command("make a member's key and request", "federation:key", "federation:KeyConfig"),
+            "create": Command(
+                "sign the members' requests, write the contract",
+                "federation:create",
+                "federation:CreateConfig",
+            ),
+            "join": Command(
+                "take part in a run, and continue after a crash", "federation:join", "federation:JoinConfig"
+            ),
+            "status": Command(
+                "the round, who is here, what was spent", "federation:status", "federation:StatusConfig"
+            ),
+            "leave": Command("take no further part in a run", "federation:leave", "federation:LeaveConfig"),
+            "expel": Command(
+                "write the next revision without a member",
+                "federation:expel_member",
+                "federation:ExpelConfig",
+            ),
+            "renew": Command(
+                "write the next revision with new certificates",
+                "federation:renew_certificates",
+                "federation:RenewConfig",
+            ),
+            "show": Command(
+                "who is in a federation file, or who a member is", "federation:show", "federation:ShowConfig"
+            ),
         },
-        "The plan is what dpps train --print-config writes. Send a new epoch to all members.",
+        "dpps train --print-config writes a PLAN. Send new revisions to all members.",
     ),
-    "join": Command(
-        "between organisations: take part in a run, and continue it after a crash", "federation:join"
+    "audit": Command(
+        "attack the mechanism: a lower bound on its epsilon", "privacy:audit", "privacy:AuditConfig"
     ),
-    "status": Command(
-        "between organisations: how a run stands, who is here, what was spent", "federation:status"
+    "attack": Command("what a curious neighbour reconstructs", "privacy:attack", "privacy:AttackConfig"),
+    "ledger": Command(
+        "how much privacy a data set has spent, in all runs", "privacy:ledger", "privacy:LedgerConfig"
     ),
-    "leave": Command("between organisations: take no further part in a run", "federation:leave"),
-    "predict": Command("predictions of a trained model for new examples", "models:predict"),
-    "evaluate": Command("how good a run's models are on labelled examples", "models:evaluate"),
-    "report": Command("one page about a run, or a comparison of several", "models:report"),
-    "ledger": Command("how much privacy a data set has spent, over all its runs", "privacy:ledger"),
-    "plan": Command(
-        "what noise for this epsilon, what epsilon for this noise, and will the sensitivity diverge?",
-        "plan:plan",
-    ),
-    "tune": Command(
-        "search batch, epochs, clip and rate for a run, on public or stand-in data", "train:tune"
-    ),
-    "audit": Command("attack the shipped mechanism and bound its epsilon from below", "privacy:audit"),
-    "attack": Command(
-        "what a curious neighbour reconstructs of nodes that it never heard from", "privacy:attack"
-    ),
-    "paper": Command(
-        "every table and figure of the paper, computed again, beside the published numbers", "paper:main"
-    ),
-    "topology": Command(
-        "facts about a communication graph: period, connectivity, contraction; draw it", "plan:topology"
+    "paper": Command("the paper's tables and figures, computed again", "paper:main", "paper:PaperConfig"),
+    "completion": Command(
+        "print a completion script for bash or zsh", "completion:completion", "completion:CompletionConfig"
     ),
 }
 
 GONE = {
-    "launch": "torchrun starts the processes: torchrun --nproc-per-node 4 -m dpps train --nodes 8 --out DIR"
+    "launch": "torchrun starts the processes: torchrun --nproc-per-node 4 -m dpps train --nodes 8 --out DIR",
+    "member": "use dpps federation key (was: member init) or dpps federation show DIR (was: member show)",
+    "join": "use dpps federation join",
+    "status": "use dpps federation status",
+    "leave": "use dpps federation leave",
+    "secret": "use openssl rand -hex 32",
 }
 """Commands of earlier versions, and what to use instead."""
 
@@ -148,23 +175,30 @@ def _dispatch(args: list[str]) -> int:
         if words[0] not in found.commands:
             raise unknown(f"command of dpps {name}", words[0], found.commands)
         found, words = found.commands[words[0]], words[1:]
-    module, _, function = found.place.partition(":")
-    code: int = getattr(importlib.import_module(f"dpps.cli.{module}"), function)(words)
+    code: int = _found(found.place)(words)
     return code
 
 
-def commands() -> Iterator[tuple[str, ...]]:
-    """The words of every command in the tree."""
+def _found(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"dpps.cli.{module}"), name)
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], Command]]:
+    """Every command in the tree, with its words."""
     for name, found in COMMANDS.items():
-        yield from [(name, each) for each in found.commands] if isinstance(found, Group) else [(name,)]
+        if isinstance(found, Group):
+            yield from (((name, each), command) for each, command in found.commands.items())
+        else:
+            yield (name,), found
 
 
 def _overview() -> None:
     out = plain_console(soft_wrap=False)
     out.print("[bold]dpps[/]: learn together without a server and without trusting each other\n")
     out.print(_table("dpps", COMMANDS))
-    out.print("\nStart here:  [bold]dpps train[/]   (ten nodes, embedded data, epsilon 3, under a minute)")
-    out.print("Every command explains itself with --help; dpps --version prints what a bug report needs.")
+    out.print("\nStart here: [bold]dpps train[/] (ten nodes, embedded data, epsilon 3, under a minute).")
+    out.print("COMMAND --help lists options. dpps --version prints what a bug report needs.")
 
 
 def _explain(name: str, group: Group) -> None:
@@ -183,9 +217,18 @@ def _table(before: str, listed: Mapping[str, Command | Group]) -> Table:
 
 
 def _versions() -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
     from dpps.version import versions
 
-    for name, value in versions().items():
+    found = versions()
+    for name in ("grpcio", "matplotlib", "tensorboard"):  # of the extras
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    for name, value in (found | {"cores": str(os.cpu_count()), "OMP_NUM_THREADS": threads}).items():
         print(f"{name} {value}")
 
 
@@ -208,6 +251,9 @@ def parse_options(
     import tyro
     from tyro._errors import on_parse_error
 
+    if "--help" in arguments or "-h" in arguments:
+        print_help(kind, prog, plain_console(soft_wrap=False))
+        raise SystemExit(DONE)
     _refuse_unknown(kind, arguments, prog)
 
     def refuse(event: Any) -> None:
@@ -220,11 +266,14 @@ def parse_options(
 
 
 def _refuse_unknown(kind: type[Any], arguments: Sequence[str], prog: str) -> None:
-    known = {"--help"}
-    for name in (field.name.replace("_", "-") for field in fields(kind)):
+    unused = getattr(kind, "unused", ())
+    known = set()
+    for name in (field.name.replace("_", "-") for field in fields(kind) if field.name not in unused):
         known |= {f"--{name}", f"--no-{name}"}
     for word in arguments:
         name = word.partition("=")[0].replace("_", "-")
+        if name.startswith("--") and name.removeprefix("--").replace("-", "_") in unused:
+            raise UsageError(f"{prog} has no option {name}, it would do nothing here: leave it out")
         if name.startswith("--") and name not in known:
             near = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""

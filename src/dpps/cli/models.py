@@ -31,22 +31,26 @@ _FIRST = b"example,prediction,"
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """Predictions of a trained model for new examples.
+    """Predict the classes of new examples with a trained model.
 
-    Writes a CSV file: the number of the example, from 1, or the name of the image, the most likely class, and the probability of every class. Predictions
-    are made with a node's local parameters: what the run's privacy statement says about these holds for them.
+    The CSV file has a line for each example: its number, from 1, or the name of the image; the most likely class; the
+    probability of every class. Predictions use a node's local parameters, so what the run's privacy statement says about
+    these holds for them.
 
     Example: dpps predict out/demo --input new.csv --output predictions.csv
     """
 
     run: Positional[Annotated[Path, arg(metavar="RUN")]]
-    """Folder written by dpps train --out."""
-    input: Path
-    """Examples as for --node-data (.csv, .tsv, .parquet, .npz), with or without labels, which are ignored; or a folder of images."""
-    output: Path
-    """The CSV file to write."""
+    """Folder of a run (--out)."""
+    input: Annotated[Path, arg(metavar="FILE")]
+    """Examples as for --node-data, or a folder of images.
+
+    A table (.csv, .tsv, .parquet, .npz) with or without labels, which are ignored.
+    """
+    output: Annotated[Path, arg(metavar="FILE")]
+    """CSV file to write."""
     node: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
-    """Whose model (default: the first node that the folder has)."""
+    """Whose model [the first node's]."""
 
 
 def predict(arguments: list[str]) -> int:
@@ -101,26 +105,32 @@ def _write_predictions(
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """How good a run's models are on labelled examples.
+    """Measure a run's models on labelled examples.
 
     Nothing here is noised: numbers of private examples, and in the unit contribution all that is computed with local parameters,
     are for the node's own eyes.
 
-    Example: dpps evaluate out/demo --input labelled.csv --metrics accuracy,auroc --per-class
+    Example: dpps evaluate out/demo --input labelled.csv --metrics accuracy,auroc
     """
 
     run: Positional[Annotated[Path, arg(metavar="RUN")]]
-    """Folder written by dpps train --out."""
-    input: Path
-    """Labelled examples as for --node-data (.csv, .tsv, .parquet, .npz), or a folder of images with a sub-folder for every class."""
+    """Folder of a run (--out)."""
+    input: Annotated[Path, arg(metavar="FILE")]
+    """Labelled examples as for --node-data.
+
+    A table (.csv, .tsv, .parquet, .npz), or a folder of images with a sub-folder for every class.
+    """
     node: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
-    """Whose model (default: all that the folder has)."""
+    """Whose model [all]."""
     metrics: Annotated[str, arg(metavar="NAME,NAME,..")] = "accuracy"
-    """What to measure, with commas between: accuracy, balanced-accuracy, auroc, f1, calibration."""
+    """Any of accuracy, balanced-accuracy, auroc, f1, calibration."""
     per_class: bool = False
-    """Also a table with a row for every class: recall (how many of its examples were found) and precision (how many predictions of it are right)."""
+    """Also recall and precision of every class.
+
+    Recall is how many of the class's examples were found, precision how many predictions of it are right.
+    """
     json: bool = False
-    """For programs."""
+    """Print JSON."""
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -178,20 +188,23 @@ def _print_classes(node: int, rows: list[dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """One page about a run: accuracy, privacy spent, sensitivity, noise, the network. Several runs are compared.
+    """One page about a run: accuracy, what joining gained, what privacy cost and what it means. Several runs are compared.
 
-    The page is one HTML file that opens from disk, loads nothing and prints on one sheet. Beside the page of a run stands its model card,
-    model-card.md; --out NAME.md writes the card alone.
+    The page is one HTML file that opens from disk, loads nothing and prints on two sheets, A4 or letter. The model card, model-card.md, is
+    written next to it; --out NAME.md writes the card alone.
 
     Example: dpps report out/demo --open
     """
 
     runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]")]]
-    """Folders written by dpps train --out."""
-    out: Path | None = None
-    """The page, or the card if it ends in .md (default: RUN/report.html and RUN/model-card.md; for several runs comparison.html, or comparison-2.html and so on where that exists)."""
+    """Folders of runs (--out)."""
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The page (.html) or the card (.md) [RUN/report.html].
+
+    Several runs are compared in comparison.html, or comparison-2.html and so on where that exists.
+    """
     open: bool = False
-    """Show it in the browser."""
+    """Show the page in the browser."""
 
 
 def report(arguments: list[str]) -> int:
@@ -223,6 +236,8 @@ def _write_report(config: ReportConfig, card: bool) -> dict[str, Path]:
     if len(runs) != 1:
         return {"report": pages.write(runs, _unused("comparison"))}
     folder = RunFolder(runs[0])
+    if folder.answers.exists():
+        return {"report": pages.write(runs, folder.report)}
     return {
         "report": pages.write(runs, folder.report),
         "card": pages.write_card(runs[0], folder.card),

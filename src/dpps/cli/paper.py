@@ -26,29 +26,41 @@ NAMES = {name: experiment.what for name, experiment in EXPERIMENTS.items()} | {
 
 @dataclass(frozen=True)
 class PaperConfig:
-    """Compute a table or figure of the paper again, beside the published numbers. Without a name: what there is.
+    """Compute a table or figure of the paper again, and compare it with the published numbers. Without a name: list them.
 
-    Finished cells are kept in OUT/cells: the same command of the same version goes on where a stopped one was.
+    Finished cells are kept in OUT/cells: the same command of the same version continues where a stopped one was.
     """
 
     name: Annotated[Positional[str], arg(metavar="{" + ",".join(NAMES) + "}")] = ""
-    """Which one."""
-    out: Path = Path("paper")
-    """Folder for the results; each table gets a sub-folder."""
+    """Table or figure."""
+    out: Annotated[Path, arg(metavar="DIR")] = Path("paper")
+    """Folder for the results."""
     quick: bool = False
-    """Minutes instead of hours: the embedded data set, few rounds of the large models' cells, the MLP alone unless --models says more."""
-    hours: float | None = None
-    """Begin no cell that would end after this time; what is missing is marked "not run"."""
+    """Minutes instead of hours.
+
+    The embedded data set, few rounds of the large models' cells, and the MLP alone unless --models says more.
+    """
+    hours: Annotated[float | None, arg(metavar="FLOAT")] = None
+    """Begin no cell that would end later.
+
+    What is missing is marked "not run".
+    """
     seeds: int = len(SEEDS)
-    """How many seeds, counted from 2024, where a spread is shown."""
+    """Number of seeds, where a spread is shown.
+
+    Counted from 2024.
+    """
     models: Annotated[str, arg(metavar="MODEL,..")] = ""
-    """Which of mlp, resnet18 and vit (default: all; with --quick: mlp)."""
+    """Any of mlp, resnet18, vit [all; --quick: mlp]."""
     bandwidth: float = 1e9
-    """Bits a second, for time."""
+    """Bits per second (time)."""
     workers: int = 0
-    """Processes at a time, one core each (0: as many as there are cores; time uses one)."""
-    data_dir: Path | None = None
-    """Folder with one sub-folder per data set (default: $DPPS_DATA, then the user cache)."""
+    """Processes at a time [0: as many as cores].
+
+    One core each; time uses one process.
+    """
+    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Folder of the data sets [$DPPS_DATA, or user cache]."""
 
     def scope(self) -> Scope:
         """How much is asked for."""

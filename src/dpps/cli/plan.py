@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from rich.table import Table
 from tyro.conf import Positional, arg
@@ -29,27 +29,39 @@ _ANYWHERE = Path("data")
 
 @dataclass(frozen=True)
 class PlanConfig(Options):
-    """What noise for this epsilon, what epsilon for this noise, which rates, and will the sensitivity diverge?
+    """Which noise for this epsilon, which epsilon for this noise, and is any signal left?
 
-    Takes what dpps train takes, a --config FILE too, and answers for that run.
+    Takes the options of a run, and reads no data.
 
     Examples:
-      dpps plan --epsilon 3                        noise for epsilon 3 in total, every example protected
+      dpps plan --epsilon 3                        noise for a total epsilon
       dpps plan --noise-multiplier 1.0             and the other way round
-      dpps plan --unit contribution --epsilon 8    everything a node contributes
-      dpps plan --epsilon 1 --trust pairs          noise that cancels between nodes, and what colluders would learn
-      dpps plan --unit node-swap --budget 5        what the paper's setting costs, and whether its estimate diverges
-      dpps plan --schema schema.toml --nodes 3 --declared-sizes 35,90,180    your own data, which is not read
+      dpps plan --unit contribution --epsilon 8    all that a node contributes
+      dpps plan --epsilon 1 --trust pairs          noise that cancels
+      dpps plan --unit node-swap --budget 5        the paper's setting
+      dpps plan --schema schema.toml --nodes 3 --declared-sizes 35,90,180
     """
 
-    rounds: int | None = None
-    """Planned rounds, instead of those that epochs, batch and data set give."""
-    parameters: int | None = None
-    """Shared parameters d_s, instead of those of the model."""
-    examples: int | None = None
-    """Training examples of every node, instead of those of the data set."""
+    groups: ClassVar[Mapping[str, str]] = {**Options.groups, "rounds": "plan"}
+    also: ClassVar[Mapping[str, tuple[str, str]]] = {"--config": Options.also["--config"]}
+    unused: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("data_dir", "weights", "out", "overwrite", "resume", "checkpoint_every", "device", "metrics"),
+            *("baselines", "tensorboard", "quiet", "timeout", "seeded_noise", "secure_noise", "track_real"),
+        )
+    )
+
+    rounds: Annotated[int | None, arg(metavar="INT")] = None
+    """Planned rounds [by epochs, batch and data].
+
+    Instead of those that epochs, batch and data set give.
+    """
+    parameters: Annotated[int | None, arg(metavar="INT")] = None
+    """Shared parameters d_s [those of the model]."""
+    examples: Annotated[int | None, arg(metavar="INT")] = None
+    """Training examples of every node [of the data]."""
     json: bool = False
-    """For programs."""
+    """Print JSON."""
 
 
 def plan(arguments: list[str]) -> int:
@@ -218,11 +230,11 @@ class TopologyConfig:
     name: Positional[Annotated[str, arg(metavar="{" + ",".join(TOPOLOGIES.names()) + "}")]]
     """The graph."""
     nodes: int = 10
-    """How many nodes."""
-    json: bool = False
-    """For programs."""
-    plot: Path | None = None
+    """Number of nodes."""
+    plot: Annotated[Path | None, arg(metavar="FILE")] = None
     """Draw it, one panel per phase (.svg or .png)."""
+    json: bool = False
+    """Print JSON."""
 
 
 def topology(arguments: list[str]) -> int:

@@ -62,32 +62,41 @@ class AuditConfig:
     a third, that must be caught. Exit code 1 if anything is not as documented.
 
     Examples:
-      dpps audit                              two minutes on an idle machine
-      dpps audit --thorough                   100,000 runs in either world instead of 10,000
+      dpps audit                             two minutes on an idle machine
+      dpps audit --thorough                  ten times as many runs
       dpps audit --unit record --samples 5000
-      dpps audit --attack --plot images.png   read training images off messages, with and without noise
+      dpps audit --attack --plot images.png  read training images off messages
     """
 
     unit: Literal["all", "contribution", "record", "node-swap"] = "all"
-    """Whose claim."""
+    """Whose claim is tested."""
     sensitivity: Literal["all", "certified", "paper", "worst-case"] = "all"
-    """Where the sensitivity comes from in the unit node-swap."""
+    """Sensitivity (node-swap)."""
     thorough: bool = False
-    """100,000 runs in either world of every claim: bounds within 5 % of the truth."""
-    samples: int | None = None
-    """Runs in either world of every claim that is chosen; by default 10,000, which catch the twins. Known leaks have their own number."""
+    """100,000 runs in each world: bounds within 5 %."""
+    samples: Annotated[int | None, arg(metavar="INT")] = None
+    """Runs in each world [10,000].
+
+    10,000 catch every twin. Known leaks have their own number.
+    """
     secure_noise: bool = True
-    """Also audit the noise of messages that really leave (integer grid, key from the operating system)."""
-    epsilon: float | None = None
-    """Epsilon of your run: says whether it could be tested as it is."""
+    """Leave out the noise of --secure-noise.
+
+    By default it is audited too: an integer grid, keyed by the operating system.
+    """
+    epsilon: Annotated[float | None, arg(metavar="FLOAT")] = None
+    """Epsilon of your run: could it be tested as it is?"""
     seed: int = 0
-    """Of seeded noise and sampling."""
+    """Seed of seeded noise and sampling."""
     attack: bool = False
-    """Instead: read training images off real messages, with and without noise."""
-    plot: Path | None = None
-    """With --attack: picture of what was read (.png or .svg)."""
+    """Instead, read training images off messages.
+
+    With and without noise.
+    """
+    plot: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Picture of what was read (--attack; .png, .svg)."""
     json: bool = False
-    """For programs."""
+    """Print JSON."""
 
     def check(self) -> None:
         """Refuse what is wrong. (Not at construction: the parser would wrap the message.)"""
@@ -331,29 +340,38 @@ class AttackConfig:
     others' values: gossip is linear and its weights are public. Then the same with noise on what is sent.
 
     Examples:
-      dpps attack                                    ten nodes in a ring, one private number each
-      dpps attack --images --plot attack.png         private images
-      dpps attack --topology exp --nodes 16          a graph that mixes too fast to be undone
+      dpps attack                              ten nodes in a ring
+      dpps attack --images --plot attack.png   private images
+      dpps attack --topology exp --nodes 16    a graph that mixes too fast
     """
 
     topology: Annotated[str, arg(metavar="{" + ",".join(TOPOLOGIES.names()) + "}")] = "ring"
     """Who sends to whom."""
     nodes: int = 10
-    """How many nodes."""
+    """Number of nodes."""
     attacker: int = 0
     """The curious node."""
     rounds: int = 10
-    """How long it listens."""
+    """Rounds that it listens."""
     epsilon: tuple[float, ...] = (10.0, 3.0, 1.0)
-    """Of all that a node sends, at delta 1e-5: one or several."""
+    """Epsilons to try, at delta 1e-5.
+
+    Of all that a node sends.
+    """
     images: bool = False
-    """The private values are digits of mnist-mini instead of one number from 0 to 100 a node."""
-    plot: Path | None = None
-    """With --images: picture of the truth and of what was reconstructed (.png or .svg)."""
+    """Private images instead of one number per node.
+
+    Digits of mnist-mini, instead of a number from 0 to 100.
+    """
+    plot: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Picture of truth and reconstruction (--images; .png, .svg)."""
     seed: int = 0
-    """Of values and independent noise; cancelling noise is keyed by the operating system."""
+    """Seed of values and independent noise.
+
+    Noise that cancels is keyed by the operating system.
+    """
     json: bool = False
-    """For programs."""
+    """Print JSON."""
 
 
 def attack(arguments: list[str]) -> int:
@@ -474,19 +492,22 @@ def _outcome(o: Outcome) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LedgerConfig:
-    """How much a data set has ever spent, over all runs of this user whose messages left.
+    """How much privacy a data set has spent, over all runs of this user whose messages left.
 
     Example: dpps ledger /srv/data --delta 1e-5
     """
 
     data: Positional[Annotated[Path, arg(metavar="DATA")]]
-    """The folder (or file) given as --node-data, wherever it is now; or the folder of a run, for the data of its nodes."""
-    node: int | None = None
-    """Of a run's folder with several nodes: whose data."""
+    """What was given as --node-data, or a run's folder.
+
+    The folder or file, wherever it is now. The folder of a run stands for the data of its nodes.
+    """
+    node: Annotated[int | None, arg(metavar="K")] = None
+    """Whose data, if a run's folder has several nodes."""
     delta: float = 1e-5
-    """Of the total."""
+    """Delta of the total."""
     json: bool = False
-    """For programs."""
+    """Print JSON."""
 
 
 def ledger(arguments: list[str]) -> int:

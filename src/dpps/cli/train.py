@@ -1,36 +1,38 @@
-"""`dpps train`, `dpps tune`, and the secret of a run on several machines, `dpps secret`."""
+"""`dpps train`, `dpps resume` and `dpps tune`."""
 
 import logging
 import os
 import shlex
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Annotated, ClassVar
 
 from rich.console import Console
-from rich.progress import TaskID
+from tyro.conf import Positional, arg
 
-from dpps.cli.console import plain_console, rounds_bar
+from dpps.cli.console import plain_console
 from dpps.cli.main import DONE, STOPPED, parse_options
 from dpps.errors import DppsError, UsageError
 from dpps.logs import only_from
-from dpps.privacy.accountant import NO_PROTECTION, SUM_OF_ROUNDS, label
+from dpps.privacy.accountant import SUM_OF_ROUNDS, label
 from dpps.privacy.promise import Privacy
 from dpps.privacy.units import UNITS
 from dpps.runs import tuning
 from dpps.runs.baselines import ALONE, NO_PRIVACY, OWN_EYES, Baseline, compare, gained
-from dpps.runs.callbacks import RoundLog
+from dpps.runs.callbacks import Progress
 from dpps.runs.deployment import Deployment, Simulation
+from dpps.runs.folder import RunFolder
+from dpps.runs.from_options import kept_options
 from dpps.runs.options import RETIRED, Options, refuse_ignored
 from dpps.runs.run import Run
 from dpps.runs.summary import Summary
 from dpps.runs.torch_distributed import TorchDistributed
-from dpps.transport.cluster import Rendezvous, make_secret, started_distributed
+from dpps.transport.cluster import Rendezvous, started_distributed
 
 
 def train(arguments: list[str]) -> int:
@@ -41,7 +43,7 @@ def train(arguments: list[str]) -> int:
         print(parse_options(Options, arguments, "dpps train", default).to_toml(), end="")
         return DONE
     options = parse_options(Options, arguments, "dpps train", default)
-    refuse_ignored(arguments, options)
+    refuse_ignored(arguments, options, distributed=started_distributed())
     return _train_together(options) if started_distributed() else _train(options, Simulation())
 
 
@@ -49,7 +51,7 @@ def take_config(arguments: list[str]) -> tuple[list[str], Options | None]:
     """--config FILE gives the defaults; options on the command line win."""
     for word in arguments:
         if (name := word.partition("=")[0].removeprefix("--")) in RETIRED and word.startswith("--"):
-            raise UsageError(f"--{name} is no longer an option: {RETIRED[name]}")
+            raise UsageError(f"--{name} is no longer an option: {RETIRED[name].instead}")
     for k, word in enumerate(arguments):
         if word == "--config":
             if k + 1 == len(arguments):
@@ -69,7 +71,7 @@ def _train_together(options: Options) -> int:
         )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         options = replace(options, quiet=True)
-    given = {name: getattr(options, name) for name in ("timeout", "join_timeout", "seeded_noise")}
+    given = {name: getattr(options, name) for name in ("timeout", "seeded_noise")}
     try:
         with TorchDistributed.from_environment(**given) as deployment:
             return _train(options, deployment)
@@ -86,7 +88,7 @@ def _train(options: Options, deployment: Deployment) -> int:
         run = Run.from_options(options, folder, callbacks=(progress.after_round,), deployment=deployment)
         with stopped_by_signals(run):
             progress.begin(run.start())
-            run.fit()
+            run.fit(progress=False)  # whose bar is up already
         if run.stopped:
             _print_stopped(console, run)
             return STOPPED
@@ -109,14 +111,14 @@ def _write_card(run: Run) -> None:
     write_card(run.folder.path, run.folder.card)
 
 
-def _compare(run: Run, progress: "Progress") -> bool:
+def _compare(run: Run, progress: Progress) -> bool:
     """The baselines go into the summary; false when somebody asked to stop before they were done."""
     found: dict[str, Baseline] = {}
     for name in (NO_PRIVACY, ALONE):
         baseline = Baseline(run, alone=name == ALONE, callbacks=(progress.after_round,))
         with stopped_by_signals(baseline):
             progress.begin(baseline.start(run.epochs))
-            baseline.fit()
+            baseline.fit(progress=False)
         if baseline.stopped:
             return False
         found[name] = baseline
@@ -127,45 +129,6 @@ def _compare(run: Run, progress: "Progress") -> bool:
 
 
 # While it runs
-
-
-class Progress:
-    """Round, loss, sensitivity, epsilon so far and time left; nothing when the output is not a terminal."""
-
-    def __init__(self, console: Console, *, shown: bool) -> None:
-        self._shown = shown and console.is_terminal
-        self._bar = rounds_bar(console, shown=self._shown)
-        self._task: TaskID | None = None
-        self._epsilon: str = ""
-
-    def __enter__(self) -> "Progress":
-        self._bar.start()
-        self._task = self._bar.add_task("", total=None, facts="reading data, solving for the noise")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def begin(self, run: Run) -> None:
-        """The run is prepared: show where it stands."""
-        assert self._task is not None
-        done, planned = run.state.round, run.plan.count
-        self._bar.reset(self._task, total=planned, completed=done, facts="")
-
-    def after_round(self, run: Run, log: RoundLog) -> None:
-        """Move on. The epsilon is recomputed now and then only: accountants take a while."""
-        if not self._shown or self._task is None:
-            return
-        if run.unit and (log.round + 1) % max(10, run.plan.count // 10) == 0:
-            epsilon = run.privacy.epsilon_spent
-            useless = " (no protection)" if epsilon is None or epsilon > NO_PROTECTION else ""
-            simulated = " (simulated)" if run.privacy.simulated else ""
-            what = "epsilon" if run.unit.has_total else "sum of rounds"
-            self._epsilon = f"  {what} {'inf' if epsilon is None else f'{epsilon:.3g}'}{useless}{simulated}"
-        used = "" if log.used is None else f"  S {log.used:.3g}"
-        self._bar.update(
-            self._task, completed=log.round + 1, facts=f"loss {log.loss:.3f}{used}{self._epsilon}"
-        )
 
 
 @contextmanager
@@ -257,15 +220,52 @@ def _print_stopped(console: Console, run: Run) -> None:
     console.print(
         f"{prefix}stopped after round {done} of {planned}; everything is in {run.out}", markup=False
     )
-    again = f"dpps train {_again(run.out)} --resume"
-    if started_distributed():
-        again = "the same command and --resume, for all processes"
-    console.print(f"{prefix}go on with: {again}", markup=False)
+    started = "torchrun ... -m " if started_distributed() else ""
+    console.print(f"{prefix}continue with: {started}dpps resume {shlex.quote(str(run.out))}", markup=False)
 
 
-def _again(folder: Path) -> str:
-    words = [w for w in sys.argv[2:] if w not in ("--resume", "--overwrite")]
-    return shlex.join(words if "--out" in words else [*words, "--out", str(folder)])
+# dpps resume
+
+
+@dataclass(frozen=True)
+class ResumeConfig:
+    """Continue a run that was stopped or has crashed, from its newest checkpoint.
+
+    The folder holds everything that is needed: options, checkpoint and ledger. The ledger decides what may still be spent.
+    For a run of several processes, start them all: torchrun ... -m dpps resume DIR
+
+    Example: dpps resume out/demo
+    """
+
+    run: Positional[Annotated[Path, arg(metavar="DIR")]]
+    """Folder of the run, written by dpps train --out."""
+    device: Annotated[str | None, arg(metavar="{auto,cpu,cuda,cuda:N}", help_behavior_hint="")] = None
+    """Another device than at the first start."""
+    quiet: bool = False
+    """No progress display."""
+
+
+def resume(arguments: list[str]) -> int:
+    """Continue the run in a folder as its options say."""
+    config = parse_options(ResumeConfig, arguments, "dpps resume")
+    together = started_distributed()
+    options = kept_options(config.run, Rendezvous.from_environment().rank if together else None)
+    options = replace(options, out=config.run.resolve(), resume=True, overwrite=False)
+    options = replace(options, device=config.device or options.device, quiet=config.quiet or options.quiet)
+    with _first_directory(config.run):
+        return _train_together(options) if together else _train(options, Simulation())
+
+
+@contextmanager
+def _first_directory(out: Path) -> Iterator[None]:
+    """Within, the directory is that of the run's first start, which paths in its options are relative to."""
+    folders = [RunFolder(path) for path in (out, *sorted(out.glob("rank-*")))]
+    kept = next((f.read_settings().get("directory") for f in folders if f.settings.exists()), None)
+    if kept is None or not Path(kept).is_dir():  # of an earlier version, or of another machine
+        yield
+        return
+    with chdir(kept):
+        yield
 
 
 # dpps tune
@@ -275,21 +275,37 @@ def _again(folder: Path) -> str:
 class TuneConfig(Options):
     """Search batch, epochs, clip and rate for a run, in simulation on public or stand-in data.
 
-    Takes what dpps train takes; options that are given are kept, those left open are tried around what dpps train would use. Trials are
-    scored on examples held out of the training data, not on the test set.
+    Options that are given are kept. Those left open are tried around what dpps train would use. Trials are scored on
+    examples held out of the training data, not on the test set.
 
-    Every trial learns from its data. Tuning on private data therefore costs privacy: dpps tune refuses it, unless --charge pays for it.
+    Every trial learns from its data, so tuning on private data costs privacy. It is refused unless --charge pays for it.
 
     Examples:
-      dpps tune --model linear --features scattering --shared all --epsilon 1     around the rule of docs/recipes.md
-      dpps tune --model cnn --shared all --epsilon 3 --trials 20 --clip 1         the clip is kept
-      dpps tune --node-data site-{rank} --schema s.toml --epsilon 1 --charge      the search spends epsilon 1 of the data at hand
+      dpps tune --model linear --features scattering --shared all --epsilon 1
+      dpps tune --model cnn --shared all --epsilon 3 --trials 20 --clip 1
+      dpps tune --node-data site-{rank} --schema s.toml --epsilon 1 --charge
     """
 
+    groups: ClassVar[Mapping[str, str]] = {**Options.groups, "trials": "tune"}
+    also: ClassVar[Mapping[str, tuple[str, str]]] = {"--config": Options.also["--config"]}
+    unused: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("overwrite", "resume", "checkpoint_every", "metrics", "baselines", "tensorboard", "quiet"),
+            *("timeout", "seeded_noise", "track_real"),
+        )
+    )
+
     trials: int = 12
-    """How many settings are tried; the first is what dpps train would use."""
+    """Number of settings to try.
+
+    The first is what dpps train would use.
+    """
     charge: bool = False
-    """The data is private: every trial gets an equal part of --epsilon and --delta, and scores are noised, so that the whole search costs one example --epsilon (unit record)."""
+    """Pay for the search with --epsilon: the data is private.
+
+    Every trial gets an equal part of --epsilon and --delta, and scores are noised, so that the whole search costs one example
+    --epsilon (unit record). Nothing of it is left for training.
+    """
 
 
 def tune(arguments: list[str]) -> int:
@@ -327,22 +343,3 @@ def _print_tuning(console: Console, found: tuning.Tuning, out: Path) -> None:
             f"privacy   the search cost {label(found.epsilon)}, delta {found.delta:g}; training costs what it costs in addition"
         )
     console.print(f"files     {out}", markup=False)
-
-
-# dpps secret
-
-
-@dataclass(frozen=True)
-class SecretConfig:
-    """Print a new secret for the processes of a run: 256 random bits.
-
-    All processes of a run need the same ones, and nobody else: pass them on by telephone or a password manager, and set them
-    on every machine with: export DPPS_SECRET=...
-    """
-
-
-def secret(arguments: list[str]) -> int:
-    """Print a new secret."""
-    parse_options(SecretConfig, arguments, "dpps secret")
-    print(make_secret())
-    return DONE

@@ -3,10 +3,7 @@
 Files are plain, `.gz` or `.xz`. No pickle is involved, so a hostile file can be refused but can never run code.
 """
 
-import contextlib
 import gzip
-import hashlib
-import logging
 import lzma
 import os
 import tarfile
@@ -26,13 +23,8 @@ from dpps.disk import writable, write_aside
 from dpps.errors import RunError, UsageError
 from dpps.registry import Registry
 
-log = logging.getLogger(__name__)
-
 ENVIRONMENT = "DPPS_DATA"
 """Environment variable naming the folder that holds one sub-folder per data set."""
-
-SMALL = 2 << 20
-"""Bytes of a compressed file below which it is decompressed in no time."""
 
 Bytes = npt.NDArray[np.uint8]
 Files = tuple[Path, ...]
@@ -112,8 +104,8 @@ class Recipe:
         if len(labels) == 0 or labels.max() >= self.classes:
             found = f"{labels.max()}" if len(labels) else "none"
             raise RunError(f"{where}: expected labels 0..{self.classes - 1}, found {found}")
-        copied = torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64))
-        return Images(*copied, self.mean, self.deviation)
+        tensors = torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64))
+        return Images(*tensors, self.mean, self.deviation)
 
     def find(self, folder: Path) -> tuple[Files, Files] | None:
         """The training and test files of the first layout that is complete in `folder`, plain or compressed."""
@@ -186,7 +178,7 @@ def obtain(recipe: Recipe, folder: Path, progress: bool = True) -> tuple[Files, 
 
 
 def _unpack(archive: Path, names: tuple[str, ...]) -> None:
-    """Write the named members beside the archive and remove it; no path is taken from the archive itself."""
+    """Write the named members next to the archive and remove it; no path is taken from the archive itself."""
     with tarfile.open(archive) as tar:
         members = set(tar.getnames())
         for name in names:
@@ -205,35 +197,18 @@ def folder_beside(name: str, directory: Path | None = None) -> Path:
 
 
 def parsed(file: Path, parse: Callable[[bytes, Path], _Content]) -> _Content:
-    """What is in a file, plain or compressed, for recipes to read with.
-
-    Decompressing a whole training set takes up to seconds, so the result is kept. The copy in the user cache is
-    named after the SHA-256 of the compressed file, so a changed file is never answered from an old copy.
-    A copy that cannot be parsed is made anew.
-    """
+    """What is in a file, plain or compressed, for recipes to read with."""
     try:
-        packed = file.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
         raise RunError(f"{file}: cannot be read ({error})") from error
-    if len(packed) < SMALL or file.suffix not in (".gz", ".xz"):
-        return parse(_decompressed(packed, file), file)
-    kept = user_cache() / "decompressed" / f"{hashlib.sha256(packed).hexdigest()}.bin"
-    with contextlib.suppress(OSError, RunError):
-        return parse(kept.read_bytes(), file)
-    content = _decompressed(packed, file)
-    try:
-        write_aside(kept, content)
-    except OSError as error:
-        log.warning("cannot keep the decompressed %s, so the next run decompresses it again: %s", file, error)
-    return parse(content, file)
-
-
-def _decompressed(content: bytes, file: Path) -> bytes:
     try:
         if file.suffix == ".gz":
-            return gzip.decompress(content)
-        return lzma.decompress(content) if file.suffix == ".xz" else content
+            content = gzip.decompress(content)
+        elif file.suffix == ".xz":
+            content = lzma.decompress(content)
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise RunError(
             f"{file}: expected a complete {file.suffix[1:]} file, but it is damaged or truncated ({error})"
         ) from error
+    return parse(content, file)

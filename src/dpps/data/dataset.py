@@ -40,8 +40,7 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def ordered(self, index: npt.NDArray[np.int64]) -> "Images":
         """The images at `index`, in that order, as a copy."""
-        chosen = torch.from_numpy(index)
-        return replace(self, pixels=self.pixels[chosen], labels=self.labels[chosen])
+        return replace(self, pixels=self.pixels[index], labels=self.labels[index])
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -54,8 +53,6 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
         An index of any shape is allowed: (nodes, batch) gives (nodes, batch, channels, height, width).
         """
-        if isinstance(index, np.ndarray):
-            index = torch.from_numpy(index)
         return self.prepared(self.pixels if index is None else self.pixels[index])
 
     def prepared(self, pixels: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
@@ -75,12 +72,7 @@ def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
 
 
 class FeatureSet(TensorDataset):
-    """Features (n, ...) and labels (n,). Features are kept in half precision, in half the memory; models read float32.
-
-    Args:
-        features: of every example, as a frozen feature extractor gave them.
-        labels: int64.
-    """
+    """Features (n, ...) and labels (n,). Features are kept in half precision, in half the memory; models read float32."""
 
     def __init__(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         super().__init__(features.half(), labels)
@@ -100,13 +92,10 @@ class FeatureSet(TensorDataset):
 
     def ordered(self, index: npt.NDArray[np.int64]) -> "FeatureSet":
         """The examples at `index`, in that order, as a copy."""
-        chosen = torch.from_numpy(index)
-        return FeatureSet(self.features[chosen], self.labels[chosen])
+        return FeatureSet(self.features[index], self.labels[index])
 
     def inputs(self, index: torch.Tensor | npt.NDArray[np.int64] | slice | None = None) -> torch.Tensor:
         """The features at `index` (all without one) as float32."""
-        if isinstance(index, np.ndarray):
-            index = torch.from_numpy(index)
         return (self.features if index is None else self.features[index]).float()
 
 

@@ -35,6 +35,7 @@ def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
 
 def encode(table: Table, schema: Schema) -> tuple[Tensor, Tensor]:
     """Inputs of shape (examples, `schema.width`) and class numbers."""
+    schema.check_label(f"of {table.path}")
     labels = encode_labels(
         table, schema
     )  # first: a missing label is refused before columns that are left out give a warning
@@ -68,8 +69,10 @@ def encode_labels(table: Table, schema: Schema) -> Tensor:
     return torch.from_numpy(_decoded(table, schema.label, schema, number).astype(np.int64))
 
 
-def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
-    """What is missing is in the middle of the range."""
+def column_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
+    """The values of a column: numbers as they stand there, NaN where one is missing; categories by their place among the declared
+    values, -1 where one is missing."""
+    places = {value: k for k, value in enumerate(column.values)}
 
     def number(cell: str, row: int) -> float:
         if cell in schema.missing:
@@ -81,14 +84,30 @@ def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
             )
         return found
 
-    values = _decoded(table, column.name, schema, number)
+    def category(cell: str, row: int) -> float:
+        if (found := places.get(canonical(cell))) is not None:
+            return found
+        if cell in schema.missing or column.undeclared == "missing":
+            return -1
+        raise UsageError(
+            f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it, declare "
+            'it in the schema, or write undeclared = "missing" there'
+        )
+
+    values = _decoded(table, column.name, schema, number if column.kind == "number" else category)
     low, high = column.range
-    outside = int(((values < low) | (values > high)).sum())
+    outside = int(((values < low) | (values > high)).sum()) if column.kind == "number" else 0
     if outside:
         log.warning(
             "%s: %d of %d values of %s lie outside of the declared range %g to %g and count as its ends: is it the right unit?",
             *(table.path, outside, len(values), column.name, low, high),
         )
+    return values
+
+
+def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
+    """What is missing is in the middle of the range."""
+    values, (low, high) = column_values(table, column, schema), column.range
     middle, half = low / 2 + high / 2, high / 2 - low / 2
     scaled: np.ndarray = np.nan_to_num((np.clip(values, low, high) - middle) / half, nan=0.0)
     return scaled[:, None].astype(np.float32)
@@ -96,20 +115,8 @@ def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
 
 def _categories(table: Table, column: Column, schema: Schema) -> np.ndarray:
     """One input for each declared value, and the last for what is missing."""
-    numbers = {value: k for k, value in enumerate(column.values)}
-
-    def number(cell: str, row: int) -> int:
-        if (found := numbers.get(canonical(cell))) is not None:
-            return found
-        if cell in schema.missing or column.undeclared == "missing":
-            return len(column.values)
-        raise UsageError(
-            f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it, declare "
-            'it in the schema, or write undeclared = "missing" there'
-        )
-
-    found = _decoded(table, column.name, schema, number).astype(np.int64)
-    return np.eye(column.width, dtype=np.float32)[found]
+    places = column_values(table, column, schema).astype(np.int64)  # -1 is the last
+    return np.eye(column.width, dtype=np.float32)[places]
 
 
 _INPUTS: dict[str, Callable[[Table, Column, Schema], np.ndarray]] = {
@@ -126,9 +133,8 @@ def _decoded(table: Table, name: str, schema: Schema, decode: Callable[[str, int
         near = get_close_matches(name, table.names, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise UsageError(
-            f"{table.path}: there is no {what} {name!r}, which the schema declares{hint}: the file has "
-            f"{quoted(table.names)}; rename the "
-            "column there, or correct the schema"
+            f"{table.path}: there is no {what} {name!r}, which the schema declares{hint}: the file has {quoted(table.names)}; "
+            "rename the column there, or correct the schema"
         )
     numbers: dict[str, float] = {}
     for row, cell in enumerate(table.columns[name]):

@@ -3,7 +3,6 @@
 With a schema they are tables or images as people have them; without one, numbers that are ready for a model.
 """
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from dpps.data.encoding import encode, encode_inputs
 from dpps.data.images import labelled_images, unlabelled_images
 from dpps.data.schema import ImageSchema, Schema
-from dpps.data.tables import ENDINGS, TEXT, Table, read_table
+from dpps.data.tables import ENDINGS, TEXT, Table, read_arrays, read_table
 from dpps.errors import UsageError
 
 
@@ -44,17 +43,15 @@ def check_headers(found: Mapping[Path, tuple[str, ...] | None]) -> None:
         for place, (own, other) in enumerate(zip(names, expected, strict=True), start=1):
             if own != other:
                 raise UsageError(
-                    f"--node-data: column {place} is {own!r} in {folder} and {other!r} in {first}: bring the "
-                    "columns of all nodes' "
-                    "files into the same order, under the same names"
+                    f"--node-data: column {place} is {own!r} in {folder} and {other!r} in {first}: bring the columns of all "
+                    "nodes' files into the same order, under the same names"
                 )
 
 
 def node_folder(template: Path, node: int, alone: bool) -> Path:
     """The folder of a node: `{rank}` in --node-data stands for its number.
 
-    Args:
-        alone: whether this process holds one node only; then the folder may be named without `{rank}`.
+    It may be left out where a process holds one node only (`alone`).
     """
     if "{rank}" not in str(template) and not alone:
         raise UsageError(
@@ -65,12 +62,9 @@ def node_folder(template: Path, node: int, alone: bool) -> Path:
 
 
 def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = None) -> NodeFiles:
-    """Read a node's folder.
+    """Read `train` and perhaps `test` in a node's folder: tables, or folders of images with a sub-folder for every class.
 
-    Args:
-        folder: where `train` and perhaps `test` are: tables, or folders of images with a sub-folder for every class.
-        classes: every label must lie in 0..classes-1; a schema names its classes itself.
-        schema: how the tables there become numbers.
+    Without a schema every label must lie in 0..classes-1.
     """
     if not folder.is_dir():
         raise UsageError(
@@ -80,14 +74,7 @@ def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = 
     if isinstance(schema, ImageSchema):
         seen = labelled_images(folder / "test", schema) if (folder / "test").exists() else None
         return NodeFiles(labelled_images(folder / "train", schema), seen)
-    train, test = _find(folder, "train"), _find(folder, "test")
-    if train is None:
-        endings = ", ".join(f"train{ending}" for ending in ENDINGS)
-        unread = ", ".join(sorted(path.name for path in folder.glob("[tT]rain*")))
-        hint = f" ({unread} cannot be read: save as CSV UTF-8)" if unread else ""
-        raise UsageError(
-            f"--node-data: {folder} holds none of {endings}: put the node's examples there{hint}"
-        )
+    train, test = node_table(folder), _find(folder, "test")
     if schema is not None:
         own, seen = (None if path is None else encode(read_table(path), schema) for path in (train, test))
         assert own is not None
@@ -96,6 +83,17 @@ def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = 
     check_headers({path: columns for path, (_, columns) in found.items()})
     examples, columns = found[train]
     return NodeFiles(examples, None if test is None else found[test][0], columns)
+
+
+def node_table(place: Path) -> Path:
+    """The file of a node's own records: the place itself, or `train` in that folder."""
+    found = place if place.is_file() else _find(place, "train")
+    if found is None:
+        endings = ", ".join(f"train{ending}" for ending in ENDINGS)
+        unread = ", ".join(sorted(path.name for path in place.glob("[tT]rain*")))
+        hint = f" ({unread} cannot be read: save as CSV UTF-8)" if unread else ""
+        raise UsageError(f"--node-data: {place} holds none of {endings}: put the node's examples there{hint}")
+    return found
 
 
 def _find(folder: Path, part: str) -> Path | None:
@@ -154,8 +152,13 @@ def _read_numbers(
     """Inputs, labels if asked for, and what the file calls its columns, the label last; `width` numbers per example if given."""
     names, y = None, None
     if path.suffix == ".npz":
-        x, *rest = _read_npz(path, ("x", "y") if labelled else ("x",))
-        y = rest[0] if rest else None
+        arrays = read_arrays(path)
+        for name in ("x", "y") if labelled else ("x",):
+            if name not in arrays:
+                raise UsageError(
+                    f"{path} has no array {name!r}: save with numpy.savez(path, x=inputs, y=labels)"
+                )
+        x, y = arrays["x"], arrays["y"] if labelled else None
     else:
         table = read_table(path, headed=None if path.suffix in TEXT else True)
         found, names = len(table.names), table.names if table.headed else None
@@ -173,18 +176,6 @@ def _read_numbers(
     if len(x) != len(y):
         raise UsageError(f"{path} has {len(x)} examples and {len(y)} labels: give one label each")
     return inputs, torch.from_numpy(y.astype(np.int64)), names
-
-
-def _read_npz(path: Path, names: Sequence[str]) -> list[np.ndarray]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in names if name in arrays}
-    except (OSError, TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} is no .npz file of numbers: {error}") from error
-    for name in names:
-        if name not in found:
-            raise UsageError(f"{path} has no array {name!r}: save with numpy.savez(path, x=inputs, y=labels)")
-    return [found[name] for name in names]
 
 
 def _values(table: Table, names: Sequence[str]) -> np.ndarray:

@@ -60,17 +60,22 @@ class Column:
 class Schema:
     """Columns in the order of the model's inputs, and the label.
 
-    Attributes:
-        columns: all but the label.
-        label: the name of the label's column.
-        classes: the label's values, in the order of the model's outputs.
-        missing: what stands for a value that is not known.
+    `classes` are the label's values, in the order of the model's outputs; `missing` what stands for a value that is not known.
+    `label` is empty where there is nothing to predict: statistics need none.
     """
 
     columns: tuple[Column, ...]
-    label: str
-    classes: tuple[str, ...]
+    label: str = ""
+    classes: tuple[str, ...] = ()
     missing: tuple[str, ...] = MISSING
+
+    def check_label(self, where: str | Path) -> None:
+        """Refuse a schema without a label where a model is to learn one."""
+        if not self.label:
+            raise UsageError(
+                f'the schema {where} names no label: add label = "COLUMN" and its classes to learn from these tables; without one '
+                "they can be asked questions (dpps stats)"
+            )
 
     @property
     def width(self) -> int:
@@ -93,7 +98,8 @@ class Schema:
 
     def to_toml(self) -> str:
         """The text of a schema file."""
-        lines = [f"{name} = {_toml(getattr(self, name))}" for name in ("label", "classes", "missing")]
+        named = ("label", "classes", "missing") if self.label else ("missing",)
+        lines = [f"{name} = {_toml(getattr(self, name))}" for name in named]
         for column in self.columns:
             lines += ["", "[[columns]]", f"name = {_toml(column.name)}", f"kind = {_toml(column.kind)}"]
             if column.kind == "number":
@@ -107,12 +113,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class ImageSchema:
-    """What all nodes agree on before they read their images.
-
-    Attributes:
-        classes: the names of the sub-folders, in the order of the model's outputs.
-        shape: (channels, height, width) of what the model reads; images of another size are scaled.
-    """
+    """What all nodes agree on before they read their images: the names of the sub-folders, and (channels, height, width)."""
 
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
@@ -149,12 +150,7 @@ def read_schema(path: str | Path) -> Schema | ImageSchema:
 
 
 def parse_schema(table: Mapping[str, Any], where: str) -> Schema | ImageSchema:
-    """The schema in a TOML table, of tables or, where it has an entry `images`, of images.
-
-    Args:
-        table: as `tomllib` reads it.
-        where: the file, for messages.
-    """
+    """The schema in a TOML table, of tables or, where it has an entry `images`, of images; `where` is the file, for messages."""
     return _parse_images(table, where) if "images" in table else _parse_columns(table, where)
 
 
@@ -162,12 +158,15 @@ def _parse_columns(table: Mapping[str, Any], where: str) -> Schema:
     for key in table:
         if key not in _KEYS:
             raise unknown(f"entry in {where}", key, _KEYS)
-    label = table.get("label")
-    if not isinstance(label, str) or not label:
-        raise UsageError(
-            f'{where}: label is {label!r}: name the column to predict, such as label = "diagnosis"'
-        )
-    classes = _texts(table.get("classes"), f"{where}: classes", least=2)
+    label: Any = ""
+    classes: tuple[str, ...] = ()
+    if "label" in table or "classes" in table:
+        label = table.get("label")
+        if not isinstance(label, str) or not label:
+            raise UsageError(
+                f'{where}: label is {label!r}: name the column to predict, such as label = "diagnosis"'
+            )
+        classes = _texts(table.get("classes"), f"{where}: classes", least=2)
     missing = table.get("missing", list(MISSING))
     if not isinstance(missing, list) or not all(isinstance(word, str) for word in missing):
         raise UsageError(
@@ -273,29 +272,28 @@ def _toml(value: Any) -> str:
 # Guessing
 
 
-def guess_schema(table: Table, label: str) -> Schema:
+def guess_schema(table: Table, label: str | None = None) -> Schema:
     """A first schema: kinds, rounded ranges, categories and classes as this table has them.
 
-    What is guessed is read off private data and becomes public with the schema.
-
-    Args:
-        table: one node's data, or better a made-up example of them.
-        label: the column to predict.
+    What is guessed is read off private data and becomes public with the schema: better give a made-up example of the data.
     """
+    if label is None:
+        return _as_read(Schema(tuple(_guess(name, table) for name in table.names)), table)
     if label not in table.names:
         raise unknown(f"label for {table.path}", label, table.names)
     classes = _values(table.columns[label])
     if len(classes) < 2 or len(classes) > max(MOST_CATEGORIES, len(table) // 2):
         raise UsageError(
-            f"{table.path}: the label {label!r} has {len(classes)} different values in {len(table)} "
-            "examples: a column with 2 or more "
-            "classes that occur again and again is needed; choose another label"
+            f"{table.path}: the label {label!r} has {len(classes)} different values in {len(table)} examples: a column with 2 "
+            "or more classes that occur again and again is needed; choose another label"
         )
     columns = tuple(_guess(name, table) for name in table.names if name != label)
-    schema = Schema(columns, label, classes)
-    return _parse_columns(
-        tomllib.loads(schema.to_toml()), f"the schema of {table.path}"
-    )  # as it will be read
+    return _as_read(Schema(columns, label, classes), table)
+
+
+def _as_read(schema: Schema, table: Table) -> Schema:
+    """A guessed schema as it will be read from its file."""
+    return _parse_columns(tomllib.loads(schema.to_toml()), f"the schema of {table.path}")
 
 
 def _guess(name: str, table: Table) -> Column:

@@ -19,14 +19,14 @@ FORMS = ("iid", "dirichlet:ALPHA", "label:K")
 _SPLIT, _HOLD_OUT = 1, 2
 
 
-def split(labels: npt.ArrayLike, nodes: int, how: str, seed: int, minimum: int = 1) -> list[Index]:
+def split(labels: npt.ArrayLike, nodes: int, how: str, seed: int) -> list[Index]:
     """The indices of the examples each node holds; no example is held twice.
 
     - `iid`: one shuffle of all examples, node r takes every N-th of them starting at r. The order is that of
       the shuffle, as in the authors' runs.
     - `dirichlet:ALPHA`: for each label, the shares of the nodes are drawn from a symmetric Dirichlet
-      distribution: the smaller ALPHA, the more the nodes differ. A node left with fewer than `minimum`
-      examples gets some of those of the largest nodes. Every example is used.
+      distribution: the smaller ALPHA, the more the nodes differ. A node left without examples gets one
+      of the largest node's. Every example is used.
     - `label:K`: each node sees K labels. Each label is seen by equally many nodes, give or take one, which
       share its examples evenly. With N K below the number of labels some labels are left out.
 
@@ -35,7 +35,6 @@ def split(labels: npt.ArrayLike, nodes: int, how: str, seed: int, minimum: int =
         nodes: N, the number of nodes.
         how: one of the three forms.
         seed: the same seed gives the same split.
-        minimum: the fewest examples a node of a Dirichlet split may hold.
     """
     known = np.asarray(labels).astype(np.int64)
     if nodes < 1:
@@ -49,7 +48,7 @@ def split(labels: npt.ArrayLike, nodes: int, how: str, seed: int, minimum: int =
     if how == "iid":
         return _iid(known, nodes, rng)
     if name == "dirichlet":
-        return _dirichlet(known, nodes, _alpha(value, how), minimum, rng)
+        return _dirichlet(known, nodes, _alpha(value, how), rng)
     if name == "label":
         return _by_label(known, nodes, _labels_per_node(value, how, len(np.unique(known))), rng)
     raise unknown("split", how, FORMS)
@@ -114,29 +113,17 @@ def _iid(labels: Index, nodes: int, rng: np.random.Generator) -> list[Index]:
     return [order[node::nodes] for node in range(nodes)]
 
 
-def _dirichlet(
-    labels: Index, nodes: int, alpha: float, minimum: int, rng: np.random.Generator
-) -> list[Index]:
-    if len(labels) < nodes * minimum:
-        raise UsageError(
-            f"{len(labels)} examples are too few for {nodes} nodes with at least {minimum} each: "
-            f"use at most {len(labels) // minimum} nodes"
-        )
+def _dirichlet(labels: Index, nodes: int, alpha: float, rng: np.random.Generator) -> list[Index]:
     shares: list[list[Index]] = [[] for _ in range(nodes)]
     for examples in _shuffled_by_label(labels, rng):
         cuts = np.cumsum(rng.dirichlet(np.full(nodes, alpha)))[:-1] * len(examples)
         for share, piece in zip(shares, np.split(examples, np.rint(cuts).astype(np.int64)), strict=True):
             share.append(piece)
-    return _filled_up([rng.permutation(np.concatenate(share)) for share in shares], minimum)
-
-
-def _filled_up(parts: list[Index], minimum: int) -> list[Index]:
-    """Move examples from the largest nodes to those with fewer than `minimum`, one at a time."""
-    lists = [part.tolist() for part in parts]
-    for poor in lists:
-        while len(poor) < minimum:
-            poor.append(max(lists, key=len).pop())
-    return [np.array(part, dtype=np.int64) for part in lists]
+    parts = [rng.permutation(np.concatenate(share)).tolist() for share in shares]
+    for part in parts:
+        if not part:
+            part.append(max(parts, key=len).pop())
+    return [np.array(part, dtype=np.int64) for part in parts]
 
 
 def _by_label(labels: Index, nodes: int, per_node: int, rng: np.random.Generator) -> list[Index]:

@@ -69,18 +69,16 @@ def as_number(text: str, separator: str = "") -> float | None:
 
 
 def read_table(path: Path, headed: bool | None = True) -> Table:
-    """Read a table.
+    """Read a table; the ending of its name says what it is.
 
-    Args:
-        path: its ending says what it is.
-        headed: whether the first line of a text file holds the columns' names; None: it does unless all its cells are numbers.
+    `headed`: whether the first line of a text file holds column names; None: it does unless all its cells are numbers.
     """
     if path.suffix not in ENDINGS:
         raise UsageError(f"{path} is no table that is known here: give one of {', '.join(ENDINGS)}")
     try:
         if path.suffix in TEXT:
             return _read_text(path, headed)
-        return _read_parquet(path) if path.suffix == ".parquet" else _read_arrays(path)
+        return _read_parquet(path) if path.suffix == ".parquet" else _of_arrays(path, read_arrays(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -169,13 +167,17 @@ def _read_parquet(path: Path) -> Table:
     return _of_values(path, found.column_names, columns)
 
 
-def _read_arrays(path: Path) -> Table:
-    """Arrays of one dimension, each named as its column."""
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays}
-    except (TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            return {name: arrays[name] for name in arrays}
+    except (OSError, TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} is no .npz file of numbers or texts: {error}") from error
+
+
+def _of_arrays(path: Path, found: dict[str, np.ndarray]) -> Table:
+    """Arrays of one dimension, each named as its column."""
     for name, array in found.items():
         if array.ndim != 1:
             raise UsageError(
@@ -213,8 +215,7 @@ def _checked(
 ) -> Table:
     if len(names) < 2:
         raise UsageError(
-            f"{path} has {len(names)} column: the label and one input or more are needed, separated by comma, "
-            "semicolon or tab"
+            f"{path} has {len(names)} column: the label and one input or more are needed, separated by comma, semicolon or tab"
         )
     for place, name in enumerate(names):
         if (first := names.index(name)) < place:

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from dpps.data import DataSet, FeatureSet, Images, one_at_a_time
-from dpps.disk import private_folder, writable
+from dpps.disk import private_folder, replacing, writable
 from dpps.errors import UsageError
 from dpps.registry import Registry
 
@@ -67,14 +66,7 @@ def extract(
 
 
 def of_data_set(dataset: DataSet, name: str, folder: Path | None = None, *, progress: bool = True) -> DataSet:
-    """A named data set with the features of its images in place of them.
-
-    Args:
-        dataset: as loaded.
-        name: of the extractor.
-        folder: as in `extract`.
-        progress: as in `extract`.
-    """
+    """A named data set with the features of its images in place of them; `name` is one of `FEATURES`, the rest as in `extract`."""
     # images between 0 and 1, each channel once: models may want channels repeated and shifted, features do not
     parts = [
         Images(part.pixels, part.labels) if isinstance(part, Images) else part
@@ -178,16 +170,13 @@ def _kept(file: Path, count: int) -> Tensor | None:
 
 
 def _keep(file: Path, features: Tensor) -> None:
-    aside = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         private_folder(file.parent)
-        aside.touch(0o600)
-        save_file({"features": features}, aside)
-        aside.chmod(0o600)
-        aside.replace(file)
+        with replacing(file) as aside:
+            aside.touch(0o600)
+            save_file({"features": features}, aside)
+            aside.chmod(0o600)
     except (OSError, SafetensorError) as error:
         log.warning(
             "the features cannot be kept in %s, so the next run computes them again: %s", file.parent, error
         )
-    finally:
-        aside.unlink(missing_ok=True)

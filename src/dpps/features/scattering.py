@@ -50,11 +50,7 @@ class Scattering(nn.Module):
         return 1 + self.scales * self.orientations + pairs * self.orientations**2
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """The shape of one image's features, given the image's.
-
-        Raises:
-            UsageError: this is no image, or it is too small for so many scales.
-        """
+        """The shape of one image's features, given the image's. UsageError: it is no image, or too small for so many scales."""
         if len(shape) != 3 or min(shape) < 1:
             raise UsageError(
                 f"scattering is for images (channels, height, width), and an example has shape {tuple(shape)}: leave it out"
@@ -62,9 +58,8 @@ class Scattering(nn.Module):
         step = 2**self.scales
         if min(shape[1:]) < 2 * step:
             raise UsageError(
-                f"scattering with {self.scales} scales needs images of at least {2 * step} x {2 * step}, not "
-                f"{shape[1]} x {shape[2]}: "
-                "use fewer scales"
+                f"scattering with {self.scales} scales needs images of at least {2 * step} x {2 * step}, not {shape[1]} x "
+                f"{shape[2]}: use fewer scales"
             )
         return shape[0] * self.channels, -(-shape[1] // step), -(-shape[2] // step)
 
@@ -196,14 +191,7 @@ def _averaging(size: int, scales: int, resolution: int) -> npt.NDArray[Any]:
 def normalised_scattering(
     shape: Sequence[int], scales: int = 2, orientations: int = 8, order: int = 2
 ) -> nn.Module:
-    """Scattering, then every example's coefficients normalised in groups of three (GroupNorm): what `--features scattering` is.
-
-    Args:
-        shape: (channels, height, width) of an image.
-        scales: as in `Scattering`.
-        orientations: as in `Scattering`.
-        order: as in `Scattering`.
-    """
+    """Scattering, then every example's coefficients normalised in groups of three (GroupNorm): `--features scattering`."""
     scattering = Scattering(scales, orientations, order)
     channels, _, _ = scattering.output_shape(shape)
     size = 3 if scattering.channels % 3 == 0 else 1

@@ -72,7 +72,6 @@ if TYPE_CHECKING:  # imported when first asked for
         parse_batch,
         parse_sizes,
     )
-    from dpps.learning.schedules import FORMS, Constant, Cosine, Schedule, StepDecay, WarmUp, parse_schedule
     from dpps.learning.suggestion import (
         CLIP,
         LONGEST,

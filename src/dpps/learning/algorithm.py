@@ -1,7 +1,7 @@
 """An algorithm: `start` and `step` on an explicit state. `dpps.learning.algorithms` has those that come with the library.
 
 A step computes with the :class:`~dpps.learning.nodes.Nodes` held here and changes the state last,
-when the round is complete; so a round happens as a whole or not at all. docs/extending.md adds an algorithm.
+when the round is complete; so a round happens as a whole or not at all. docs/architecture.md adds an algorithm.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,6 @@ from dpps.learning.losses import as_function, takes_classes
 from dpps.learning.partition import Partition
 from dpps.learning.released import Averaging, LocalOptimizer, ReleasedOptimizer
 from dpps.learning.sampling import BatchSize, batches, check_batch
-from dpps.learning.schedules import Schedule
 from dpps.learning.suggestion import (
     USUAL_BATCH,
     USUAL_EPOCHS,
@@ -74,7 +73,7 @@ class Algorithm(Frozen, ABC):
     Args:
         model: any `nn.Module`; all nodes start from its parameters.
         shared: prefixes of the names of shared parameters, "all", or a predicate on names.
-        lr_shared: $\gamma_s$; without it, the rule of docs/recipes.md chooses in the unit record, and it is 0.1 otherwise.
+        lr_shared: $\gamma_s$; without it, the rule of docs/accuracy.md chooses in the unit record, and it is 0.1 otherwise.
         lr_local: $\gamma_l$; without it, as `lr_shared`.
         lr_step: all rates divided by 10 at the start of epochs K, 2K, ... counted from 1 (0 = never), which also restarts
             the counters of topology and synchronisation. The noise rate $\gamma_n$ decays along in the unit node-swap.
@@ -89,7 +88,6 @@ class Algorithm(Frozen, ABC):
         local_optimizer: what makes a `torch.optim` optimizer for one node's local parameters; plain SGD without it.
         optimizer: `Momentum` or `Adam` on released updates, which costs no privacy: of the shared part, and in the unit record of
             the local part, too. Plain SGD without it. (In the unit node-swap, where rows are hidden, it works before the noise.)
-        schedule: the factor on all rates in every round, fixed at the start, such as `dpps.schedules.Cosine()`; None: constant.
         averaging: the part of the rounds, at the end, over which the shared parameters that come out are averaged (0 = the last).
 
     All of it is fixed from here on, because noise is calibrated to it; `dataclasses.replace` makes a variant for another run.
@@ -116,7 +114,6 @@ class Algorithm(Frozen, ABC):
     loss: Loss = F.cross_entropy
     local_optimizer: LocalOptimizer | None = None
     optimizer: ReleasedOptimizer | None = None
-    schedule: Schedule | None = None
     averaging: float = 0.0
 
     def __post_init__(self) -> None:
@@ -137,17 +134,11 @@ class Algorithm(Frozen, ABC):
             raise UsageError(f"local_steps is {self.local_steps!r}: it must be a whole number, 1 or more")
         if not (isinstance(self.lr_step, int) and self.lr_step >= 0):
             raise UsageError(f"lr_step is {self.lr_step!r}: it must be 0 (never) or a whole number of epochs")
-        if not isinstance(self.schedule, Schedule | None):
-            raise UsageError(
-                f"the schedule is {self.schedule!r:.80}: give one of dpps.schedules, such as dpps.schedules.Cosine()"
-            )
         if not isinstance(self.optimizer, ReleasedOptimizer | None):
             raise UsageError(
                 f"the optimizer is {self.optimizer!r:.80}: give dpps.Momentum() or dpps.Adam(), which work on released updates; one "
                 "of torch.optim is for the local part, local_optimizer=lambda p: torch.optim.Adam(p)"
             )
-        if self.lr_step and self.schedule is not None:
-            raise UsageError(f"lr_step and the schedule {self.schedule} both set the rates: choose one")
         if self.averaging:
             Averaging(self.averaging)  # refuses what is no part
         if self.optimizer is not None and not self.sends_updates:
@@ -210,11 +201,8 @@ class Algorithm(Frozen, ABC):
         rounds: dict[float, int] = {}
         for epoch in range(1, epochs + 1):
             rounds[self.rate(epoch)] = rounds.get(self.rate(epoch), 0) + per_epoch
-        scheduled = (
-            [(rate, 1) for rate in self.schedule.factors(epochs * per_epoch)] if self.schedule else None
-        )
         return Plan(
-            tuple(scheduled or rounds.items()),
+            tuple(rounds.items()),
             lr_shared,
             drawn.mean,
             drawn.rates,

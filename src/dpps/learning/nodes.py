@@ -243,17 +243,9 @@ class Nodes(Frozen):
 
     def start_epoch(self, state: TrainState, epoch: int) -> None:
         """Set the rates of an epoch (counted from 1); when they change, the counters of topology and synchronisation restart."""
-        if self.algorithm.schedule is not None:
-            return
         rate = self.algorithm.rate(epoch)
         if rate != state.shared.rate:
             self.protocol.restart_clock(state.shared, rate)
-
-    def start_round(self, state: TrainState) -> None:
-        """Set the rates of a round where they follow a schedule."""
-        if self.algorithm.schedule is not None:
-            # as promised at the start, whatever it would say now
-            state.shared.rate = self.plan.rounds[state.round][0]
 
     def mean_shared(self, state: TrainState) -> Tensor:
         """The averaged s, the output of Algorithm 2.

@@ -11,7 +11,7 @@ with $\sigma$ the noise multiplier. The rule chooses $\eta = c / \nu$ with c = 6
 logits that differ by several units are a clear decision, so noise of a few units is what a model bears while
 it goes as long a way as the noise allows. Where noise begins to prevail in the average of all updates,
 a shorter way is better. That average has a length of at most 1, and in the direction of an example noise of standard deviation $r = \nu / (T \|x\|) = \sigma / (B \sqrt{N T})$: beyond $r = 0.001$ the rule takes $c = 6 \cdot 0.001 / r$, but at least 2.5. Everything in it is public: sizes are declared, and
-$\|x\|$ is the root of the number of inputs when these are normalised (scattering with GroupNorm, standardised columns). docs/recipes.md
+$\|x\|$ is the root of the number of inputs when these are normalised (scattering with GroupNorm, standardised columns). docs/accuracy.md
 has the measurements. Noise that cancels leaves less of itself in the mean, by a factor m in standard deviation,
 but gradients are computed at rows it
 has not left yet: of the gain 1/m the step takes the square root.

@@ -13,10 +13,7 @@ from dpps.models.named import MODELS, Fitting, NamedModel
 class MLP(nn.Module):
     """Linear layers `layer1`, `layer2`, ... with biases, tanh after every one; the input is flattened.
 
-    This is the model behind the paper's accuracy tables.
-
-    Args:
-        sizes: the width of the input and of every layer's output.
+    This is the model behind the paper's accuracy tables. `sizes` has the width of the input and of every layer's output.
     """
 
     def __init__(self, sizes: Sequence[int] = (784, 10, 784, 10)) -> None:
@@ -39,11 +36,6 @@ class MLPResidual(nn.Module):
 
     residual=1: out = h + tanh(L3 tanh(L2 h)), h = tanh(L1 x); the authors share one layer of it.
     residual=2: out = tanh(L3(x + tanh(L2 tanh(L1 x)))); the authors share two layers of it.
-
-    Args:
-        residual: which of the two.
-        inputs: length of the flattened input, and the width of layer2's output.
-        classes: width of the output, and of layer1's output.
     """
 
     def __init__(self, residual: int, inputs: int = 784, classes: int = 10) -> None:

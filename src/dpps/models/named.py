@@ -53,7 +53,7 @@ class NamedModel(ABC):
     has_norm: ClassVar[bool] = False
     """Whether its normalisation can be chosen."""
     softmax_regression: ClassVar[bool] = False
-    """Whether the rule of docs/recipes.md, which is about softmax regression, chooses its rates."""
+    """Whether the rule of docs/accuracy.md, which is about softmax regression, chooses its rates."""
 
     @classmethod
     @abstractmethod
@@ -95,12 +95,8 @@ def build(
 
 
 def shared_prefixes(name: str, shared: str) -> tuple[str, ...]:
-    """The parameter prefixes that `shared` stands for in the named model.
-
-    Args:
-        name: one of `MODELS.names()`.
-        shared: "1", "2" or "all", or comma-separated prefixes ending at a dot of the parameter name:
-            "conv1,bn1" is the part of ResNet-18 behind the paper's sensitivity figure (9,536 parameters).
+    """The parameter prefixes that `shared` stands for in the named model: "1", "2" or "all", or comma-separated prefixes that end
+    at a dot of the parameter name. "conv1,bn1" is the part of ResNet-18 in the paper's sensitivity figure (9,536 parameters).
     """
     return _prefixes(name, shared, MODELS[name].shared)
 
@@ -145,8 +141,7 @@ def _imported(name: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
     except Exception as error:
         raise UsageError(
-            f"--model {name}: importing {module} raises {_in_short(error)}; it must be installed, or lie in "
-            "the current folder"
+            f"--model {name}: importing {module} raises {_in_short(error)}; it must be installed, or lie in the current folder"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

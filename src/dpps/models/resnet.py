@@ -35,14 +35,9 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18: a 7x7 stem with max-pooling, four layers of two blocks, a linear head.
 
-    Initialised as in torchvision: convolutions normal with He's fan-out variance, norms 1 and 0, the head as
-    `nn.Linear`. BatchNorm computes statistics over the batch, so one example influences the gradients of the
-    others; norm="group" has the same parameter names and none of that, as privacy of single records requires.
-
-    Args:
-        classes: width of the output.
-        channels: channels of the input image.
-        norm: "batch" or "group".
+    Initialised as in torchvision: convolutions normal with He's fan-out variance, norms 1 and 0, the head as `nn.Linear`.
+    norm="batch" computes statistics over the batch, so one example influences the gradients of the others; norm="group" has
+    the same parameter names and none of that, as privacy of single records requires.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, norm: str = "batch") -> None:

@@ -27,12 +27,6 @@ def cnn(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
 
     Papernot, Thakurta, Song, Chien, Erlingsson, "Tempered Sigmoid Activations for Deep Learning with Differential Privacy", AAAI
     2021: bounded activations keep gradients within the clip.
-
-    Args:
-        channels: of an image.
-        height: of an image.
-        width: of an image.
-        classes: width of the output.
     """
     rows, columns = (
         ((size - 2) // 2 - 4) // 2 for size in (height, width)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # imported when first asked for
         RoundStream,
         SecurePairs,
         SeededPairs,
+        Shares,
         gaussian_table,
     )
     from dpps.noise.sampler import Keystream

@@ -24,11 +24,8 @@ NOTHING, NON_PRIVATE = "NoOpDpEvent", "NonPrivateDpEvent"
 class Event:
     """What happens to the records that take part in a message.
 
-    Attributes:
-        type: dp-accounting's class, for example ``GaussianDpEvent``.
-        noise_multiplier: of Laplace and Gaussian noise: its scale over the sensitivity.
-        sampling: the chance that a record takes part at all (Poisson sampling).
-        arguments: of any other class, what it is made of, as JSON.
+    `type` is dp-accounting's class, such as ``GaussianDpEvent``; `noise_multiplier` the scale of Laplace or Gaussian noise over
+    the sensitivity; `sampling` the chance that a record takes part (Poisson); `arguments` what any other class is made of, as JSON.
     """
 
     type: str

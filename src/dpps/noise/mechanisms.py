@@ -1,7 +1,7 @@
 """What noise is added to a message, and what that costs.
 
 A mechanism owns its scale, its samplers (seeded, and from a keystream) and its privacy cost; nobody else asks for its name.
-docs/extending.md adds one.
+docs/architecture.md adds one.
 """
 
 import math

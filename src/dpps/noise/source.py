@@ -177,9 +177,7 @@ def fresh_seed() -> int:
 class Seeded(NoiseSource):
     """Noise keyed by (seed, node, round): fast and repeatable. For simulation; a known seed undoes the noise.
 
-    Args:
-        seed: any integer; None takes one from the operating system, so that two runs differ.
-        purpose: which of the streams of that seed (noise on messages unless said otherwise).
+    Without a seed, the operating system gives one. `purpose` chooses among the streams of a seed.
     """
 
     def __init__(self, seed: int | None = None, purpose: int = NOISE) -> None:
@@ -249,11 +247,7 @@ class SecureNoise(NoiseSource):
     private = True
 
     def __init__(
-        self,
-        keystream: Keystream | None = None,
-        pair_keys: "PairKeys | None" = None,
-        *,
-        finer: float = 1.0,
+        self, keystream: Keystream | None = None, pair_keys: "PairKeys | None" = None, *, finer: float = 1.0
     ) -> None:
         self.keystream = keystream or Keystream()
         self.pair_keys = pair_keys
@@ -329,8 +323,7 @@ def whole_steps(values: np.ndarray, step: float, toward_zero: bool) -> np.ndarra
     steps = np.trunc(values / step) if toward_zero else np.rint(values / step)
     if np.abs(steps).max(initial=0.0) >= _LARGEST:
         raise RunError(
-            f"a value of {np.abs(values).max():.3g} does not fit the noise grid of {step:.3g}: the noise is "
-            "too small against the "
-            "values to be safe; use a smaller epsilon or smaller values"
+            f"a value of {np.abs(values).max():.3g} does not fit the noise grid of {step:.3g}: the noise is too small against "
+            "the values to be safe; use a smaller epsilon or smaller values"
         )
     return steps.astype(np.int64)

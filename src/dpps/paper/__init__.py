@@ -1,4 +1,4 @@
-"""Every table and figure of the paper, computed again and laid beside the published numbers; and the runner behind them."""
+"""The tables and figures of the paper, computed again next to the published numbers, and the runner behind them."""
 
 from typing import TYPE_CHECKING
 

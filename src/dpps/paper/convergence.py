@@ -7,8 +7,9 @@ Assumption 4 says that the sensitivity is a constant S: `Unclipped(S)`, not the 
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,16 +64,12 @@ class Problem:
     def draw(cls, nodes: int, seeds: int, shared: int, local: int, coupling: float, seed: int) -> "Problem":
         """Random nodes that nearly agree on a minimum, at distance about 1 per coordinate from 0: where phi is not convex."""
         random = np.random.default_rng(seed)
-        mirror = _tensor(random.standard_normal((nodes, seeds, shared)))
+        mirror = torch.from_numpy(random.standard_normal((nodes, seeds, shared)))
         mirror /= mirror.norm(dim=2, keepdim=True)
-        common = _tensor(random.choice([-1.0, 1.0], (seeds, shared)))
-        spread = _tensor(0.3 * random.standard_normal((nodes, seeds, shared)))
-        local_centre = _tensor(random.choice([-1.0, 1.0], (nodes, seeds, local)))
+        common = torch.from_numpy(random.choice([-1.0, 1.0], (seeds, shared)))
+        spread = torch.from_numpy(0.3 * random.standard_normal((nodes, seeds, shared)))
+        local_centre = torch.from_numpy(random.choice([-1.0, 1.0], (nodes, seeds, local)))
         return cls(mirror, _reflect(mirror, common) + spread, local_centre, coupling)
-
-    def _slopes(self, s: Tensor, l: Tensor) -> Tensor:
-        """phi'(z_k)."""
-        return phi_slope(self._z(s, l))
 
     def _z(self, s: Tensor, l: Tensor) -> Tensor:
         z = _reflect(self.mirror, s) - self.centre
@@ -84,22 +81,22 @@ class Problem:
         return phi(self._z(s, l)).sum(2) + phi(l - self.local_centre).sum(2)
 
     def gradient_shared(self, s: Tensor, l: Tensor) -> Tensor:
-        """Gradient of F_i in s."""
-        return _reflect(self.mirror, self._slopes(s, l))
+        """The gradient of F_i in s."""
+        return _reflect(self.mirror, phi_slope(self._z(s, l)))
 
     def gradient_local(self, s: Tensor, l: Tensor) -> Tensor:
         """Gradient of F_i in l."""
-        return self.coupling * self._slopes(s, l)[..., : l.shape[2]] + phi_slope(l - self.local_centre)
+        return self.coupling * phi_slope(self._z(s, l))[..., : l.shape[2]] + phi_slope(l - self.local_centre)
+
+    def origin(self) -> tuple[Tensor, Tensor]:
+        """s = 0, which all nodes share, and l = 0."""
+        return torch.zeros_like(self.mirror[0]), torch.zeros_like(self.local_centre)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(N, seeds, d_s)."""
         n, seeds, d = self.mirror.shape
         return n, seeds, d
-
-
-def _tensor(values: NDArray[np.float64]) -> Tensor:
-    return torch.from_numpy(values)
 
 
 def _reflect(mirror: Tensor, x: Tensor) -> Tensor:
@@ -194,11 +191,6 @@ class Averages:
     delta_l: NDArray[np.float64]
     start_value: float
 
-    @property
-    def total(self) -> NDArray[np.float64]:
-        """Delta_s + Delta_l."""
-        return self.delta_s + self.delta_l
-
 
 def simulate(
     problem: Problem,
@@ -211,14 +203,14 @@ def simulate(
     sensitivity: float = SENSITIVITY,
     seed: int = 0,
 ) -> Averages:
-    """PartPSP (Algorithm 2) on the shipped protocol, the seeds side by side in one row. `budget` None: no noise at all.
+    """PartPSP (Algorithm 2) on the shipped protocol, the seeds side by side in one row.
 
     Args:
         problem: the functions F_i.
         rates: T and the step sizes.
         topology: who sends to whom.
-        budget: b.
-        sigma: (sigma_s, sigma_l): the stochastic gradients are the true ones plus Gaussian noise of this total deviation.
+        budget: b; None: no noise at all.
+        sigma: (sigma_s, sigma_l): stochastic gradients are the true ones plus Gaussian noise of this root mean square norm.
         start: (s, l) to start from; by default 0. All nodes start from the same s.
         sensitivity: the constant S of Assumption 4.
         seed: of the noises.
@@ -229,8 +221,7 @@ def simulate(
         if budget is None
         else DPPS(topology, Laplace(budget, rates.gamma_n), Unclipped(sensitivity), noise=Seeded(seed))
     )
-    zero = torch.zeros_like(problem.local_centre)
-    s0, l = start or (torch.zeros(seeds, d, dtype=torch.float64), zero)
+    s0, l = start or problem.origin()
     state = protocol.start(s0.reshape(1, -1).repeat(n, 1))
     random = torch.Generator().manual_seed(seed)
     sum_s, sum_l = torch.zeros(seeds, dtype=torch.float64), torch.zeros(seeds, dtype=torch.float64)
@@ -256,9 +247,7 @@ def _noised(gradient: Tensor, sigma: float, random: torch.Generator) -> Tensor:
 
 def stationary(problem: Problem) -> tuple[Tensor, Tensor]:
     """A stationary point of F, by plain gradient descent: a run that starts there shows the noise and nothing else."""
-    _, seeds, d = problem.shape
-    s = torch.zeros(seeds, d, dtype=torch.float64)
-    l = torch.zeros_like(problem.local_centre)
+    s, l = problem.origin()
     for _ in range(500):
         l = l - 0.4 * problem.gradient_local(s, l)
         s = s - 0.4 * problem.gradient_shared(s, l).mean(0)
@@ -282,6 +271,9 @@ def explicit_bound(
 
 # The experiment
 
+TOLERANCE = {"T": 0.05, "d_s": 0.15, "b": 0.15}
+"""The exponents are those of large T and of weak noise; this much is granted to finite runs."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -295,33 +287,29 @@ class Series:
     exponent: float
     """Of the term in the theorem's bound."""
 
+    @cached_property
     def slope(self) -> float:
         """Of the mean over seeds, on log axes."""
         return float(_slopes(self.x, self.values.mean(1)))
 
+    @cached_property
     def interval(self) -> tuple[float, float]:
         """95 % bootstrap interval of the slope: seeds drawn with replacement."""
-        random = np.random.default_rng(0)
         seeds = self.values.shape[1]
-        picks = random.integers(0, seeds, (2000, seeds))
-        slopes = _slopes(self.x, self.values[:, picks].mean(2))
-        low, high = np.quantile(slopes, [0.025, 0.975]).tolist()
+        picks = np.random.default_rng(0).integers(0, seeds, (2000, seeds))
+        low, high = np.quantile(_slopes(self.x, self.values[:, picks].mean(2)), [0.025, 0.975]).tolist()
         return low, high
 
+    @property
     def agrees(self) -> bool:
         """Within `TOLERANCE` of the theorem's exponent; in T, where it is an upper bound, also when falling faster."""
-        excess = self.slope() - self.exponent
+        excess = self.slope - self.exponent
         return excess <= TOLERANCE[self.axis] if self.axis == "T" else abs(excess) <= TOLERANCE[self.axis]
-
-
-TOLERANCE = {"T": 0.05, "d_s": 0.15, "b": 0.15}
-"""The exponents are those of large T and of weak noise; this much is granted to finite runs."""
 
 
 def _slopes(x: Sequence[float], y: NDArray[np.float64]) -> NDArray[np.float64]:
     """Least squares on log axes, one fit per column of y (points, columns)."""
-    fits = np.polyfit(np.log(x), np.log(y), 1)
-    return np.asarray(fits[0], dtype=np.float64)
+    return np.asarray(np.polyfit(np.log(x), np.log(y), 1)[0], dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -338,12 +326,14 @@ QUICK = Size(16, (1024, 2048), (8, 32), (10.0, 40.0))
 FULL = Size(32, (1024, 2048, 4096, 8192, 16384, 32768), (8, 16, 32, 64, 128), (10.0, 20.0, 40.0, 80.0, 160.0))
 SIGMA = (0.5, 0.5)
 NOISE_ROUNDS = 1024
+TOPOLOGY = DOut(NODES, OUT)
 
 
 @dataclass
 class _Experiment:
+    """The runs of all sweeps, and a row of the CSV file for every run and seed."""
+
     size: Size
-    topology: Topology
     rows: list[dict[str, Any]]
 
     def problem(self, shared: int) -> Problem:
@@ -352,170 +342,108 @@ class _Experiment:
     def run(
         self, sweep: str, problem: Problem, rates: Rates, budget: float | None, **options: Any
     ) -> Averages:
-        """One run, written down: a line per seed, the step sizes and both sides of the explicit inequality."""
-        found = simulate(problem, rates, topology=self.topology, budget=budget, **options)
-        k = Constants.of(problem, self.topology, *options.get("sigma", (0.0, 0.0)))
+        found = simulate(problem, rates, topology=TOPOLOGY, budget=budget, **options)
+        k = Constants.of(problem, TOPOLOGY, *options.get("sigma", (0.0, 0.0)))
         d = problem.shape[2]
         left, right = explicit_bound(k, rates, found, d, budget or math.inf)
+        row = {"sweep": sweep, "T": rates.rounds, "d_s": d, "b": budget or "none", "S": SENSITIVITY}
+        row |= {"gamma_s": rates.gamma_s, "gamma_l": rates.gamma_l}
+        row |= {"gamma_n": rates.gamma_n if budget else 0.0}
+        row |= {"epsilon_of_a_round": budget / rates.gamma_n if budget else "inf"}
+        row |= {"conditions_hold": rates.hold(k)}
         for seed, (s, l) in enumerate(zip(found.delta_s, found.delta_l, strict=True)):
-            self.rows.append(
-                {
-                    "sweep": sweep,
-                    "T": rates.rounds,
-                    "d_s": d,
-                    "b": budget or "none",
-                    "S": SENSITIVITY,
-                    "gamma_s": rates.gamma_s,
-                    "gamma_l": rates.gamma_l,
-                    "gamma_n": rates.gamma_n if budget else 0.0,
-                    "epsilon_of_a_round": budget / rates.gamma_n if budget else "inf",
-                    "conditions_hold": rates.hold(k),
-                    "seed": seed,
-                    "delta_s": s,
-                    "delta_l": l,
-                    "left": left,
-                    "right": right,
-                }
-            )
+            self.rows.append(row | {"seed": seed, "delta_s": s, "delta_l": l, "left": left, "right": right})
         return found
 
-    def against_rounds(self) -> list[Series]:
-        problem, x = self.problem(SHARED), tuple(float(t) for t in self.size.rounds)
-        series = []
-        for name, schedule in {"theorem": theorem_rates, "slower": slower_rates}.items():
-            runs = [
-                self.run(f"T {name}", problem, schedule(t), BUDGET, sigma=SIGMA) for t in self.size.rounds
-            ]
-            rule = "gamma_n = 4/T" if name == "theorem" else "gamma_n = 0.125/sqrt(T) (not in the theorem)"
-            for what in ("delta_s", "delta_l") if name == "theorem" else ("delta_s",):
-                values = np.stack([getattr(run, what) for run in runs])
-                series.append(Series(f"{what.capitalize()}, {rule}", "T", x, values, -0.5))
-        return series
+    def noise_only(self, sweep: str, problem: Problem, budget: float | None) -> NDArray[np.float64]:
+        """Delta_s of a run that starts at a stationary point."""
+        rates = theorem_rates(NOISE_ROUNDS)
+        return self.run(sweep, problem, rates, budget, start=stationary(problem)).delta_s
 
-    def against_dimension(self) -> Series:
-        runs = []
-        for d in self.size.shared:
-            problem = self.problem(d)
-            runs.append(self.noise_only("d_s", problem, BUDGET))
-        x = tuple(float(d) for d in self.size.shared)
-        return Series("Delta_s from a stationary point", "d_s", x, np.stack([r.delta_s for r in runs]), 1.0)
-
-    def against_budget(self) -> Series:
-        problem = self.problem(SHARED)
-        runs = [self.noise_only("b", problem, b) for b in self.size.budgets]
-        return Series(
-            "Delta_s from a stationary point",
-            "b",
-            self.size.budgets,
-            np.stack([r.delta_s for r in runs]),
-            -2.0,
+    def series(self) -> list[Series]:
+        """Delta_s and Delta_l against T, and the part that is due to noise against d_s and b."""
+        size, fixed = self.size, self.problem(SHARED)
+        theorem, slower = (
+            [self.run(f"T {name}", fixed, rule(t), BUDGET, sigma=SIGMA) for t in size.rounds]
+            for name, rule in (("theorem", theorem_rates), ("slower", slower_rates))
         )
+        against_rounds = {
+            "Delta_s, gamma_n = 4/T": [run.delta_s for run in theorem],
+            "Delta_l, gamma_n = 4/T": [run.delta_l for run in theorem],
+            "Delta_s, gamma_n = 0.125/sqrt(T) (not in the theorem)": [run.delta_s for run in slower],
+        }
+        noise = "Delta_s from a stationary point"
+        by_dimension = [self.noise_only("d_s", self.problem(d), BUDGET) for d in size.shared]
+        by_budget = [self.noise_only("b", fixed, b) for b in size.budgets]
+        return [
+            *(Series(name, "T", size.rounds, np.stack(v), -0.5) for name, v in against_rounds.items()),
+            Series(noise, "d_s", size.shared, np.stack(by_dimension), 1.0),
+            Series(noise, "b", size.budgets, np.stack(by_budget), -2.0),
+        ]
 
-    def floor(self) -> float:
-        """Delta_s of the same runs without any noise: what the sweeps over d_s and b must stay well above."""
-        quiet = self.noise_only("no noise", self.problem(self.size.shared[-1]), None)
-        return float(quiet.delta_s.mean())
+    def findings(self, series: list[Series]) -> Iterator[str]:
+        """What is printed, and stands on the page."""
+        rates = theorem_rates(self.size.rounds[0])
+        conditions = rates.conditions(Constants.of(self.problem(SHARED), TOPOLOGY, *SIGMA))
+        yield f"Step sizes at T = {rates.rounds} (they shrink with T):"
+        yield from (f"  {name}: {value:.5g} < {limit:.5g}" for name, (value, limit) in conditions.items())
+        yield f"  all conditions hold in all runs: {all(row['conditions_hold'] for row in self.rows)}"
+        yield "Slopes on log axes, 95 % bootstrap interval over seeds:"
+        for s in series:
+            measured = f"{s.slope:.2f} [{s.interval[0]:.2f}, {s.interval[1]:.2f}]"
+            verdict = "agrees" if s.agrees else "DIFFERS"
+            yield f"  {s.name} against {s.axis}: {measured}, theorem {s.exponent:+g}: {verdict}"
+        quiet = self.noise_only("no noise", self.problem(self.size.shared[-1]), None).mean()
+        least = min(s.values.mean(1).min() for s in series if s.axis != "T")
+        share = max(row["left"] / row["right"] for row in self.rows)
+        yield f"Left over right side of the proof's last inequality: at most {share:.3g}"
+        yield f"Without noise, the sweeps over d_s and b have at most {quiet / least:.2g} of what they show"
+        first, last = (BUDGET / theorem_rates(t).gamma_n for t in (self.size.rounds[0], self.size.rounds[-1]))
+        yield f"Epsilon of one round, b / gamma_n: {first:,.0f} at the smallest T, {last:,.0f} at the largest"
 
-    def noise_only(self, sweep: str, problem: Problem, budget: float | None) -> Averages:
-        return self.run(sweep, problem, theorem_rates(NOISE_ROUNDS), budget, start=stationary(problem))
 
-
-def run(out: Path, quick: bool = False) -> dict[str, Any]:
+def run(out: Path, quick: bool = False) -> list[Series]:
     """The experiment: writes convergence.csv, convergence.svg, convergence.png and convergence.html to `out`.
 
     Returns:
-        The summary the page shows: step-size conditions, slopes with 95 % intervals and the theorem's exponents.
+        Every measured series, with its slope and the theorem's exponent.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    experiment = _Experiment(QUICK if quick else FULL, DOut(NODES, OUT), [])
-    series = [*experiment.against_rounds(), experiment.against_dimension(), experiment.against_budget()]
-    summary = _summary(experiment, series)
+    experiment = _Experiment(QUICK if quick else FULL, [])
+    series = experiment.series()
+    lines = list(experiment.findings(series))
+    page = Page(
+        out,
+        "Theorem 2: convergence on a non-convex problem with known constants",
+        [_PROBLEM, f"{experiment.size.seeds} seeds.", *lines],
+        "quick run: fewer seeds and rounds" if quick else "",
+    )
     with (out / "convergence.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(experiment.rows[0]))
         writer.writeheader()
         writer.writerows(experiment.rows)
-    page = Page(
-        out,
-        "Theorem 2: convergence on a non-convex problem with known constants",
-        [_PROBLEM, f"{summary['seeds']} seeds.", *_lines(summary)],
-        "quick run: fewer seeds and rounds" if quick else "",
-    )
+    table = Table("measured | against | slope | 95 % interval | theorem | agrees")
+    for s in series:
+        interval, verdict = "{:.2f} to {:.2f}".format(*s.interval), "yes" if s.agrees else "no"
+        table.add(s.name, s.axis, f"{s.slope:.2f}", interval, f"{s.exponent:+g}", verdict)
     page.figure("convergence", _draw(series), dpi=150)
-    page.show("Slopes on log axes", _table(summary))
+    page.show("Slopes on log axes", table)
     page.save("convergence.html")
-    for line in _lines(summary):
-        print(line)
-    return summary
+    print(*lines, sep="\n")
+    return series
 
 
-def _summary(experiment: _Experiment, series: list[Series]) -> dict[str, Any]:
-    k = Constants.of(experiment.problem(SHARED), experiment.topology, *SIGMA)
-    rates = theorem_rates(experiment.size.rounds[0])
-    floor = experiment.floor()
-    noise = [s for s in series if s.axis != "T"]
-    return {
-        "conditions": {name: list(pair) for name, pair in rates.conditions(k).items()},
-        "conditions_hold": all(row["conditions_hold"] for row in experiment.rows),
-        "smallest_rounds": rates.rounds,
-        "slopes": [
-            {
-                "series": s.name,
-                "axis": s.axis,
-                "slope": s.slope(),
-                "interval": list(s.interval()),
-                "theorem": s.exponent,
-                "agrees": s.agrees(),
-            }
-            for s in series
-        ],
-        "share_of_bound_max": max(row["left"] / row["right"] for row in experiment.rows),
-        "floor_share_max": floor / min(float(s.values.mean(1).min()) for s in noise),
-        "epsilon_of_a_round": [BUDGET / theorem_rates(t).gamma_n for t in experiment.size.rounds],
-        "seeds": experiment.size.seeds,
-        "rounds": list(experiment.size.rounds),
-    }
-
-
-# Output
-
-
-def _lines(summary: dict[str, Any]) -> list[str]:
-    lines = [f"Step sizes at T = {summary['smallest_rounds']} (they shrink with T):"]
-    lines += [
-        f"  {name}: {value:.5g} < {limit:.5g}" for name, (value, limit) in summary["conditions"].items()
-    ]
-    lines.append(f"  all conditions hold in all runs: {summary['conditions_hold']}")
-    lines.append("Slopes on log axes, 95 % bootstrap interval over seeds:")
-    for s in summary["slopes"]:
-        low, high = s["interval"]
-        verdict = "agrees" if s["agrees"] else "DIFFERS"
-        text = f"  {s['series']} against {s['axis']}: {s['slope']:.2f} [{low:.2f}, {high:.2f}]"
-        lines.append(f"{text}, theorem {s['theorem']:+g}: {verdict}")
-    lines.append(
-        f"Left over right side of the proof's last inequality: at most {summary['share_of_bound_max']:.3g}"
-    )
-    lines.append(
-        f"Without noise, the sweeps over d_s and b have at most {summary['floor_share_max']:.2g} of what they show"
-    )
-    first, last = summary["epsilon_of_a_round"][0], summary["epsilon_of_a_round"][-1]
-    lines.append(
-        f"Epsilon of one round, b / gamma_n: {first:,.0f} at the smallest T, {last:,.0f} at the largest"
-    )
-    return lines
-
-
+_PROBLEM = (
+    f"N = {NODES}, {OUT}-Out; each seed has its own problem and its own noise. F_i(s, l) = Σ_k z_k²/(1 + z_k²), z = R_i s + "
+    f"βEl − c_i, and the same of l − e_i. The sensitivity is held at S = {SENSITIVITY:g} (Assumption 4). The exponent in T is "
+    "an upper bound: a steeper fall agrees. Against d_s and b the runs start at a stationary point with exact gradients, T = "
+    f"{NOISE_ROUNDS}, so that the noise is all there is to see."
+)
 _TYPESET = {
     "Delta_s": r"$\Delta_{\bar s}$",
     "Delta_l": r"$\Delta_l$",
     "gamma_n": r"$\gamma_n$",
     "sqrt(T)": r"$\sqrt{T}$",
 }
-
-
-def _typeset(text: str) -> str:
-    for plain, symbol in _TYPESET.items():
-        text = text.replace(plain, symbol)
-    return text
 
 
 def _draw(series: list[Series]) -> "Figure":
@@ -530,31 +458,14 @@ def _draw(series: list[Series]) -> "Figure":
 
 def _panel(axis: Any, name: str, series: list[Series]) -> None:
     for s in series:
-        mean, (low, high) = s.values.mean(1), s.interval()
+        mean, (low, high) = s.values.mean(1), s.interval
         spread = 1.96 * s.values.std(1, ddof=1) / math.sqrt(s.values.shape[1])
-        label = f"{_typeset(s.name)}\nslope {s.slope():.2f} [{low:.2f}, {high:.2f}]"
+        label = f"{s.name}\nslope {s.slope:.2f} [{low:.2f}, {high:.2f}]"
+        for plain, symbol in _TYPESET.items():
+            label = label.replace(plain, symbol)
         points = axis.errorbar(s.x, mean, yerr=spread, fmt="o-", markersize=4, label=label)
         guide = mean[0] * (np.array(s.x) / s.x[0]) ** s.exponent
         axis.plot(s.x, guide, ":", color=points[0].get_color(), linewidth=1)
     axis.set(xscale="log", yscale="log", xlabel=f"${name}$", ylabel="average squared gradient")
     axis.set_title(f"dotted: the theorem's exponent {series[0].exponent:+g}", fontsize=9)
     axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
-
-
-_PROBLEM = (
-    f"N = {NODES}, {OUT}-Out; each seed has its own problem and its own noise. F_i(s, l) = Σ_k z_k²/(1 + "
-    "z_k²), z = R_i s + βEl − c_i, and "
-    f"the same of l − e_i. The sensitivity is held at S = {SENSITIVITY:g} (Assumption 4). The exponent in T "
-    "is an upper bound: a steeper fall "
-    "agrees. Against d_s and b the runs start at a stationary point with exact gradients, T = "
-    f"{NOISE_ROUNDS}, so that the noise is all there is to see."
-)
-
-
-def _table(summary: dict[str, Any]) -> Table:
-    table = Table("measured | against | slope | 95 % interval | theorem | agrees")
-    for s in summary["slopes"]:
-        interval = "{:.2f} to {:.2f}".format(*s["interval"])
-        verdict = "yes" if s["agrees"] else "no"
-        table.add(s["series"], s["axis"], f"{s['slope']:.2f}", interval, f"{s['theorem']:+g}", verdict)
-    return table

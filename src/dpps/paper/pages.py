@@ -1,11 +1,10 @@
-"""What an experiment leaves behind: CSV files, figures as SVG and PNG, and one HTML page that holds all of it."""
+"""The output of an experiment: CSV files, figures as SVG and PNG, and one HTML page with all of them."""
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpps.errors import needs_extra
 from dpps.report.page import fill
@@ -14,65 +13,56 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class Spread:
-    """A mean over seeds and the deviation between them (None for one seed)."""
+class Spread(NamedTuple):
+    """A mean over seeds and their standard deviation (None for one seed)."""
 
     mean: float
     deviation: float | None
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """The mean of what is there; NaN when nothing is."""
+    """The mean of the known values; NaN when there are none."""
     known = [v for v in values if v is not None]
     return fmean(known) if known else float("nan")
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """Mean and deviation over seeds."""
+    """Mean and standard deviation of the known values."""
     known = [v for v in values if v is not None]
     return Spread(mean(known), stdev(known) if len(known) > 1 else None)
 
 
 class Table:
-    """Rows under headings. Values are text, numbers, `Spread`s, or None for nothing.
-
-    Args:
-        headings: with | between them.
-    """
+    """Rows under headings, which are given with | between them. Values are text, numbers, `Spread`s, or None."""
 
     def __init__(self, headings: str) -> None:
         self.columns = headings.split(" | ")
         self.rows: list[tuple[object, ...]] = []
 
     def add(self, *values: object) -> None:
-        """One row."""
+        """Add one row."""
         if len(values) != len(self.columns):
             raise ValueError(f"{len(values)} values for {len(self.columns)} columns")
         self.rows.append(values)
 
     def csv(self, path: Path, mark: str = "") -> None:
-        """All digits; a spread takes two columns. A mark is a last column, the same in every row."""
-        wide = [any(isinstance(row[k], Spread) for row in self.rows) for k in range(len(self.columns))]
-        head = [
-            name for k, c in enumerate(self.columns) for name in ((c, f"{c}, deviation") if wide[k] else (c,))
-        ]
+        """Write all digits; a spread takes two columns. A mark is a last column, the same in every row."""
+        wide = [any(isinstance(value, Spread) for value in column) for column in zip(*self.rows, strict=True)]
+        head: list[object] = []
+        for k, name in enumerate(self.columns):
+            head += [name, f"{name}, deviation"] if self.rows and wide[k] else [name]
+        lines: list[list[object]] = [[*head, "remark"]] if mark else [head]
+        for row in self.rows:
+            cells: list[object] = []
+            for value, two in zip(row, wide, strict=True):
+                cells += value if isinstance(value, Spread) else [value, None] if two else [value]
+            lines.append([*cells, mark] if mark else cells)
         with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*head, *(["remark"] if mark else [])])
-            for row in self.rows:
-                cells = [v for k, value in enumerate(row) for v in _cells(value, wide[k])]
-                writer.writerow([*cells, *([mark] if mark else [])])
-
-
-def _cells(value: object, wide: bool) -> list[object]:
-    if isinstance(value, Spread):
-        return [value.mean, "" if value.deviation is None else value.deviation]
-    return ["" if value is None else value, *([""] if wide else [])]
+            csv.writer(file).writerows(lines)  # None is an empty cell
 
 
 def text(value: object) -> str:
-    """Short, for reading."""
+    """A value, short, for reading."""
     if value is None:
         return ""
     if isinstance(value, Spread):
@@ -83,7 +73,7 @@ def text(value: object) -> str:
 
 
 def figure(panels: int, columns: int) -> tuple["Figure", list[Any]]:
-    """A figure with so many axes, in rows."""
+    """A figure with `panels` axes, in rows of `columns`."""
     with needs_extra("plots"):
         from matplotlib.figure import Figure
 
@@ -97,45 +87,36 @@ def figure(panels: int, columns: int) -> tuple["Figure", list[Any]]:
     return fig, axes
 
 
-@dataclass(frozen=True)
-class Part:
-    """A table or a figure of a page."""
-
-    title: str
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    svg: str = ""
-
-
 class Page:
-    """Collects tables and figures into a folder and `index.html`.
+    """Collects tables and figures in a folder and on one HTML page.
 
     Args:
         folder: where they go.
         title: of the page.
-        notes: what is said before the tables.
-        mark: what must be said of each of them, so that it is not taken for the paper's setting.
+        notes: paragraphs before the tables.
+        mark: what every table and figure must say, so that nobody takes it for the paper's setting.
     """
 
     def __init__(self, folder: Path, title: str, notes: Sequence[str], mark: str = "") -> None:
         self.folder, self.mark, self.notes = folder, mark, notes
         self.title = self._marked(title)
         folder.mkdir(parents=True, exist_ok=True)
-        self._parts: list[Part] = []
+        self._parts: list[dict[str, Any]] = []
 
     def table(self, name: str, caption: str, table: Table) -> None:
-        """`NAME.csv`, and on the page."""
+        """Add a table to the page and write it to `NAME.csv`."""
         table.csv(self.folder / f"{name}.csv", self.mark)
         self.show(caption, table)
 
     def show(self, caption: str, table: Table) -> None:
-        """On the page only."""
+        """Add a table to the page only."""
+        rows = [[text(v) for v in row] for row in table.rows]
         self._parts.append(
-            Part(self._marked(caption), table.columns, [[text(v) for v in row] for row in table.rows])
+            {"svg": "", "title": self._marked(caption), "columns": table.columns, "rows": rows}
         )
 
     def figure(self, name: str, fig: "Figure", dpi: int = 110) -> None:
-        """`NAME.svg`, `NAME.png`, and on the page. The same data give the same file."""
+        """Add a figure and write it to `NAME.svg` and `NAME.png`. The same data give the same file."""
         import matplotlib as mpl
 
         if self.mark:
@@ -144,7 +125,7 @@ class Page:
             fig.savefig(self.folder / f"{name}.svg", metadata={"Date": None})
         fig.savefig(self.folder / f"{name}.png", dpi=dpi)
         svg = (self.folder / f"{name}.svg").read_text()
-        self._parts.append(Part(name, svg=svg[svg.index("<svg") :]))
+        self._parts.append({"svg": svg[svg.index("<svg") :]})
 
     def _marked(self, words: str) -> str:
         return f"{words} ({self.mark})" if self.mark else words

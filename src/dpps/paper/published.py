@@ -1,8 +1,8 @@
 """The paper's numbers and where they stand in it, and what the authors' published logs add. Nothing here was measured by us."""
 
 import csv
-from dataclasses import dataclass
 from importlib import resources
+from typing import NamedTuple
 
 TOPOLOGIES = ("exp", "4-out", "6-out", "8-out")
 ALGORITHMS = ("PartPSP-1", "PartPSP-2", "SGPDP", "PEDFL")
@@ -93,8 +93,7 @@ FACTORS = dict(
 )
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One panel of the figure "Comparison of Real Sensitivity and Estimated Sensitivity" (Section V-B)."""
 
     real: list[float]

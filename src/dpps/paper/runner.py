@@ -1,4 +1,4 @@
-"""Runs of many settings, wherever numbers over settings and seeds are wanted: a cell, its result, where results are kept, a pool.
+"""Runs over many settings and seeds: a cell, its result, where results are kept, and a pool of processes.
 
 A `Cell` holds options of `dpps train` and says what is measured. `Pool.run` runs the cells that a `Store` does not have yet, in
 worker processes of one core each, and keeps every result as soon as it is there::
@@ -28,9 +28,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dpps import data, features, models
+from dpps.disk import write_aside
 from dpps.errors import RunError, UsageError
 from dpps.learning import ALGORITHMS, accuracies
 from dpps.privacy.promise import finite_or_none
@@ -41,24 +42,24 @@ from dpps.version import versions
 logger = logging.getLogger(__name__)
 
 Result = Mapping[str, Any]
-"""What a cell leaves: see `run`."""
+"""What `run` returns."""
 Train = Callable[["Cell", Path | None], dict[str, Any]]
-"""Makes the result of a cell, given where data sets are: `run`, or a function of your own that knows more variants."""
+"""Computes the result of a cell from the folder of data sets: `run`, or a function of your own that knows more variants."""
 
-#: Seconds of one node and round on one core, roughly: what the order of cost between models is.
+#: Rough seconds of one node's round on one core.
 _WEIGHT = {"mlp": 0.0013, "mlp-residual": 0.003, "resnet18": 0.6, "vit": 2.4}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run, by the options of `dpps train` that are not left at their defaults.
+    """One training run, by the options of `dpps train` that differ from their defaults.
 
     Attributes:
         options: names and values, sorted; `Cell.of(...)` makes them.
-        examples: train on so many examples only (None: all).
-        tests: test on so many examples only (None: all; 0: no test).
+        examples: train on only this many examples (None: all).
+        tests: test on only this many examples (None: all; 0: no test).
         certified: evaluate the certified bound along the run.
-        variant: what else is different, for a `Train` function that knows it.
+        variant: anything else that differs, for a `Train` function that knows it.
     """
 
     options: tuple[tuple[str, Any], ...] = ()
@@ -69,11 +70,11 @@ class Cell:
 
     @classmethod
     def of(cls, **given: Any) -> "Cell":
-        """From options and attributes by name."""
+        """A cell from options and attributes by name."""
         return cls().but(**given)
 
     def but(self, **changes: Any) -> "Cell":
-        """The same with other options or attributes."""
+        """A copy with other options or attributes."""
         own = {f.name for f in dataclasses.fields(self)} - {"options"}
         options = dict(self.options) | {k: v for k, v in changes.items() if k not in own}
         rest = {k: v for k, v in changes.items() if k in own}
@@ -84,7 +85,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Names the file of the result."""
+        """The name of the result's file."""
         settings = json.dumps(dataclasses.asdict(self), sort_keys=True, default=str)
         digest = hashlib.sha256(settings.encode()).hexdigest()[:12]
         names = (self["model"], self["algorithm"], self["shared"].replace(",", "+"), self["topology"])
@@ -92,30 +93,30 @@ class Cell:
 
     @property
     def cost(self) -> float:
-        """How long it takes compared with other cells."""
+        """Roughly how long it takes, relative to other cells."""
         size = self.examples or data.DATA_SETS[self["data"]].examples or 60_000
         batch = self["batch_size"] if isinstance(self["batch_size"], int) else 100
         batches: float = (self["epochs"] or 12) * max(size / batch, self["nodes"])
         return batches * _WEIGHT.get(self["model"], 0.002) + 2
 
     def config(self) -> Options:
-        """The same as options of `dpps train`."""
+        """The options of `dpps train`."""
         return _config(self.options)
 
 
 @lru_cache(maxsize=1024)
 def _config(options: tuple[tuple[str, Any], ...]) -> Options:
-    """Solving for noise takes a second, so once."""
+    """Cached: solving for noise takes a second."""
     return Options(**dict(options), quiet=True).resolve()
 
 
 _NOT_COMPUTING = ("audit", "cli", "paper", "peers", "report")
-"""Parts of the package that no number of a cell depends on; of `paper` this file alone counts."""
+"""Parts of the package that no result depends on; of `paper`, results depend on this file only."""
 
 
 @cache
 def identity() -> str:
-    """A checksum of all that the numbers of cells depend on beside their settings: the code, and the versions of what computes."""
+    """A checksum of everything but the settings that results depend on: the code and the versions of libraries."""
     package = Path(__file__).parent.parent
     computing = [p for p in package.rglob("*.py") if p.relative_to(package).parts[0] not in _NOT_COMPUTING]
     digest = hashlib.sha256(json.dumps({k: v for k, v in versions().items() if k != "platform"}).encode())
@@ -132,7 +133,7 @@ def run(
 ) -> dict[str, Any]:
     """Run a cell; the result is plain JSON.
 
-    A run that breaks off because its sensitivity or its loss grows beyond all numbers is a result too: `broke_off` says why.
+    A run whose sensitivity or loss becomes infinite is a result too: `broke_off` says why it stopped.
 
     Args:
         cell: the settings.
@@ -143,22 +144,14 @@ def run(
     dataset = dataset or dataset_of(cell, data_dir)
     try:
         prepared, begun = prepare(cell, dataset, **more), time.process_time()
-        finished = prepared.fit(epochs=cell.config().epochs or 1)
-        finished.seconds["processor"] = (
-            time.process_time() - begun
-        )  # other programs on the machine do not count
-        outcome = _measured(cell, finished, _accuracy(finished, dataset.test, cell.tests))
+        finished = prepared.fit(epochs=cell.config().epochs or 1, progress=False)
+        seconds = finished.seconds | {"processor": time.process_time() - begun}  # without other programs
+        outcome = _measured(cell, finished, _accuracy(finished, dataset.test, cell.tests), seconds)
     except RunError as error:
         outcome = {"broke_off": str(error), "accuracy": None}
+    settings = json.loads(json.dumps(dataclasses.asdict(cell), default=str))
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return (
-        {"cell": json.loads(json.dumps(dataclasses.asdict(cell), default=str))}
-        | outcome
-        | {
-            "finished": at,
-            "versions": versions(),
-        }
-    )
+    return {"cell": settings, **outcome, "finished": at, "versions": versions()}
 
 
 def prepare(cell: Cell, dataset: data.DataSet, algorithm: Any = None, **more: Any) -> Run:
@@ -177,58 +170,43 @@ def prepare(cell: Cell, dataset: data.DataSet, algorithm: Any = None, **more: An
     model, prefixes = models.build(
         config.model, chosen.shares(config.shared), dataset.train.shape, dataset.classes, config.norm, dropout
     )
-    arguments: dict[str, Any] = {
-        "topology": config.network(),
-        "privacy": config.privacy(),
-        "sync_every": config.sync_every,
-        "mixes": config.mixes,
-        "seed": config.seed,
-        "watch": {"certified": Certified()} if cell.certified else None,
-        "track_real": config.track_real,
-    }
-    node_sets = deal(dataset, config)[0]
-    return Run(chosen(model, prefixes, **config.rates()), node_sets, **arguments | more)
+    arguments: dict[str, Any] = {name: getattr(config, name) for name in _PASSED_ON}
+    arguments |= {"topology": config.network(), "privacy": config.privacy()}
+    arguments |= {"watch": {"certified": Certified()} if cell.certified else None}
+    return Run(chosen(model, prefixes, **config.rates()), deal(dataset, config)[0], **arguments | more)
+
+
+_PASSED_ON = ("sync_every", "mixes", "seed", "track_real")
 
 
 def dataset_of(cell: Cell, data_dir: Path | None = None) -> data.DataSet:
-    """The examples of a cell, or as many of them as it asks for."""
+    """The examples of a cell, or the first `cell.examples` of them."""
     dataset = _load(cell["data"], cell["features"], data_dir)
     if cell.examples is None:
         return dataset
-    assert isinstance(dataset.train, data.Images)
-    pixels, labels = dataset.train.pixels[: cell.examples], dataset.train.labels[: cell.examples]
-    return dataclasses.replace(
-        dataset, train=dataclasses.replace(dataset.train, pixels=pixels, labels=labels)
-    )
+    return dataclasses.replace(dataset, train=dataset.train.part(0, cell.examples))
 
 
 @lru_cache(maxsize=2)
 def _load(name: str, chosen: str, data_dir: Path | None) -> data.DataSet:
-    """Read once per process; images of one channel are repeated here once, not in every cell."""
+    """Read once per process."""
     dataset = data.load(name, data_dir, progress=False)
-    if chosen != "none":
-        return features.of_data_set(dataset, chosen, data.folder_beside(name, data_dir), progress=False)
-    return dataclasses.replace(dataset, train=_repeated(dataset.train), test=_repeated(dataset.test))
-
-
-def _repeated(images: data.Images | data.FeatureSet) -> data.Images:
-    assert isinstance(images, data.Images)
-    channels = images.shape[0]
-    return dataclasses.replace(images, pixels=images.pixels.expand(-1, channels, -1, -1).contiguous())
+    if chosen == "none":
+        return dataset
+    return features.of_data_set(dataset, chosen, data.folder_beside(name, data_dir), progress=False)
 
 
 def _accuracy(finished: Run, test: data.Images | data.FeatureSet, count: int | None) -> float | None:
     """Percent: the averaged s with each node's own l, mean over nodes, once at the end."""
     if count == 0:
         return None
-    few = slice(0, count)
-    x, labels = test.inputs(few), test.labels[few]
+    x, labels = test.inputs(slice(0, count)), test.labels[:count]
     return fmean(accuracies(finished.nodes.engine, finished.shared, finished.local, x, labels))
 
 
-def _measured(cell: Cell, finished: Run, accuracy: float | None) -> dict[str, Any]:
+def _measured(cell: Cell, finished: Run, accuracy: float | None, seconds: dict[str, float]) -> dict[str, Any]:
     logs, partition, privacy = finished.log, finished.algorithm.partition, finished.privacy
-    # with the real sensitivity in use, what was used is what was real
+    # where the real sensitivity sets the noise, the sensitivity that was used is the real one
     oracle = cell["sensitivity"] == "oracle" or bool(finished.algorithm.own_sensitivity)
     known = cell["unit"] == "node-swap" and (oracle or cell["track_real"])
     real = [log.estimated if oracle and log.real is None else log.real for log in logs]
@@ -241,7 +219,7 @@ def _measured(cell: Cell, finished: Run, accuracy: float | None) -> dict[str, An
         "estimated": [_short(log.estimated) for log in logs] if known else [],
         "certified": [_short(log.watched.get("certified")) for log in logs] if cell.certified else [],
         "bytes_per_round": fmean(log.bytes for log in logs),
-        "seconds": finished.seconds,
+        "seconds": seconds,
         "epsilon_per_round": finite_or_none(privacy.epsilon_per_round_max),
         "epsilon_sum": finite_or_none(privacy.epsilon_sum),
         "epsilon": finite_or_none(privacy.epsilon),
@@ -261,7 +239,7 @@ def mean_real(result: Result) -> float | None:
 
 
 def rounds_above(result: Result, bound: str = "estimated") -> list[int]:
-    """The rounds in which the real sensitivity was above the bound used."""
+    """The rounds in which the real sensitivity exceeded the bound."""
     pairs = zip(result.get("real", []), result.get(bound, []), strict=True)
     return [
         t for t, (real, limit) in enumerate(pairs) if None not in (real, limit) and real > limit * (1 + 1e-6)
@@ -272,11 +250,7 @@ def rounds_above(result: Result, bound: str = "estimated") -> list[int]:
 
 
 class Store:
-    """One JSON file per cell. A file is written aside and renamed, so what is there is whole.
-
-    Args:
-        folder: where results are kept, in a sub-folder for each version of the code: numbers of another version are not taken for this one's.
-    """
+    """One JSON file per cell, in a sub-folder for each version of the code: results of other versions are not reused."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / identity()
@@ -295,18 +269,15 @@ class Store:
 
     def put(self, cell: Cell, result: Result) -> None:
         """Keep a result."""
-        aside = self.folder / f".{cell.key}.{os.getpid()}.part"
-        aside.write_text(json.dumps(result, allow_nan=False) + "\n")
-        aside.rename(self._path(cell))
+        write_aside(self._path(cell), (json.dumps(result, allow_nan=False) + "\n").encode())
 
     def all(self, cells: Sequence[Cell]) -> dict[Cell, Result]:
         """The results that are there."""
-        found = ((cell, self.get(cell)) for cell in cells)
-        return {cell: result for cell, result in found if result is not None}
+        return {cell: result for cell in cells if (result := self.get(cell)) is not None}
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -321,15 +292,15 @@ class _Worker:
 
 @dataclass
 class Pool:
-    """Runs what is missing.
+    """Runs the cells that are missing.
 
     Args:
         store: where results are looked for and kept.
-        workers: processes at a time; each uses one core.
+        workers: how many processes; each uses one core.
         data_dir: where data sets are.
-        deadline: `time.monotonic()` after which no cell is begun, and none that is expected to end later.
+        deadline: `time.monotonic()` after which no cell begins, and none that is expected to end later.
         console: where progress goes.
-        train: makes the result of a cell; a function that worker processes can import.
+        train: computes the result of a cell; a function that worker processes can import.
     """
 
     store: Store
@@ -348,67 +319,68 @@ class Pool:
             raise UsageError(f"--workers is {self.workers}: it must be 1 or more")
 
     def run(self, cells: Sequence[Cell]) -> dict[Cell, Result]:
-        """Run the missing cells in the order given; all results that are there afterwards."""
+        """Run the missing cells in the order given; returns all results that are there afterwards."""
         unique = list(dict.fromkeys(cells))
         todo = [cell for cell in unique if self.store.get(cell) is None]
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         if todo:
-            with self._progress(len(unique), len(unique) - len(todo)) as tick, self._pool(len(todo)) as pool:
-                self._work(todo, pool, tick)
+            cost = sum(cell.cost for cell in todo)
+            with Progress(*columns, console=self.console, speed_estimate_period=1e9) as bar:
+                task = bar.add_task("cells", total=cost)
+                with self._processes(len(todo)) as pool:
+                    for done, cell in enumerate(self._work(todo, pool), start=len(unique) - len(todo) + 1):
+                        bar.update(task, advance=cell.cost, description=f"cells {done}/{len(unique)}")
         return self.store.all(unique)
 
     def raise_errors(self) -> None:
-        """One error for all cells that failed; the others are kept."""
+        """Raise one error for all cells that failed; the others are kept."""
         if self.errors:
             failed = "; ".join(f"{cell.key}: {' '.join(text.split())}" for cell, text in self.errors.items())
             raise RunError(
                 f"{len(self.errors)} cells failed, the others are in {self.store.folder} and are not run again: {failed}"
             )
 
-    def _work(self, todo: list[Cell], pool: list[_Worker], tick: Callable[[float], None]) -> None:
+    def _work(self, todo: list[Cell], pool: list[_Worker]) -> Iterator[Cell]:
+        """Keep all workers busy; yields every cell that has ended."""
         while True:
             for worker in pool:
                 if worker.cell is None and todo and self._in_time(todo[0]):
                     worker.cell = todo.pop(0)
-                    with suppress(BrokenPipeError):  # a dead worker is met when its answer is read
+                    with suppress(BrokenPipeError):  # a dead worker is found when its answer is read
                         worker.pipe.send(worker.cell)
-            busy = [worker for worker in pool if worker.cell is not None]
+            busy = {worker.pipe: k for k, worker in enumerate(pool) if worker.cell is not None}
             if not busy:
                 return
-            ready = wait([worker.pipe for worker in busy])
-            for k, worker in enumerate(pool):
-                if worker.pipe in ready:
-                    pool[k] = self._finish(worker)
-                    # a running cell counts half
-                    running = sum(w.cell.cost for w in pool if w.cell) / 2
-                    tick(self._expected(sum(cell.cost for cell in todo) + running) / len(pool))
+            for pipe in wait(list(busy)):
+                k = busy[pipe]  # type: ignore[index]
+                cell, pool[k].cell = pool[k].cell, None
+                assert cell is not None
+                if not self._keep(cell, pool[k]):
+                    pool[k] = self._start()
+                yield cell
 
-    def _finish(self, worker: _Worker) -> _Worker:
-        """Keep what a worker reports; a worker that died is replaced."""
-        assert worker.cell is not None
-        cell, worker.cell = worker.cell, None
+    def _keep(self, cell: Cell, worker: _Worker) -> bool:
+        """Keep what a worker reports; False: it died."""
         try:
-            kind, value, seconds, warnings = worker.pipe.recv()
+            result, error, seconds, warnings = worker.pipe.recv()
         except (EOFError, ConnectionResetError):
             worker.process.join()
             self.errors[cell] = f"the process ended with code {worker.process.exitcode} (out of memory?)"
-            return self._start()
+            return False
         for warning in warnings:
-            if warning not in self._warned:  # cells that differ in their seed have the same to say
+            if warning not in self._warned:  # cells that differ only in their seed give the same warnings
                 self._warned.add(warning)
                 logger.warning("%s", warning)
-        if kind == "failed":
-            self.errors[cell] = value
+        if error:
+            self.errors[cell] = error
         else:
             self._spent, self._paid = self._spent + seconds, self._paid + cell.cost
-            self.store.put(cell, {**value, "wall_seconds": round(seconds, 2)})
-        return worker
-
-    def _expected(self, cost: float) -> float:
-        """Seconds, from what finished cells took."""
-        return cost * self._spent / self._paid if self._paid else 0.0
+            self.store.put(cell, {**result, "wall_seconds": round(seconds, 2)})
+        return True
 
     def _in_time(self, cell: Cell) -> bool:
-        return self.deadline is None or time.monotonic() + self._expected(cell.cost) < self.deadline
+        expected = cell.cost * self._spent / self._paid if self._paid else 0.0
+        return self.deadline is None or time.monotonic() + expected < self.deadline
 
     def _start(self) -> _Worker:
         context = mp.get_context("spawn")
@@ -419,10 +391,10 @@ class Pool:
         return _Worker(process, ours)
 
     @contextmanager
-    def _pool(self, cells: int) -> Iterator[list[_Worker]]:
+    def _processes(self, cells: int) -> Iterator[list[_Worker]]:
         before = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = (
-            "1"  # read by the numerical libraries of a worker when they are loaded
+            "1"  # the numerical libraries of a worker read it when they are loaded
         )
         pool = [self._start() for _ in range(min(self.workers, cells))]
         try:
@@ -432,32 +404,12 @@ class Pool:
                 worker.pipe.close()
                 worker.process.terminate()
                 worker.process.join()
-            if before is None:
-                del os.environ["OMP_NUM_THREADS"]
-            else:
-                os.environ["OMP_NUM_THREADS"] = before
-
-    @contextmanager
-    def _progress(self, total: int, done: int) -> Iterator[Callable[[float], None]]:
-        columns = (
-            TextColumn("cells"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-        )
-        with Progress(*columns, console=self.console) as bar:
-            task = bar.add_task("cells", total=total, completed=done, left="")
-
-            def tick(left: float) -> None:
-                words = f"about {left / 60:.0f} min left" if left >= 60 else f"about {left:.0f} s left"
-                bar.update(task, advance=1, left=words)
-
-            yield tick
+            del os.environ["OMP_NUM_THREADS"]
+            os.environ |= {} if before is None else {"OMP_NUM_THREADS": before}
 
 
 class _Collected(logging.Handler):
-    """Keeps what a worker is warned of, for its parent to say."""
+    """Collects a worker's warnings, which its parent logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -468,7 +420,7 @@ class _Collected(logging.Handler):
 
 
 def _serve(pipe: Connection, train: Train, data_dir: Path | None) -> None:
-    """A worker's life: a cell in, its result or its error out, until the pipe closes."""
+    """What a worker does: receive a cell, send its result or its error, until the pipe closes."""
     torch.set_num_threads(1)
     warnings = _Collected()
     logging.getLogger().addHandler(warnings)
@@ -477,16 +429,11 @@ def _serve(pipe: Connection, train: Train, data_dir: Path | None) -> None:
             cell = pipe.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        begun = time.perf_counter()
-        answer: tuple[str, Any, float]
+        begun, result, failed = time.perf_counter(), None, ""
         warnings.texts = []
         try:
-            answer = ("done", train(cell, data_dir), time.perf_counter() - begun)
+            result = train(cell, data_dir)
         except Exception as error:  # noqa: BLE001 - the parent reports it and goes on with the other cells
             last = traceback.extract_tb(error.__traceback__)[-1]
-            answer = (
-                "failed",
-                f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})",
-                0.0,
-            )
-        pipe.send((*answer, warnings.texts))
+            failed = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+        pipe.send((result, failed, time.perf_counter() - begun, warnings.texts))

@@ -41,7 +41,7 @@ from dpps.peers.identity import (
 from dpps.peers.reservations import quorum
 from dpps.privacy.partners import Pairs
 from dpps.privacy.units import UNITS, PrivacyOptions
-from dpps.runs.options import Options
+from dpps.runs.options import RETIRED, Options
 from dpps.topology import Topology, parse
 from dpps.version import __version__
 
@@ -529,7 +529,7 @@ def convene(
         if not one.address and not other.address:
             raise UsageError(
                 f"{one.name} and {other.name} are neighbours in the topology {plan['topology']} and neither listens: "
-                "one of the two needs dpps member init --listen, or choose another topology or order of members"
+                "one of the two needs dpps federation key --listen, or choose another topology or order of members"
             )
     return made.signed(key)
 
@@ -629,11 +629,10 @@ def config_for(federation: Federation, schema: Path | None = None, **circumstanc
     Raises:
         UsageError: the plan is none that `read_plan` makes, whoever signed it.
     """
-    config = Options.from_json(
-        federation.plan, "the plan in the federation file is of another version of dpps"
-    )
+    named = "the plan in the federation file"
+    config = Options.from_json(federation.plan, named, f"{named} is of another version of dpps")
     _check_plan(config, len(federation.members))
-    if wrong := sorted(set(federation.plan) - set(_common(config))):
+    if wrong := sorted(set(federation.plan) - set(_common(config)) - set(RETIRED)):
         raise UsageError(
             f"the plan in the federation file sets {', '.join(wrong)}: that is each member's own to choose"
         )

@@ -718,7 +718,7 @@ class Peers(Fabric):
             if not self._bequeath(round_):
                 self.state = HERE
                 raise RunError(
-                    "no neighbour can be reached to hand over to: nothing was given away; give the same dpps join again, and ask again when "
+                    "no neighbour can be reached to hand over to: nothing was given away; give the same dpps federation join again, and ask again when "
                     "one is connected"
                 )
             return self._safe()

@@ -128,9 +128,11 @@ class Key:
         try:
             private = serialization.load_pem_private_key(content, None)
         except (ValueError, TypeError) as error:
-            raise UsageError(f"{path} is not a key of dpps member init: restore it from a copy") from error
+            raise UsageError(f"{path} is not a key of dpps federation key: restore it from a copy") from error
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise UsageError(f"{path} holds another kind of key than P-256: make one with dpps member init")
+            raise UsageError(
+                f"{path} holds another kind of key than P-256: make one with dpps federation key"
+            )
         return cls(private)
 
     def pem(self) -> bytes:
@@ -228,14 +230,14 @@ class Request:
             raise UsageError(f"--member {path} cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise UsageError(
-                f"--member {path} is not a certificate request: dpps member init writes one"
+                f"--member {path} is not a certificate request: dpps federation key writes one"
             ) from error
         key = found.public_key()
         if not found.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
             raise UsageError(f"--member {path} is not signed by its own key: ask the member to send it again")
         names = [str(n.value) for n in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if len(names) != 1:
-            raise UsageError(f"--member {path} names {len(names)} members: dpps member init names one")
+            raise UsageError(f"--member {path} names {len(names)} members: dpps federation key names one")
         pair_key = _told_in(found, _PAIRS_SCHEME)
         if pair_key and not _PAIR_KEY.fullmatch(pair_key):
             raise UsageError(f"--member {path} has a pair key that is none: ask the member to make it anew")
@@ -299,7 +301,9 @@ class Identity:
     def open(cls, folder: Path) -> "Identity":
         """The member in a folder."""
         if not (folder / KEY).exists():
-            raise UsageError(f"--member {folder} holds no {KEY}: name the folder that dpps member init wrote")
+            raise UsageError(
+                f"--member {folder} holds no {KEY}: name the folder that dpps federation key wrote"
+            )
         key, request = Key.read(folder / KEY), Request.read(folder / REQUEST)
         if fingerprint(request.key) != key.fingerprint:
             raise UsageError(f"{folder / REQUEST} is of another key than {folder / KEY}: restore one of them")

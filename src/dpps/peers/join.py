@@ -72,6 +72,7 @@ class Participation:
         data_dir: where a data set that the plan names is looked for.
         convener: fingerprint of the convener, as read out on the telephone.
         metrics: names of metrics taken at the end, for the member's own eyes.
+        device: where model, data and noise live: "cpu", "cuda", or "auto" for CUDA if there is any.
         callbacks: called after every round with the run and the round's log.
     """
 
@@ -85,6 +86,7 @@ class Participation:
         data_dir: str | Path | None = None,
         convener: str = "",
         metrics: str | None = None,
+        device: str = "auto",
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.out, self._file = Path(out), Path(federation)
@@ -107,6 +109,7 @@ class Participation:
             node_data=None if node_data is None else Path(node_data),
             data_dir=None if data_dir is None else Path(data_dir),
             metrics=metrics,
+            device=device,
             quiet=True,
         ).resolve()
         assert config.epochs is not None
@@ -123,7 +126,7 @@ class Participation:
             since=now(),
         )
         self._over, self._thread = threading.Event(), threading.current_thread()
-        self._watcher = threading.Thread(target=self._watch, name="dpps status", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="federation status", daemon=True)
         self._writing = threading.Lock()
         self._expelled, self._connected = "", False
         self._next_epsilon, self._stamp = 0.0, self._stamped()
@@ -179,7 +182,7 @@ class Participation:
         )  # before the start: others may bring a later revision at once
         self.start()
         try:
-            self.run.fit(self.epochs)
+            self.run.fit(self.epochs, progress=False)
             self.tell_epsilon()
             if self.run.stopped:  # `Run.stop` was called, in a thread that cannot be interrupted
                 raise KeyboardInterrupt  # noqa: TRY301 - ended as Ctrl-C would

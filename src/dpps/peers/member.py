@@ -102,7 +102,6 @@ class Member(Deployment):
     durable = True
     ledger = OutboxLedger
     repeats_rounds = False  # the outbox holds what was paid for
-    federation = True
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class Member(Deployment):
     ) -> None:
         self.membership, self.post, self.clock, self.seeded_noise = membership, post, clock, seeded_noise
         self.log_prefix = f"{membership.name}: "
-        self.processes = len(membership.names)
+        self.processes, self.members = len(membership.names), tuple(membership.names)
         self.fabric = Peers(membership, post, clock)
         self.agreement: float | None = None
         """How far the neighbours were from the average when they last told, relative to its norm; None before the end."""
@@ -527,7 +526,7 @@ class Member(Deployment):
         if self.agreement is None:
             raise RunError(
                 f"the others have finished, and none of them has handed the final model over to this member, which has spent "
-                f"{self._spent()}: ask one of them to give its dpps join once more, and meanwhile give this command again"
+                f"{self._spent()}: ask one of them to give its dpps federation join once more, and meanwhile give this command again"
             )
         if self.fabric.late:
             log.warning(
@@ -617,7 +616,7 @@ def _clocks(run: Run) -> list[int]:
     clock, rate, found = 0, 1.0, []
     for round_ in range(run.plan.count):
         epoch, within = divmod(round_, run.rounds_per_epoch)
-        if within == 0 and run.algorithm.schedule is None and run.algorithm.rate(epoch + 1) != rate:
+        if within == 0 and run.algorithm.rate(epoch + 1) != rate:
             clock, rate = 0, run.algorithm.rate(epoch + 1)
         found.append(clock)
         clock += 1

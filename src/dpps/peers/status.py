@@ -129,7 +129,7 @@ def read_status(folder: Path) -> Status:
         return Status.from_json(json.loads((folder / FILE).read_text()))
     except FileNotFoundError:
         raise UsageError(
-            f"{folder} holds no run of dpps join: name the folder given with its --out"
+            f"{folder} holds no run of dpps federation join: name the folder given with its --out"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imported when first asked for
         foresee,
         refuse_large_delta,
     )
-    from dpps.privacy.partners import NOBODY, TRUSTS, Nobody, Pairs, Partners, Shares, Trust
+    from dpps.privacy.partners import NOBODY, TRUSTS, Nobody, Pairs, Partners, Trust
     from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, planned_charges
     from dpps.privacy.units import (
         UNITS,

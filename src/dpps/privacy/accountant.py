@@ -34,6 +34,7 @@ from dpps.noise.events import GAUSSIAN, LAPLACE, Event, gaussian, laplace, sampl
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +57,7 @@ DeltaToEpsilon = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Charge:
-    """One kind of message and how often it was sent.
-
-    Attributes:
-        event: what one such message costs.
-        count: how many there were.
-    """
+    """What one kind of message costs, and how often it was sent."""
 
     event: Event
     count: int = 1
@@ -105,12 +101,11 @@ class Total:
     """The guarantee of a composition.
 
     Attributes:
-        epsilon: smallest of the bounds; infinite when there is none.
-        delta: the whole allowance it holds at.
+        epsilon: the smallest of the bounds; infinite when there is none.
         accountant: the bound that won; ``none`` when there is none.
         epsilon_sum: plain sum of the rounds' pure epsilons; None where a Gaussian round has no pure epsilon.
         by_method: every finite bound by its name.
-        simulated: the noise came from a seed: whoever knows that can subtract it, so these very messages are not protected.
+        simulated: the noise came from a seed: whoever knows it can subtract the noise, so these messages are not protected.
     """
 
     epsilon: float
@@ -127,12 +122,7 @@ class Total:
 
 
 def total(
-    charges: Iterable[Charge],
-    delta: float,
-    group: int = 1,
-    *,
-    distance: float = 0.0,
-    replaced: bool = False,
+    charges: Iterable[Charge], delta: float, group: int = 1, *, distance: float = 0.0, replaced: bool = False
 ) -> Total:
     """The (epsilon, delta) guarantee of all charges together: min(sum, RDP, PLD).
 
@@ -155,6 +145,51 @@ def total(
     bounds = {} if unprotected else dict(_bounds(tuple(kinds), group, delta, distance, steps))
     best = min(bounds, key=lambda name: bounds[name], default="none")
     return Total(bounds.get(best, math.inf), delta, best, _sum(kinds, group * steps), bounds)
+
+
+def running_total(
+    charges: Iterable[Charge], delta: float, planned: int, *, distance: float = 0.0
+) -> float | None:
+    """The epsilon of equal sampled Gaussian rounds so far, in milliseconds: for a log that asks again and again.
+
+    It is :func:`total` by the privacy loss distribution, with one grid for all planned rounds. `total` chooses a finer grid
+    for fewer rounds. Both are upper bounds, and they agree to about five digits.
+
+    Args:
+        charges: what happened.
+        delta: the whole allowance.
+        planned: the number of rounds of the run, which the grid is made for.
+        distance: as in :func:`total`.
+
+    Returns:
+        None where the rounds are of another kind: ask `total`.
+    """
+    kinds = _merge(charges)
+    if not kinds:
+        return 0.0
+    (kind, *others), bounds = kinds, dict[str, float]()
+    if others or kind.event.type != GAUSSIAN or kind.unsampled or kind.unprotected:
+        return None
+
+    def composed(delta_: float) -> float:
+        one = _one_round(kind.event, delta, max(planned, kind.count))
+        return float(one.self_compose(kind.count).get_epsilon_for_delta(delta_))
+
+    _attempt(bounds, "pld", lambda: _afford(composed, delta, distance))
+    return bounds.get("pld")
+
+
+@lru_cache(maxsize=32)
+def _one_round(event: Event, delta: float, planned: int) -> "PrivacyLossDistribution":
+    """The privacy loss of one sampled Gaussian round, on the grid of all planned ones."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    upper = _rdp([Charge(event, planned)], 1)(delta)
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        event.noise_multiplier,
+        value_discretization_interval=_pld_interval(upper, 1, 1),
+        sampling_prob=event.sampling,
+    )
 
 
 @lru_cache(maxsize=512)
@@ -196,22 +231,16 @@ def noise_for(
     event: Callable[[float], "Event | DpEvent"],
     sampling: float = 1.0,
     group: int = 1,
-    *,
-    distance: float = 0.0,
 ) -> float:
-    """The least noise whose total over the rounds is at most the target, and at least 0.999 of it.
+    """The smallest noise multiplier whose total over the rounds is at most the target, and at least 0.999 of it.
 
     Args:
         target_epsilon: wanted total.
-        delta: whole allowance, as in :func:`total`.
+        delta: as in :func:`total`, like `group`.
         rounds: planned number of rounds.
         event: what one round costs at a noise multiplier (scale / sensitivity): a mechanism's `event`.
         sampling: Poisson rate q.
         group: records per person.
-        distance: as in :func:`total`.
-
-    Returns:
-        The noise multiplier.
     """
     if not 0 < target_epsilon < math.inf:
         raise UsageError(
@@ -222,11 +251,10 @@ def noise_for(
 
     def epsilon_of(noise: float) -> float:
         charge = Charge(sampled(sampling, Event.of(event(noise))), rounds)
-        return total([charge], delta, group, distance=distance).epsilon
+        return total([charge], delta, group).epsilon
 
-    return _least_noise(
-        epsilon_of, target_epsilon, _first_guess(event, target_epsilon / group, delta, sampling, rounds)
-    )
+    guess = _first_guess(event, target_epsilon / group, delta, sampling, rounds)
+    return _least_noise(epsilon_of, target_epsilon, guess)
 
 
 def label(epsilon: float) -> str:
@@ -246,7 +274,7 @@ def _merge(charges: Iterable[Charge]) -> list[Charge]:
         if not charge.free:
             counts[charge.event] += charge.count
     merged: list[Charge] = []
-    # equal kinds beside each other, the costlier first: scale / sensitivity differs in its last digits between learning rates
+    # equal kinds next to each other, the costlier first: scale / sensitivity differs in its last digits between learning rates
     for event in sorted(counts, key=lambda e: (e.type, e.arguments, e.sampling, e.noise_multiplier)):
         last = merged.pop() if merged and _alike(merged[-1].event, event) else Charge(event, 0)
         merged.append(Charge(last.event, last.count + counts[event]))
@@ -343,13 +371,9 @@ def _rdp(kinds: Sequence[Charge], group: int) -> DeltaToEpsilon:
 
 
 def _pld(kinds: Sequence[Charge], group: int, upper: float, steps: int) -> DeltaToEpsilon:
-    """Accounting by the distribution of the privacy loss.
+    """Accounting by the distribution of the privacy loss; `upper` is a bound that is known already.
 
-    Args:
-        kinds: what happened.
-        group: records that are added, or removed, together.
-        upper: a bound known already.
-        steps: 2 where such a group is replaced by another one: it is removed, and the other one added.
+    `steps` is 2 where a group of records is replaced by another one: it is removed, and the other one is added.
     """
     from dp_accounting import GaussianDpEvent, get_epsilon_gaussian
     from dp_accounting.pld import PLDAccountant
@@ -357,12 +381,9 @@ def _pld(kinds: Sequence[Charge], group: int, upper: float, steps: int) -> Delta
     others = [kind for kind in kinds if not kind.unsampled]
     if not others:  # how far apart two messages are is known, so nothing is converted
         group, steps = group * steps, 1
-    pure_noise = _fewer_scales(
-        _scale([kind for kind in kinds if kind.unsampled and kind.event.type == LAPLACE], group)
-    )
-    multiplier = _joint_multiplier(
-        _scale([kind for kind in kinds if kind.unsampled and kind.event.type == GAUSSIAN], group)
-    )
+    known = _scale([kind for kind in kinds if kind.unsampled], group)
+    pure_noise = _fewer_scales([kind for kind in known if kind.event.type == LAPLACE])
+    multiplier = _joint_multiplier([kind for kind in known if kind.event.type == GAUSSIAN])
     if not pure_noise and not others:  # one Gaussian: dp-accounting has its privacy loss in closed form
         return lambda delta: float(get_epsilon_gaussian(multiplier, delta))
     pure = [replace(kind.event, sampling=1.0).pure_epsilon for kind in pure_noise + others]
@@ -412,8 +433,7 @@ def _group_event(event: Event, group: int) -> "DpEvent":
 
     if event.type != GAUSSIAN:
         raise ValueError(f"no group bound for rounds of {event.type}")
-    drawn = range(group + 1)
-    q = event.sampling
+    drawn, q = range(group + 1), event.sampling
     chances = [math.comb(group, i) * q**i * (1 - q) ** (group - i) for i in drawn]
     mixture: DpEvent = MixtureOfGaussiansDpEvent(event.noise_multiplier, [float(i) for i in drawn], chances)
     return mixture

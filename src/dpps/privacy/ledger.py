@@ -24,12 +24,10 @@ class Release:
     """The messages of some rows in one round.
 
     Attributes:
-        round: the round t of the message.
-        event: what it costs, as the mechanism states it, sampling included.
+        event: what one message costs, sampling included.
         mechanism: the name of the noise, for the reader.
         sensitivity: S(t), in the norm of the mechanism.
-        scale: scale of the noise in the message.
-        rows: the nodes whose message it is, or ``all`` that the ledger has.
+        rows: the nodes whose message it is, or ``all`` of the ledger's.
     """
 
     round: int
@@ -79,38 +77,27 @@ class Release:
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be charged to any node: a number of rounds, a total epsilon at delta, or both.
+    """The largest total that may be charged to any node.
 
     Attributes:
-        rounds: messages of one node, replays included.
-        epsilon: total by the accountant.
+        epsilon: total by the accountant, replays included.
         delta: allowance of that total.
         group: records per person.
         planned: rounds that the epsilon was solved for: the accountant, which is slow, is asked for all of them in one go.
     """
 
-    rounds: int | None = None
-    epsilon: float | None = None
+    epsilon: float
     delta: float = 0.0
     group: int = 1
     planned: int = 0
 
     def __post_init__(self) -> None:
-        if self.rounds is None and self.epsilon is None:
-            raise UsageError("an empty budget: give rounds, or epsilon and delta")
-        if (self.rounds is not None and self.rounds < 1) or (
-            self.epsilon is not None and not self.epsilon > 0
-        ):
-            raise UsageError(f"budget of {self.rounds} rounds, epsilon {self.epsilon}: must be positive")
+        if not self.epsilon > 0:
+            raise UsageError(f"budget of epsilon {self.epsilon}: it must be positive")
 
 
 class Ledger:
-    """Releases of the given rows, in memory.
-
-    Args:
-        rows: the nodes whose messages are charged.
-        budget: releases beyond it are refused before they are charged.
-    """
+    """Releases of the given rows (nodes), in memory. Releases beyond the budget are refused before they are charged."""
 
     def __init__(self, rows: Sequence[int], budget: Budget | None = None) -> None:
         if not rows:
@@ -126,11 +113,7 @@ class Ledger:
         self._cleared: dict[Release, int] = {}
 
     def charge(self, release: Release) -> None:
-        """Write a release down; only when this returns may its messages leave.
-
-        Raises:
-            RunError: over budget; nothing was charged.
-        """
+        """Write a release down; its messages may leave only after this returns. RunError: over budget, and nothing was charged."""
         release.check(self.rows)
         self._refuse_over_budget(release)
         self._write(release)
@@ -190,26 +173,16 @@ class Ledger:
 
     def affords(self, charges: Sequence[Charge]) -> bool:
         """Whether so much more, charged to every node, is within the budget: a run that cannot finish need not begin."""
-        count = sum(charge.count for charge in charges)
-        if self._budget is None or count == 0:
+        if self._budget is None or not sum(charge.count for charge in charges):
             return True
-        if self._budget.rounds is not None and self.messages + count > self._budget.rounds:
-            return False
-        return self._within("all", charges)
+        return self._within("all", charges, self._budget)
 
     def _refuse_over_budget(self, release: Release) -> None:
         budget = self._budget
-        if budget is None:
-            return
-        used, reason = self._most_rounds(release.rows), ""
-        if budget.rounds is not None and used >= budget.rounds:
-            reason = f"{budget.rounds} rounds were budgeted and {used} are charged"
-        elif not self._cleared_for(release, budget):
-            promised = f"epsilon {budget.epsilon} at delta {budget.delta}"
-            reason = f"{promised} was budgeted and {used} rounds have used it up"
-        if reason:
+        if budget is not None and not self._cleared_for(release, budget):
             raise RunError(
-                f"round {release.round} refused before sending: {reason} (replays after a restart count); "
+                f"round {release.round} refused before sending: epsilon {budget.epsilon} at delta {budget.delta} was "
+                f"budgeted and {self._most_rounds(release.rows)} rounds have used it up (replays after a restart count); "
                 f"all that was sent is in {self.place}"
             )
 
@@ -224,17 +197,14 @@ class Ledger:
         left = self._cleared.pop(kind, 0)
         if not left:
             ahead = (budget.planned - self._most_rounds(release.rows), 4096, 512, 64, 8, 1)
-            fits = (n for n in ahead if n >= 1 and self._within(release.rows, [Charge(release.event, n)]))
-            left = next(fits, 0)
+            charges = ((n, [Charge(release.event, n)]) for n in ahead if n >= 1)
+            left = next((n for n, more in charges if self._within(release.rows, more, budget)), 0)
         if left:
             self._cleared[kind] = left - 1
         return left > 0
 
-    def _within(self, rows: Rows, charges: Sequence[Charge]) -> bool:
-        """Whether the epsilon budget has room for these charges to these rows."""
-        budget = self._budget
-        if budget is None or budget.epsilon is None:
-            return True
+    def _within(self, rows: Rows, charges: Sequence[Charge], budget: Budget) -> bool:
+        """Whether the budget has room for these charges to these rows."""
         by_row = self.charges_by_row()
         planned = {row: [*by_row[row], *charges] for row in self._named(rows)}
         return _most(planned, budget.delta, budget.group).epsilon <= budget.epsilon * (1 + _ROUNDING)

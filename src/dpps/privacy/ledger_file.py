@@ -58,11 +58,9 @@ class _Record:
 
 
 class Witness:
-    """Of one ledger; made by :meth:`create`, read and continued by :meth:`open`.
+    """How far one ledger went: `mark` is what was recorded last.
 
-    Attributes:
-        mark: what was recorded last.
-        received: by rank, how many messages the ledger of that process must have, because they arrived here.
+    `received` counts, by rank, the messages that arrived here, which the ledger of that process must have.
     """
 
     def __init__(self, path: Path, record: _Record, size: int) -> None:
@@ -82,11 +80,7 @@ class Witness:
 
     @classmethod
     def open(cls, path: Path) -> "Witness":
-        """Continue the one that is there.
-
-        Raises:
-            RunError: there is none, or it is damaged.
-        """
+        """Continue the one that is there. RunError: there is none, or it is damaged."""
         record, size = _read(path)
         return cls(path, record, size)
 
@@ -163,12 +157,7 @@ class LedgerFile(Ledger):
 
     @classmethod
     def open(
-        cls,
-        path: str | Path,
-        header: Mapping[str, Any],
-        durable: bool,
-        *,
-        budget: Budget | None = None,
+        cls, path: str | Path, header: Mapping[str, Any], durable: bool, *, budget: Budget | None = None
     ) -> Self:
         """Continue the ledger of the same run; all that it holds stays charged. Arguments as in `create`.
 
@@ -194,14 +183,10 @@ class LedgerFile(Ledger):
 
     @classmethod
     def read(cls, path: Path, *, whole: bool = True) -> Self:
-        """A look at a ledger that somebody else may be writing: nothing is locked, and nothing can be charged.
+        """Read a ledger that another process may be writing: nothing is locked, and nothing can be charged.
 
-        Args:
-            path: the file.
-            whole: it must have all that its witness has seen; False where lines that it lacks are kept elsewhere.
-
-        Raises:
-            RunError: it is missing, damaged, or an older copy, as far as there is a witness.
+        RunError: it is missing, damaged, or an older copy, as far as there is a witness. With `whole` False it may lack lines
+        that its witness has seen, because they are kept elsewhere.
         """
         ledger = cls(path, cls.read_header(path), durable=False)
         ledger._broken = True  # nothing can be written
@@ -235,19 +220,14 @@ class LedgerFile(Ledger):
         return str(self.path)
 
     def check_holds(self, mark: Mark, witness: str) -> None:
-        """Refuse to go on unless this ledger has all that `witness` has seen.
-
-        Raises:
-            RunError: it was lost or replaced.
-        """
+        """Refuse (RunError) to go on unless this ledger has all that `witness` has seen."""
         with self.path.open("rb") as file:
             line = next(islice(file, mark.lines - 1, None), b"")
         if not line.endswith(f'"crc":"{mark.seal}"}}\n'.encode()):
             raise RunError(
-                f"ledger {self.path} has {self._lines} lines and {witness} has seen "
-                f"{'another' if line else 'a'} line {mark.lines}: it was "
-                "replaced by an older copy or another, so what was spent is not known; restore it, or start "
-                "a new run in another folder"
+                f"ledger {self.path} has {self._lines} lines and {witness} has seen {'another' if line else 'a'} line "
+                f"{mark.lines}: it was replaced by an older copy or another, so what was spent is not known; restore it, or "
+                "start a new run in another folder"
             )
 
     def _write(self, release: Release) -> None:
@@ -450,11 +430,7 @@ def unused(path: Path) -> bool:
 
 
 def newest_mark(path: Path) -> Mark | None:
-    """How far the witness of a ledger knows it to have gone; None: there is no witness.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """How far the witness of a ledger has seen it go; None: there is no witness. RunError: it is damaged."""
     witness = witness_of(path)
     return _read(witness)[0].mark if witness.exists() else None
 
@@ -464,9 +440,8 @@ def _read(path: Path) -> tuple[_Record, int]:
         data = path.read_bytes()
     except OSError as error:
         raise RunError(
-            f"{path} cannot be read: {error.strerror}; without it nobody knows whether the ledger beside it "
-            "is the newest, so what was "
-            "spent is not known; restore it, or start a new run in another folder"
+            f"{path} cannot be read: {error.strerror}; without it nobody knows whether the ledger beside it is the newest, so "
+            "what was spent is not known; restore it, or start a new run in another folder"
         ) from error
     size = len(data) // 2
     found = [record for half in (data[:size], data[size:]) if (record := _decoded(half)) is not None]

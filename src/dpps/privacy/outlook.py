@@ -32,42 +32,32 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Outlook:
-    """The answers of `dpps plan`; None where a question does not arise.
-
-    Attributes:
-        unit: who is protected.
-        mechanism: which noise.
-        rounds: over how many rounds.
-        epsilon: total; in the unit node-swap the sum of rounds, no guarantee.
-        delta: at which failure probability.
-        accountant: which bound won.
-        epsilon_per_round: Laplace: of one round.
-        noise_multiplier: Gaussian: standard deviation over sensitivity.
-        noise_scale: scale of the noise per coordinate of a message, in the units of the parameters (node-swap: per unit of S).
-        signal_to_noise: norm of the largest admissible update over the expected norm of the noise of one message.
-        signal_to_noise_averaged: the same once the noise of all nodes has been averaged.
-        signal_to_noise_of_run: the same of the sum over all rounds, if every round's updates agreed: below 1 noise prevails.
-        paper_growth: factor by which the paper's estimate grows a round between synchronisations; above 1 it diverges.
-        certified_gain: factor with which noise comes back in the certified bound; without synchronisation it must be below 1.
-        coalition: with partners (`Pairs`): what they make of the noise, and what more colluders would cost.
-        limits: the node that sets the noise of all, where nodes draw at different rates.
-        warnings: what to know before starting.
-    """
+    """The answers of `dpps plan`; None where a question does not arise."""
 
     unit: str
     mechanism: str
     rounds: int
     epsilon: float
+    """Total; in the unit node-swap the sum of rounds, which is no guarantee."""
     delta: float
     accountant: str
+    """The bound that won."""
     epsilon_per_round: float | None
+    """Laplace noise only."""
     noise_multiplier: float | None
+    """Gaussian noise only: standard deviation over sensitivity."""
     noise_scale: float
+    """Per coordinate of a message, in the units of the parameters (node-swap: per unit of S)."""
     signal_to_noise: float | None
+    """Norm of the largest admissible update over the expected norm of a message's noise."""
     signal_to_noise_averaged: float | None
+    """The same once the noise of all nodes has been averaged."""
     signal_to_noise_of_run: float | None
+    """The same of the sum over all rounds, if every round's updates agreed; below 1 the noise is larger."""
     paper_growth: float | None
+    """Factor by which the paper's estimate grows per round between synchronisations; above 1 it diverges."""
     certified_gain: float | None
+    """Factor with which noise comes back in the certified bound; without synchronisation it must be below 1."""
     coalition: "Coalition | None"
     limits: "LimitingNode | None"
     warnings: tuple[str, ...]
@@ -82,11 +72,7 @@ class Outlook:
         sync_every: int,
         paper: Paper | None = None,
     ) -> "Outlook":
-        """What `unit` means for a run of `plan` with `dimension` shared parameters.
-
-        Args:
-            paper: constants of the paper's estimate, whose growth is reported in the unit node-swap.
-        """
+        """What `unit` means for a run of `plan` with `dimension` shared parameters; `paper` has constants for its growth."""
         calibration = unit.calibrate(plan)
         total = unit.total(planned_charges(calibration, plan))
         growth = gain = None
@@ -98,8 +84,9 @@ class Outlook:
         scale = calibration.mechanism.scale(bound.distance if isinstance(bound, Known) else 1.0)
         signal = None
         if isinstance(bound, Known) and unit.clip is not None:
-            # the largest update a node can send, over the expected noise of its message
-            signal = plan.lr_shared * unit.clip / _noise_norm(calibration, scale, dimension)
+            # the largest update a node can send, over the expected norm of its message's noise
+            size = dimension if calibration.mechanism.norm == 1 else math.sqrt(dimension)
+            signal = plan.lr_shared * unit.clip / (scale * size)
         averaged = None if signal is None else signal * math.sqrt(topology.nodes)
         together = Coalition.of(unit, plan, calibration)
         if together is not None and signal is not None and averaged is not None:
@@ -107,6 +94,7 @@ class Outlook:
             averaged /= together.mean_noise
         whole = None if averaged is None else averaged * math.sqrt(plan.count)
         multiplier, pure = calibration.mechanism.scale(1.0), calibration.mechanism.pure
+        seen = averaged if together else signal
         return cls(
             unit=unit.name,
             mechanism=calibration.mechanism.name,
@@ -124,11 +112,7 @@ class Outlook:
             certified_gain=gain,
             coalition=together,
             limits=LimitingNode.of(unit, plan),
-            warnings=tuple(
-                _warnings(
-                    unit, total.epsilon, averaged if together else signal, whole, growth, gain, sync_every
-                )
-            ),
+            warnings=tuple(_warnings(unit, total.epsilon, seen, whole, growth, gain, sync_every)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -138,33 +122,29 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Coalition:
-    """What noise that cancels comes to, against so many colluders.
-
-    Attributes:
-        colluders: C, which the promise stands.
-        degree: partners of a node.
-        strength: lambda_2 - C of the partner graph.
-        sigma: standard deviation of the independent noise over that of a message without partners.
-        tau: the same of the noise that each pair shares.
-        message_noise: standard deviation of a message's whole noise over that without partners.
-        mean_noise: standard deviation of the noise in the network's mean over that without partners.
-        mean_over_server: variance of the noise in the network's mean over a trusted server's.
-        absences: nodes that may be away unannounced before the mean is noisier than without partners.
-        epsilons: (colluders, total epsilon if so many pool their secrets), up to all other nodes.
-        trade: what other values of `mean_variance` would come to, the chosen one among them.
-    """
+    """Noise that cancels, against `colluders` other nodes. Standard deviations are relative to noise without partners."""
 
     colluders: int
     degree: int
+    """Partners of a node."""
     strength: float
+    """lambda_2 - C of the partner graph."""
     sigma: float
+    """Of the independent noise."""
     tau: float
+    """Of the noise that each pair shares."""
     message_noise: float
+    """Of a message's whole noise."""
     mean_noise: float
+    """Of the noise in the network's mean."""
     mean_over_server: float
+    """Variance of the noise in the network's mean over that of a trusted server."""
     absences: int
+    """Nodes that may be away unannounced before the mean is noisier than without partners."""
     epsilons: tuple[tuple[int, float], ...]
+    """(colluders, total epsilon if that many pool their secrets), up to all other nodes."""
     trade: tuple["Trade", ...]
+    """The same for other values of `mean_variance`, the chosen one among them."""
 
     @classmethod
     def of(cls, unit: Unit, plan: Plan, calibration: Calibration) -> "Coalition | None":
@@ -200,14 +180,7 @@ class Coalition:
 
 @dataclass(frozen=True)
 class Trade:
-    """Less noise in the mean is more noise in every message.
-
-    Attributes:
-        mean_variance: of the noise in the mean over the least that the colluders allow.
-        mean_over_server: the same over a trusted server's.
-        message_noise: standard deviation of a message's whole noise over that without partners.
-        absences: nodes that may be away unannounced before the mean is noisier than without partners.
-    """
+    """Less noise in the mean means more noise in every message; fields as in `Pairs` and `Coalition`."""
 
     mean_variance: float
     mean_over_server: float
@@ -216,14 +189,8 @@ class Trade:
 
     @classmethod
     def of(cls, partners: Partners) -> "Trade":
-        """What these partners come to."""
         noise = math.sqrt(partners.message_variance)
         return cls(partners.mean_variance, partners.mean_over_server, noise, partners.absences)
-
-
-def _noise_norm(calibration: Calibration, scale: float, dimension: int) -> float:
-    """E||noise|| of one message, in the mechanism's norm."""
-    return scale * dimension if calibration.mechanism.norm == 1 else scale * math.sqrt(dimension)
 
 
 def _warnings(
@@ -262,24 +229,19 @@ def _warnings(
 
 @dataclass(frozen=True)
 class LimitingNode:
-    """Nodes that draw at different rates spend differently under the same noise, and the largest rate sets it.
-
-    Attributes:
-        node: the one that draws most often; the noise is solved for its rate.
-        size: what it declares.
-        noise_multiplier: that follows from its rate.
-        part: the rate with which all nodes together would draw as many examples as planned.
-        noise_multiplier_at_part: what would do if every node drew with that rate.
-        epsilons: (node, declared size, expected batch, rate, total epsilon at that rate) of nodes with different rates, the
-            dearest first.
-    """
+    """Nodes that draw at different rates spend differently under the same noise, and the largest rate sets it."""
 
     node: int
+    """Draws most often; the noise is solved for its rate."""
     size: int
+    """What it declares."""
     noise_multiplier: float
     part: float
+    """The rate with which all nodes together would draw as many examples as planned."""
     noise_multiplier_at_part: float
+    """What would be enough if every node drew with that rate."""
     epsilons: tuple[tuple[int, int, float, float, float], ...]
+    """(node, declared size, expected batch, rate, total epsilon) of one node for each rate, the most expensive first."""
 
     @classmethod
     def of(cls, unit: Unit, plan: Plan) -> "LimitingNode | None":
@@ -307,11 +269,7 @@ class LimitingNode:
 
 
 def foresee(unit: Unit, plan: Plan, dimension: int, topology: Topology, sync_every: int) -> list[str]:
-    """What to tell a user before the first round.
-
-    Raises:
-        UsageError: the run cannot end well: its bound outgrows all numbers, or delta is no failure probability.
-    """
+    """Warnings for a user before the first round. UsageError: the bound outgrows all numbers, or delta is no failure probability."""
     refuse_large_delta(unit, plan.declared_sizes)
     found = _small_nodes(unit, plan)
     if isinstance(unit, NodeSwap) and dimension:
@@ -325,9 +283,8 @@ def refuse_large_delta(unit: Unit, sizes: Sequence[int]) -> None:
     if unit.per_example and unit.delta * largest >= 1:
         power = 10.0 ** math.floor(math.log10(0.1 / largest) + 1e-9)
         raise UsageError(
-            f"delta is {unit.delta:g} and a node has {largest} records: delta is the chance that the "
-            "guarantee fails, so it must be "
-            f"well below 1 / records = {1 / largest:.2g}; use {power:g} or less"
+            f"delta is {unit.delta:g} and a node has {largest} records: delta is the chance that the guarantee fails, so it "
+            f"must be well below 1 / records = {1 / largest:.2g}; use {power:g} or less"
         )
 
 
@@ -337,9 +294,8 @@ def _small_nodes(unit: Unit, plan: Plan) -> list[str]:
         return []
     return [
         f"node {node} has {size} examples, fewer than a batch of {plan.batch_size}: every round uses all of them, divided by "
-        f"{plan.batch_size}; a smaller batch size gives it more weight and more privacy for the same noise, "
-        "and one that is a part of "
-        "every node's examples (1/8) lets nobody set the noise of the others"
+        f"{plan.batch_size}; a smaller batch size gives it more weight and more privacy for the same noise, and one that is a "
+        "part of every node's examples (1/8) lets nobody set the noise of the others"
     ]
 
 
@@ -364,13 +320,13 @@ def _growth(unit: NodeSwap, plan: Plan, dimension: int, topology: Topology, sync
     name, last = type(sensitivity).__name__.lower(), math.log(bounds[-1])
     if len(bounds) > 1:  # beyond the rounds that were looked at it goes on as in the last one
         last += (stretch - len(bounds)) * max(0.0, math.log(bounds[-1] / bounds[-2]))
-    told = (
+    grown = (
         f"the {name} sensitivity is {bounds[1] / bounds[0]:.3g} times as large in round 1 as in round 0, and "
         f"{bounds[-1] / bounds[0]:.3g} times in round {len(bounds) - 1}"
     )
     if isinstance(sensitivity, Certified) and last + math.log(mechanism.scale(1.0)) > math.log(BEYOND):
-        raise UsageError(f"{told}: before the run ends the noise outgrows all numbers; {remedy}")
-    return [f"{told}: the noise drowns what is learned; {remedy}"]
+        raise UsageError(f"{grown}: before the run ends the noise outgrows all numbers; {remedy}")
+    return [f"{grown}: the noise drowns what is learned; {remedy}"]
 
 
 def certified_bounds(

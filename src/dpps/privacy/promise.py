@@ -34,17 +34,12 @@ class Contract:
     """What was promised, and what the run keeps to for it.
 
     Attributes:
-        unit: who is protected.
         epsilon: the promised total; None when the noise was given instead.
-        delta: at which failure probability.
-        records_per_user: how many records one person may own.
         clip: bound on a gradient, of one example (record) or of a node (contribution, node-swap).
-        mechanism: which noise.
-        noise: how much: the noise multiplier (Gaussian), the epsilon of a round (contribution with Laplace noise), or
+        noise: the noise multiplier (Gaussian), the epsilon of a round (contribution with Laplace noise), or
             the paper's b (node-swap).
         plan: rounds, declared sizes, sampling rates and learning rates.
-        trust: the partner graph, how many colluders it stands, and sigma and tau over the noise of a message without
-            partners; None: all noise is independent.
+        trust: the partner graph, how many colluders it stands, and sigma and tau; None: all noise is independent.
     """
 
     unit: str
@@ -65,17 +60,10 @@ class Contract:
     @classmethod
     def _with(cls, unit: Unit, plan: Plan, noise: float) -> "Contract":
         partners = unit.trust.partners(plan.nodes)
-        return cls(
-            unit=unit.name,
-            epsilon=unit.epsilon,
-            delta=unit.delta,
-            records_per_user=unit.records_per_user,
-            clip=unit.clip,
-            mechanism=unit.calibrate(plan, noise).mechanism.name,
-            noise=noise,
-            plan=plan,
-            trust=None if partners is None else partners.to_json(),
-        )
+        mechanism = unit.calibrate(plan, noise).mechanism.name
+        trust = None if partners is None else partners.to_json()
+        promised = (unit.name, unit.epsilon, unit.delta, unit.records_per_user, unit.clip)
+        return cls(*promised, mechanism, noise, plan, trust)
 
     def calibrate(self, unit: Unit) -> Calibration:
         """What the run must do. Nothing is solved for: the noise is that of the first start."""
@@ -85,12 +73,7 @@ class Contract:
         """What the ledger may be charged at most; None when no total was promised."""
         if self.epsilon is None:
             return None
-        return Budget(
-            epsilon=self.epsilon,
-            delta=unit.composition_delta,
-            group=self.records_per_user,
-            planned=self.plan.paid,
-        )
+        return Budget(self.epsilon, unit.composition_delta, self.records_per_user, self.plan.paid)
 
     def check(self, unit: Unit, plan: Plan) -> None:
         """Refuse to go on with a run that asks for something else than was promised."""
@@ -120,11 +103,7 @@ class Contract:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any] | None, where: str) -> "Contract":
-        """The contract in a ledger's first line.
-
-        Raises:
-            RunError: there is none, or not a whole one: an older version wrote the ledger.
-        """
+        """The contract in a ledger's first line. RunError: there is none that this version can read."""
         try:
             kept = dict(found or {})
             plan = {"batches": (), **kept["plan"]}
@@ -152,13 +131,9 @@ def planned_charges(calibration: Calibration, plan: Plan) -> list[Charge]:
 
 
 def charges_ahead(calibration: Calibration, plan: Plan, position: int, messages: int) -> list[Charge]:
-    """What a node may still be charged before the last planned round, rounds that were paid for as spare ones included.
+    """What a node may still be charged before the last planned round, spare rounds included.
 
-    Args:
-        calibration: the noise.
-        plan: the whole of it.
-        position: complete rounds.
-        messages: what was charged already, rounds repeated after a crash included.
+    `position` counts complete rounds, `messages` everything charged so far, with rounds repeated after a crash.
     """
     left = plan.count - position
     if left <= 0:
@@ -214,13 +189,13 @@ def account(
 
     Args:
         unit: who is protected; None when the run adds no noise.
-        ledger: all that was released; the node that paid most counts, for nodes compose in parallel.
+        ledger: all that was released; the node that paid most counts, because nodes compose in parallel.
         private_noise: whether nobody can know the noise (not seeded).
         distance: of the noise drawn from the noise charged for, in all rounds.
         ahead: what every node may still be charged, where the run has not reached its last planned round.
-        promised: the total that these rounds were promised to keep to; None: that of all of them, planned ones included.
-        preface: what the statement begins with, where noise that is not private was sent to others.
-        remarks: what it ends with.
+        promised: the total promised for these rounds; None: that of all of them, planned ones included.
+        preface: first sentences of the statement, where noise that is not private was sent to others.
+        remarks: its last sentences.
     """
     if unit is None:
         text = "No protection: messages were sent without noise."
@@ -248,7 +223,7 @@ def account(
             f"Protected: {unit.who()}.",
             *_numbers(unit, total, sum(charge.count for charge in charges), by_node, guarantee, early, other),
             *([] if private_noise or preface else [SIMULATED]),
-            f"Not covered: {unit.not_covered()}; {OWN_EYES}.",
+            f"Not covered: {'; '.join((unit.not_covered(), *([OWN_EYES] if unit.trains else [])))}.",
             *remarks,
         ]
     return Privacy(
@@ -284,13 +259,12 @@ def _numbers(
     replacement: float | None,
 ) -> list[str]:
     """The sentences about epsilon; `early`: the run has not reached its last planned round."""
+    parts = [unit.promise(total, rounds)]
     if early:
         parts = [
             f"Guarantee: {label(guarantee)}, delta {total.delta:g}, as promised for all planned rounds, whatever the round at "
             "which the run ends."
         ]
-    else:
-        parts = [unit.promise(total, rounds)]
     if replacement is not None and replacement != guarantee:
         parts.append(f"For replacing it by any other: {label(replacement)} at the same delta.")
     if early:

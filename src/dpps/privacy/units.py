@@ -1,7 +1,7 @@
 """Who is protected: the privacy units. They differ only in where the sensitivity comes from.
 
 A unit turns what a user says (noise parameters, or a target epsilon and delta) and the plan of a run into `Calibration`: the
-mechanism, the sensitivity and the clipping that the run must keep to. docs/extending.md adds one.
+mechanism, the sensitivity and the clipping that the run must keep to. docs/architecture.md adds one.
 """
 
 import math
@@ -14,7 +14,7 @@ from dpps.errors import UsageError, is_number
 from dpps.noise.events import Event, gaussian
 from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism
 from dpps.noise.source import NoiseSource
-from dpps.privacy.accountant import Charge, Total, label, noise_for, total
+from dpps.privacy.accountant import Charge, Total, label, noise_for, running_total, total
 from dpps.privacy.partners import MEAN_VARIANCE, NOBODY, Nobody, Pairs, Partners, Trust
 from dpps.registry import Registry
 from dpps.sensitivity import SENSITIVITIES, Bounded, Certified, Sensitivity, Unclipped
@@ -105,7 +105,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class PrivacyOptions:
-    """What `dpps train` and `dpps plan` can be told about privacy; their help texts say what each option means."""
+    """The privacy options of `dpps train` and `dpps plan`; their help texts explain each."""
 
     epsilon: float | None = None
     delta: float = 1e-5
@@ -156,6 +156,8 @@ class Unit(ABC):
     """In a few words, for headings: what is protected; empty: its name is shown."""
     per_example: ClassVar[bool] = False
     """Whether it protects one example: each is clipped and drawn by itself, and nodes may draw at rates of their own."""
+    trains: ClassVar[bool] = True
+    """Whether losses and accuracies, which have no noise, stand beside what it protects."""
     has_total: ClassVar[bool] = True
     """Whether its guarantee is about the run as a whole; otherwise totals are shown as a plain sum of rounds."""
     implied_by: ClassVar[tuple[str, ...]] = ()
@@ -215,12 +217,28 @@ class Unit(ABC):
         """The cost of all messages of one node, from its ledger."""
         return total(charges, self.delta, self.records_per_user, distance=distance)
 
+    def running_total(
+        self, charges: Sequence[Charge], planned: int, *, distance: float = 0.0
+    ) -> float | None:
+        """The epsilon of `total` while a run goes on; None where it takes too long to be asked again and again.
+
+        Args:
+            charges: all messages of one node so far.
+            planned: how many rounds the run has.
+            distance: of the noise drawn from the noise charged for.
+        """
+        if all(charge.unsampled for charge in charges):
+            return self.total(charges, distance=distance).epsilon
+        if self.records_per_user > 1:
+            return None
+        return running_total(charges, self.delta, planned, distance=distance)
+
     def replacement(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total | None:
         """The cost where what is protected is replaced by something else of its kind; None: that is what `total` is about."""
         return None
 
     def promise(self, total: Total, rounds: int) -> str:
-        """In plain words: what the total is worth."""
+        """What the total is worth, in words."""
         return f"Guarantee: {label(total.epsilon)}, delta {total.delta:g}, over {rounds} rounds (by {total.accountant})."
 
     @abstractmethod
@@ -233,7 +251,7 @@ class Unit(ABC):
 
 
 UNITS: Registry[type[Unit]] = Registry("unit", "dpps.privacy")
-"""Units by name: what `dpps train --unit` offers beside none."""
+"""Units by name: what `dpps train --unit` offers, apart from none."""
 
 
 @UNITS.register("node-swap")
@@ -256,20 +274,14 @@ class NodeSwap(Unit):
     clip: float | None = None
     epsilon: float | None = None
     name = "node-swap"
-    own_options: ClassVar[tuple[str, ...]] = (
-        "--mechanism",
-        "--sensitivity",
-        "--c-prime",
-        "--decay",
-        "--noise-rate",
-    )
-    no_partners: ClassVar[str] = (
+    own_options = ("--mechanism", "--sensitivity", "--c-prime", "--decay", "--noise-rate")
+    no_partners = (
         "its Laplace noise has no known cost once it is shared, and its sensitivity is about rows that differ"
     )
-    no_peers: ClassVar[str] = "it needs all members in every round"
-    protects: ClassVar[str] = "which node sent a message"
-    has_total: ClassVar[bool] = False
-    fixed_mechanism: ClassVar[str | None] = Laplace.name
+    no_peers = "it needs all members in every round"
+    protects = "which node sent a message"
+    has_total = False
+    fixed_mechanism = Laplace.name
 
     @classmethod
     def from_options(cls, options: PrivacyOptions) -> Self:
@@ -313,8 +325,8 @@ class NodeSwap(Unit):
         return _given(self.epsilon) * self.noise_rate / rounds
 
     def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
-        budget = self.noise(plan) if noise is None else noise
-        return Calibration(Laplace(budget, self.noise_rate), self.sensitivity, gradient_clip=self.clip)
+        mechanism = Laplace(self.noise(plan) if noise is None else noise, self.noise_rate)
+        return Calibration(mechanism, self.sensitivity, gradient_clip=self.clip)
 
     def total(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total:
         return replace(total(charges, self.composition_delta), delta=self.delta)
@@ -368,21 +380,15 @@ class Contribution(Unit):
     noise_multiplier: float | None = None
     trust: Trust = NOBODY
     name = "contribution"
-    own_options: ClassVar[tuple[str, ...]] = ("--mechanism", "--noise-rate")
-    no_partners: ClassVar[str] = ""
-    protects: ClassVar[str] = "all a node contributes"
+    own_options = ("--mechanism", "--noise-rate")
+    no_partners = ""
+    protects = "all a node contributes"
 
     @classmethod
     def from_options(cls, options: PrivacyOptions) -> Self:
-        return cls(
-            _given(options.clip),
-            options.epsilon,
-            options.delta,
-            options.mechanism,
-            None if options.budget is None else options.budget / options.noise_rate,
-            options.noise_multiplier,
-            options.trusted(),
-        )
+        round_epsilon = None if options.budget is None else options.budget / options.noise_rate
+        total = (_given(options.clip), options.epsilon, options.delta, options.mechanism)
+        return cls(*total, round_epsilon, options.noise_multiplier, options.trusted())
 
     @classmethod
     def defaults(cls, options: PrivacyOptions) -> dict[str, float]:
@@ -439,11 +445,9 @@ class Contribution(Unit):
         return 1 / multiplier if kind.pure else multiplier
 
     def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
-        amount = self.noise(plan) if noise is None else noise
-        mechanism = self._kind.of(amount)
-        step = plan.lr_shared * self.clip
-        partners = self.trust.partners(plan.nodes)
-        return Calibration(mechanism, Bounded(clip=step), partners=partners)
+        mechanism = self._kind.of(self.noise(plan) if noise is None else noise)
+        bound = Bounded(clip=plan.lr_shared * self.clip)
+        return Calibration(mechanism, bound, partners=self.trust.partners(plan.nodes))
 
     def who(self) -> str:
         return (
@@ -453,12 +457,10 @@ class Contribution(Unit):
 
     def not_covered(self) -> str:
         return (
-            "a node's local parameters, and statistics that its model keeps of its data (BatchNorm), are "
-            "not noised and must never be published, nor accuracies "
-            "computed with them; people whose records lie with "
-            "several nodes are protected once per node; several runs on the same data add up; choices made "
-            "by looking at the data or at test results are not counted; the declared size of a "
-            f"node is public ({_DECLARED}){self.trust.not_covered()}"
+            "a node's local parameters, and statistics that its model keeps of its data (BatchNorm), are not noised and must "
+            "never be published, nor accuracies computed with them; people whose records lie with several nodes are protected "
+            "once per node; several runs on the same data add up; choices made by looking at the data or at test results are "
+            f"not counted; the declared size of a node is public ({_DECLARED}){self.trust.not_covered()}"
         )
 
 
@@ -473,7 +475,7 @@ class Record(Unit):
 
     Per-example clipping over shared and local parameters together, Poisson sampling, Gaussian noise on both updates.
     The total is that of replacing an example by one that teaches nothing. With declared sizes fixed, that is what adding or
-    removing one means. Replacing it by another example costs more, and is stated beside it (`Privacy.epsilon_replacement`).
+    removing one means. Replacing it by another example costs more, and is stated too (`Privacy.epsilon_replacement`).
 
     Args:
         epsilon: wanted total over the planned rounds; or give `noise_multiplier`.
@@ -491,23 +493,17 @@ class Record(Unit):
     records_per_user: int = 1
     trust: Trust = NOBODY
     name = "record"
-    own_options: ClassVar[tuple[str, ...]] = ("--records-per-user",)
-    no_partners: ClassVar[str] = ""
-    protects: ClassVar[str] = "one training example"
-    per_example: ClassVar[bool] = True
-    implied_by: ClassVar[tuple[str, ...]] = (Contribution.name,)
-    fixed_mechanism: ClassVar[str | None] = Gaussian.name
+    own_options = ("--records-per-user",)
+    no_partners = ""
+    protects = "one training example"
+    per_example = True
+    implied_by = (Contribution.name,)
+    fixed_mechanism = Gaussian.name
 
     @classmethod
     def from_options(cls, options: PrivacyOptions) -> Self:
-        return cls(
-            options.epsilon,
-            options.delta,
-            _given(options.clip),
-            options.noise_multiplier,
-            options.records_per_user,
-            options.trusted(),
-        )
+        total = (options.epsilon, options.delta, _given(options.clip), options.noise_multiplier)
+        return cls(*total, options.records_per_user, options.trusted())
 
     @classmethod
     def defaults(cls, options: PrivacyOptions) -> dict[str, float]:
@@ -559,10 +555,9 @@ class Record(Unit):
 
     def not_covered(self) -> str:
         return (
-            f"the declared size of a node is public ({_DECLARED}); a person whose records lie with several "
-            "nodes, or who owns more of them "
-            "than stated, is protected less; several runs on the same data add up; choices made by looking at the data or "
-            f"at test results are not counted{self.trust.not_covered()}"
+            f"the declared size of a node is public ({_DECLARED}); a person whose records lie with several nodes, or who owns "
+            "more of them than stated, is protected less; several runs on the same data add up; choices made by looking at the "
+            f"data or at test results are not counted{self.trust.not_covered()}"
         )
 
 
@@ -595,6 +590,6 @@ def _check_delta(delta: float, *, pure: bool = False) -> None:
 
 
 def _given(value: float | None) -> float:
-    """The value of what `_one_of` has found to be there."""
+    """A value that an earlier check has found."""
     assert value is not None
     return value

@@ -1,15 +1,14 @@
-"""What the page draws: axes, charts of one run, and charts that lay several runs over each other."""
+"""What the page draws: lines over an axis, for one run or several over each other."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from dpps.privacy.accountant import Charge
-from dpps.privacy.units import Unit
-from dpps.report.read import RunRecord
+from dpps.privacy.units import NodeSwap
+from dpps.report.read import Reported
 
 # Axes
 
@@ -50,7 +49,7 @@ class Axis:
         if self.log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
         else:
-            share = (value - self.low) / (self.high - self.low)
+            share = (value - self.low) / ((self.high - self.low) or 1.0)
         return round(SIZE * share, 1)
 
     def ticks(self, count: int = 6) -> list[tuple[float, str]]:
@@ -77,62 +76,57 @@ def number(value: float) -> str:
     """Four digits, for people; what cannot be written briefly is written with a power of ten."""
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return f"{float(f'{value:.4g}'):,}".removesuffix(".0")
-    digits, _, power = f"{value:.3g}".partition("e")
-    if not power:
-        digits, _, power = f"{value:.2e}".partition("e")
+    digits, _, power = f"{value:.2e}".partition("e")
     raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    digits = digits.rstrip("0").rstrip(".")
     return f"10{raised}" if digits == "1" else f"{digits}×10{raised}"
 
 
 # Charts
 
 KEPT_POINTS = 400
-"""A longer series is thinned: of each stretch its smallest and its largest value stay."""
+"""A longer line is thinned: of each stretch its smallest and its largest value stay."""
 DOTTED_POINTS = 25
 """A line of no more points shows each of them."""
-
-DODGE = 0.5
-"""Over how much of the distance between two nodes their dots are spread."""
-
+TABLE_ROWS = 40
+"""The table below a chart shows at most about this many of its points."""
+COLOURS = 6
+"""How many the style sheet has."""
 DASHES = ("", "7 4", "2 4", "9 4 2 4")
-TONES = 6
-"""How many colours the style sheet has."""
 
 Points = Mapping[Any, float]
 """x -> y; x are numbers of one kind."""
 
 
 @dataclass(frozen=True)
-class Mark:
-    """How a series looks; a run has the same look everywhere. Up to 24 lines differ, and neighbours in colour and in dash;
-    of dots, which have no dashes, 12."""
+class Line:
+    """One line of a chart. Its look follows from its index, so that a run looks the same everywhere: 24 differ, and neighbours
+    in colour and in dash."""
 
-    index: int
+    name: str
+    points: Points
+    index: int = 0
 
     @property
     def colour(self) -> str:
         """Of the style sheet."""
-        return f"var(--t{self.index % TONES})"
-
-    @property
-    def square(self) -> bool:
-        """Whether its dots have corners."""
-        return self.index // TONES % 2 == 1
+        return f"var(--t{self.index % COLOURS})"
 
     @property
     def dash(self) -> str:
         """As SVG's stroke-dasharray."""
         return DASHES[(self.index + self.index // 12) % len(DASHES)]
 
+    @property
+    def last(self) -> float:
+        """Its value at the end."""
+        return self.points[max(self.points)]
 
-@dataclass(frozen=True)
-class Series:
-    """One line of a chart. `y` runs along the chart's `x`; None where this series has no value."""
-
-    name: str
-    y: list[float | None]
-    mark: Mark
+    @property
+    def flat(self) -> bool:
+        """Whether its value never changes."""
+        values = self.points.values()
+        return max(values) - min(values) <= 1e-6 * max(map(abs, values))
 
 
 @dataclass(frozen=True)
@@ -140,308 +134,65 @@ class Chart:
     """One figure of the page.
 
     Attributes:
-        own_eyes: what is drawn was not noised, so it is for the node itself and not to be passed on.
-        dots: the values stand for themselves: no lines between them.
-        printed: whether it belongs on the printed page.
+        own_eyes: what is drawn was not noised, so it is for the node itself, not to be passed on, and not printed.
     """
 
     key: str
     title: str
     caption: str
-    x_label: str
+    lines: Sequence[Line]
     y_label: str
-    x: list[float]
-    series: list[Series]
+    x_label: str = "round"
     log: bool = False
     log_x: bool = False
     unit: str = ""
-    dots: bool = False
     own_eyes: bool = False
-    printed: bool = False
 
     @property
     def flat(self) -> bool:
-        """Whether there is nothing to see: no series ever changes."""
-        several = all(len(_known(series)) > 1 for series in self.series)
-        return (several or not self.dots) and all(_steady(_known(series)) for series in self.series)
+        """Whether there is nothing to see: no line ever changes."""
+        return not self.log_x and all(line.flat for line in self.lines)
 
-    @property
+    @cached_property
+    def x(self) -> list[float]:
+        """Where any line has a value."""
+        return sorted({x for line in self.lines for x in line.points})
+
+    @cached_property
     def x_axis(self) -> Axis:
         """Along the chart."""
-        if self.log_x:
-            return Axis.around(self.x, log=True)
-        room = 0.5 if self.dots else 0.0
-        return Axis(self.x[0] - room, self.x[-1] + room, whole=True)
+        return Axis.around(self.x, log=True) if self.log_x else Axis(self.x[0], self.x[-1], whole=True)
 
-    @property
+    @cached_property
     def y_axis(self) -> Axis:
         """Up the chart."""
-        values = [y for series in self.series for y in _known(series)]
+        values = [y for line in self.lines for y in line.points.values()]
         floor = 0.0 if min(values) >= 0 else -math.inf
         return Axis.around(values, log=self.log, floor=floor, ceiling=100.0 if self.unit else math.inf)
 
-    def path(self, series: Series, dots: bool = False) -> str:
-        """As SVG: y counts from the top. A dot is a line of no length with round ends."""
-        across, up, aside = self.x_axis, self.y_axis, self._aside(series)
-        places = [
-            (across.place(x + aside), round(SIZE - up.place(y), 1))
-            for x, y in zip(self.x, series.y, strict=True)
-            if y is not None
+    def places(self, line: Line) -> list[tuple[float, float]]:
+        """Of its points as SVG counts them: y from the top."""
+        return [
+            (self.x_axis.place(x), round(SIZE - self.y_axis.place(line.points[x]), 1))
+            for x in thinned(line.points)
         ]
-        if dots:
-            return "".join(f"M{x:g} {y:g}h.01" for x, y in places)
-        return "M" + "L".join(f"{x:g} {y:g}" for x, y in places)
 
-    def _aside(self, series: Series) -> float:
-        """Dots of several series at the same whole number stand beside each other, so that none hides another."""
-        if not self.dots or self.log_x:
-            return 0.0
-        return (self.series.index(series) - (len(self.series) - 1) / 2) * DODGE / len(self.series)
-
-    def dotted(self, series: Series) -> bool:
+    def dotted(self, line: Line) -> bool:
         """Whether its points are shown one by one."""
-        return self.dots or len(_known(series)) <= DOTTED_POINTS
+        return len(line.points) <= DOTTED_POINTS
 
-    def reading(self) -> dict[str, Any]:
-        """What the page's script needs to tell the values."""
-        return {
-            "key": self.key,
-            "at": [self.x_axis.place(x) for x in self.x],
-            "x": [f"{self.x_label} {number(x)}" for x in self.x],
-            "series": [
-                {
-                    "name": series.name,
-                    "colour": series.mark.colour,
-                    "y": ["" if y is None else number(y) + self.unit for y in series.y],
-                }
-                for series in self.series
-            ],
-        }
-
-
-@dataclass(frozen=True)
-class Steady:
-    """What a chart would show as level lines only: (series, value)."""
-
-    title: str
-    values: list[tuple[str, str]]
-    own_eyes: bool
-
-
-def charts(runs: Sequence[RunRecord]) -> tuple[list[Chart], list[Steady]]:
-    """Everything that these runs have values for: what changes is drawn, what does not is listed."""
-    drawn = [chart for chart in (_of_one(runs[0]) if len(runs) == 1 else _of_many(runs)) if chart.series]
-    steady = [
-        Steady(
-            chart.title, [(s.name, number(_known(s)[0]) + chart.unit) for s in chart.series], chart.own_eyes
-        )
-        for chart in drawn
-        if chart.flat
-    ]
-    return [chart for chart in drawn if not chart.flat], steady
-
-
-# One run
-
-
-def _of_one(run: RunRecord) -> list[Chart]:
-    spent = dict(by_round(run.unit, run.charges, run.privacy.epsilon_spent))
-    return [
-        _accuracy(run),
-        _nodes(run),
-        *_metrics(run),
-        _chart("epsilon", "Privacy spent", _how_spent(run), "epsilon", [("epsilon", spent)], printed=True),
-        _loss([("loss", run)], f" of {run.part}" if run.part else ""),
-        _sensitivity(run),
-        _scale([("noise scale", run)]),
-    ]
-
-
-def _accuracy(run: RunRecord) -> Chart:
-    lines = [("this run", dict(enumerate(run.accuracy.by_epoch, start=1)))]
-    caption, covered = "On the test set, mean over the nodes.", run.accuracy_is_covered
-    if run.baselines and run.accuracy.by_epoch:
-        caption += " The baselines are not covered by the guarantee."
-        for name, baseline in run.baselines.items():
-            level = [] if baseline.mean is None else [baseline.mean] * len(run.accuracy.by_epoch)
-            lines.append((name, dict(enumerate(baseline.by_epoch or level, start=1))))
-    look = {"unit": " %", "printed": covered and not run.baselines, "own_eyes": not covered}
-    return _chart("accuracy", "Accuracy", caption, "accuracy (%)", lines, x_label="epoch", **look)
-
-
-def _nodes(run: RunRecord) -> Chart:
-    measured = {"test set": run.accuracy.by_node, "own data": run.accuracy.own_by_node}
-    for name, baseline in run.baselines.items():
-        measured |= {f"test set, {name}": baseline.by_node, f"own data, {name}": baseline.own_by_node}
-    local = " with each node's own local part" if run.local_parameters else ""
-    return _chart(
-        "nodes",
-        "Accuracy of every node at the end",
-        f"The shared average{local}.",
-        "accuracy (%)",
-        [(name, dict(enumerate(values))) for name, values in measured.items()],
-        x_label="node",
-        unit=" %",
-        dots=True,
-        own_eyes=True,
-    )
-
-
-def _metrics(run: RunRecord) -> list[Chart]:
-    """One chart for each metric asked for, after every epoch."""
-    names = {"test": "test set", "own": "own data"}
-    metrics = dict.fromkeys(m for epoch in run.metrics_by_epoch for found in epoch.values() for m in found)
-    return [
-        _chart(
-            f"metric-{k}",
-            f"Metric: {metric}",
-            "Mean over the nodes.",
-            metric,
-            [(name, _by_epoch(run, which, metric)) for which, name in names.items()],
-            x_label="epoch",
-            own_eyes=True,
-        )
-        for k, metric in enumerate(metrics)
-    ]
-
-
-def _by_epoch(run: RunRecord, which: str, metric: str) -> Points:
-    """The mean over the nodes for which it is defined."""
-    found = {}
-    for k, epoch in enumerate(run.metrics_by_epoch, start=1):
-        known = [v for v in epoch.get(which, {}).get(metric, ()) if v is not None and math.isfinite(v)]
-        if known:
-            found[k] = fmean(known)
-    return found
-
-
-def _how_spent(run: RunRecord) -> str:
-    if run.unit is not None and not run.unit.has_total:
-        return "The sum of the rounds' epsilons, which is not a proven total."
-    return "Total epsilon after each round, by the accountant, from the ledger."
-
-
-def _sensitivity(run: RunRecord) -> Chart:
-    lines = [(run.estimator, _column(run, "estimated", positive=True))]
-    if any(log.used != log.estimated for log in run.rounds):
-        lines.append(("used, with rounding", _column(run, "used", positive=True)))
-    lines.append(("real", _column(run, "real", positive=True)))
-    names = dict.fromkeys(name for log in run.rounds for name in log.watched)
-    lines += [
-        (name, {log.round: log.watched[name] for log in run.rounds if log.watched.get(name, 0) > 0})
-        for name in names
-    ]
-    seen = "; real is what it was" if any(log.real is not None for log in run.rounds) else ""
-    caption = f"What the noise is calibrated to{seen}."
-    return _chart("sensitivity", "Sensitivity", caption, "sensitivity", lines, log=True)
-
-
-# Several runs
-
-
-def _of_many(runs: Sequence[RunRecord]) -> list[Chart]:
-    named, covered = [(run.name, run) for run in runs], all(run.accuracy_is_covered for run in runs)
-    return [
-        _chart(
-            "accuracy",
-            "Accuracy",
-            "On the test set, mean over the nodes.",
-            "accuracy (%)",
-            [(run.name, dict(enumerate(run.accuracy.by_epoch, start=1))) for run in runs],
-            x_label="epoch",
-            unit=" %",
-            printed=covered,
-            own_eyes=not covered,
-        ),
-        _exchange(runs),
-        _loss(named),
-        _chart(
-            "sensitivity",
-            "Sensitivity",
-            "What the noise is calibrated to.",
-            "sensitivity",
-            [(name, _column(run, "estimated", positive=True)) for name, run in named],
-            log=True,
-        ),
-        _scale(named),
-    ]
-
-
-def _exchange(runs: Sequence[RunRecord]) -> Chart:
-    """What accuracy each run has for its epsilon."""
-    points = {
-        run.name: {run.privacy.epsilon: found}
-        for run in runs
-        if run.privacy.epsilon and (found := run.accuracy.judged[0]) is not None
-    }
-    own = any(run.accuracy.only_own or not run.accuracy_is_covered for run in runs)
-    apart = len({epsilon for each in points.values() for epsilon in each}) > 1
-    return _chart(
-        "exchange",
-        "Accuracy against epsilon",
-        "Of the whole run; units differ in what they protect.",
-        "accuracy (%)",
-        [(run.name, points.get(run.name, {}) if apart else {}) for run in runs],
-        x_label="epsilon",
-        unit=" %",
-        dots=True,
-        log_x=True,
-        printed=not own,
-        own_eyes=own,
-    )
-
-
-# Both
-
-
-def _loss(named: Sequence[tuple[str, RunRecord]], whose: str = "") -> Chart:
-    return _chart(
-        "loss",
-        "Training loss",
-        f"Mean over the nodes{whose}, each on its own batch; not noised.",
-        "loss",
-        [(name, _column(run, "loss")) for name, run in named],
-        own_eyes=True,
-    )
-
-
-def _scale(named: Sequence[tuple[str, RunRecord]]) -> Chart:
-    lines = [(name, _column(run, "scale", positive=True)) for name, run in named]
-    caption = "Of the noise in every number that is sent."
-    return _chart("scale", "Noise scale", caption, "scale of the noise", lines, log=True)
-
-
-def _column(run: RunRecord, name: str, *, positive: bool = False) -> Points:
-    """A column of the rounds, without what cannot be drawn."""
-    values = {log.round: getattr(log, name) for log in run.rounds}
-    return {
-        at: y for at, y in values.items() if y is not None and math.isfinite(y) and (y > 0 or not positive)
-    }
-
-
-def _chart(
-    key: str,
-    title: str,
-    caption: str,
-    y_label: str,
-    lines: Iterable[tuple[str, Points]],
-    *,
-    x_label: str = "round",
-    **look: Any,
-) -> Chart:
-    """The look of a line follows from its place in `lines`, also when others of them are empty."""
-    named = list(lines)
-    x = sorted(set().union(*(thinned(points) for _, points in named)))
-    series = [
-        Series(name, [_short(points.get(at)) for at in x], Mark(index))
-        for index, (name, points) in enumerate(named)
-        if points
-    ]
-    return Chart(key, title, caption, x_label, y_label, x, series, **look)
+    def table(self) -> list[list[str]]:
+        """x and the values of all lines there, at some of the points."""
+        step = -(-len(self.x) // TABLE_ROWS)
+        rows = sorted({*self.x[::step], self.x[-1]})
+        return [
+            [number(x), *(f"{line.points[x]:.6g}" if x in line.points else "" for line in self.lines)]
+            for x in rows
+        ]
 
 
 def thinned(points: Points) -> list[float]:
-    """The x that stay: all of a short series; of a long one the ends and each stretch's extremes."""
+    """The x that stay: all of a short line; of a long one the ends and each stretch's extremes."""
     x = sorted(points)
     if len(x) <= KEPT_POINTS:
         return x
@@ -453,53 +204,123 @@ def thinned(points: Points) -> list[float]:
     return sorted(kept)
 
 
-def _known(series: Series) -> list[float]:
-    return [y for y in series.y if y is not None]
+# What is drawn of a run, and of several
 
 
-def _steady(values: Sequence[float]) -> bool:
-    return max(values) - min(values) <= 1e-6 * max(abs(value) for value in values)
+def charts(runs: Sequence[Reported]) -> list[Chart]:
+    """Everything that these runs have values for. A single run shows its parts, several show one line each."""
+    one = len(runs) == 1
+    accuracies = {run.name: dict(enumerate(run.summary.accuracy_by_epoch, start=1)) for run in runs}
+    covered = all(run.summary.accuracy_is_covered for run in runs)
+    exchange = {} if one else {run.name: _exchange(run) for run in runs}
+    if len({epsilon for points in exchange.values() for epsilon in points}) < 2:
+        exchange = {}
+    total = all(run.unit is None or run.unit.has_total for run in runs)
+    found = [
+        Chart(
+            "accuracy",
+            "Accuracy",
+            "On the test set, mean over the nodes.",
+            _lines(accuracies),
+            "accuracy (%)",
+            "epoch",
+            unit=" %",
+            own_eyes=not covered,
+        ),
+        Chart(
+            "exchange",
+            "Accuracy against epsilon",
+            "Of the whole run. Units differ in what they protect.",
+            _lines(exchange),
+            "accuracy (%)",
+            "epsilon",
+            log_x=True,
+            unit=" %",
+            own_eyes=not covered,
+        ),
+        *(_metrics(runs[0]) if one else ()),
+        Chart(
+            "epsilon",
+            "Privacy spent",
+            "Total epsilon after each round, computed by the accountant from the ledger."
+            if total
+            else "In the unit node-swap, the sum of the rounds' epsilons, which is not a proven total.",
+            _lines({run.name: run.spent() for run in runs}),
+            "epsilon",
+            log=not one,
+        ),
+        Chart(
+            "loss",
+            "Training loss",
+            "Mean over the nodes, each on its own batch; not noised.",
+            _lines({run.name: _column(run, "loss") for run in runs}),
+            "loss",
+            own_eyes=True,
+        ),
+        Chart(
+            "sensitivity",
+            "Sensitivity",
+            "What the noise is calibrated to.",
+            _lines(_sensitivity(runs[0]) if one else {run.name: _column(run, "estimated") for run in runs}),
+            "sensitivity",
+            log=True,
+        ),
+        Chart(
+            "scale",
+            "Noise scale",
+            "Scale of the noise in every number that is sent.",
+            _lines({run.name: _column(run, "scale") for run in runs}),
+            "scale",
+            log=True,
+        ),
+    ]
+    return [chart for chart in found if chart.lines]
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
+def _lines(named: Mapping[str, Points]) -> list[Line]:
+    """The look of a line follows from its place, also when others have nothing to draw."""
+    return [Line(name, points, k) for k, (name, points) in enumerate(named.items()) if points]
 
 
-# Epsilon spent by round
-
-SPENT_POINTS = 8
-"""How often the accountant is asked along a run: it takes a good part of a second each time."""
-
-Spending = list[tuple[int, float]]
-"""(round, epsilon spent after it); empty when there is no finite epsilon."""
+def _exchange(run: Reported) -> Points:
+    epsilon, accuracy = run.summary.privacy.epsilon, run.summary.headline[1]
+    return {float(f"{epsilon:.3g}"): accuracy} if epsilon and accuracy is not None else {}
 
 
-def by_round(unit: Unit | None, lines: Sequence[tuple[int, Charge]], total: float | None) -> Spending:
-    """Epsilon after each round, or after a few of them where only the accountant can tell.
-
-    Args:
-        unit: who is protected.
-        lines: (round, charge) of every message; rounds repeated after a crash are there twice and count twice.
-        total: of the whole run; the last point.
-    """
-    if unit is None or not lines or total is None:
-        return []
-    ordered = sorted(lines, key=lambda line: line[0])
-    spent = _totals(unit, ordered) if unit.has_total else _sums(ordered)
-    return [*spent[:-1], (spent[-1][0], total)]
-
-
-def _sums(lines: Sequence[tuple[int, Charge]]) -> Spending:
-    """Where a unit has no total, only the plain sum stands."""
-    sums = accumulate((charge.event.pure_epsilon or 0.0) * charge.count for _, charge in lines)
-    return list(dict(zip((at for at, _ in lines), sums, strict=True)).items())
+def _metrics(run: Reported) -> Iterable[Chart]:
+    """One chart for each metric asked for, after every epoch."""
+    epochs = run.summary.metrics_by_epoch
+    for k, metric in enumerate(
+        dict.fromkeys(m for epoch in epochs for found in epoch.values() for m in found)
+    ):
+        lines: dict[str, dict[float, float]] = {"test set": {}, "own test data": {}}
+        for at, epoch in enumerate(epochs, start=1):
+            for name, which in zip(lines, ("test", "own"), strict=True):
+                values = [
+                    v for v in epoch.get(which, {}).get(metric, ()) if v is not None and math.isfinite(v)
+                ]
+                lines[name] |= {at: fmean(values)} if values else {}
+        drawn = _lines({name: points for name, points in lines.items() if points})
+        yield Chart(
+            f"metric-{k}", metric, "Mean over the nodes.", drawn, metric, x_label="epoch", own_eyes=True
+        )
 
 
-def _totals(unit: Unit, lines: Sequence[tuple[int, Charge]]) -> Spending:
-    ends = {at: k + 1 for k, (at, _) in enumerate(lines)}
-    rounds = list(ends)
-    step = max(1, math.ceil((len(rounds) - 1) / (SPENT_POINTS - 1)))
-    asked = sorted({*rounds[::step], rounds[-1]})
-    # The last point is the run's own total and need not be asked for.
-    known = [(at, unit.total([charge for _, charge in lines[: ends[at]]]).epsilon) for at in asked[:-1]]
-    return [*known, (asked[-1], math.nan)]
+def _sensitivity(run: Reported) -> dict[str, Points]:
+    name = type(run.unit.sensitivity).__name__ if isinstance(run.unit, NodeSwap) else "bound by clipping"
+    lines = {name.lower(): _column(run, "estimated"), "real": _column(run, "real")}
+    if any(log.used != log.estimated for log in run.log):
+        lines["used, with rounding"] = _column(run, "used")
+    for watched in dict.fromkeys(name for log in run.log for name in log.watched):
+        lines[watched] = {
+            log.round: log.watched[watched] for log in run.log if log.watched.get(watched, 0) > 0
+        }
+    return lines
+
+
+def _column(run: Reported, name: str) -> Points:
+    """A column of the rounds, without what cannot be drawn; on a log scale that is 0, too."""
+    values = {log.round: getattr(log, name) for log in run.log}
+    return {
+        at: y for at, y in values.items() if y is not None and math.isfinite(y) and (y > 0 or name == "loss")
+    }

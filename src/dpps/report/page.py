@@ -1,11 +1,12 @@
-"""The page of one run, of several beside each other, and the model card: templates, and what they need to know.
+"""The page of one run, the comparison of several, and the model card: templates, and what they need to know.
 
-A page is one file that loads nothing: style and script are put into it.
+A page is one file that loads nothing and runs no script: the style sheet is put into it.
 """
 
+import json
+import math
 import re
-from collections.abc import Sequence
-from decimal import Decimal
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,19 +17,18 @@ from markupsafe import Markup
 
 from dpps.disk import private
 from dpps.errors import RunError, UsageError
-from dpps.privacy.accountant import NO_PROTECTION, label
 from dpps.privacy.promise import Privacy
 from dpps.privacy.units import UNITS
-from dpps.report.charts import Axis, Chart, Mark, charts, number
-from dpps.report.read import RunRecord, read_folder, read_run
-from dpps.runs.baselines import INTERVAL, verdict
+from dpps.report import words
+from dpps.report.charts import Axis, Chart, Line, charts, number
+from dpps.report.read import Reported, read_folder, read_run
+from dpps.runs.baselines import INTERVAL, NO_COST, OWN_EYES, Gain, gains, measured_on, verdict
+from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run
+from dpps.runs.summary import DATA, Summary
 
-TABLE_ROWS = 40
-"""The table below a chart shows at most about this many of its points."""
-
-SIMULATION = "simulation: messages not private"
-OWN_EYES = "for the node's own eyes"
+LISTED_NODES = 40
+"""Of more nodes, only the first are listed one by one."""
 NOTHING = "-"
 """Stands where there is no value."""
 
@@ -45,6 +45,8 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     """
     if not folders:
         raise UsageError("no run to report: name one or more folders written by dpps train --out")
+    if len(folders) == 1 and RunFolder(folders[0]).answers.exists():
+        return _put(render_answers(Path(folders[0])), out)
     names = _names([Path(folder) for folder in folders])
     return _put(render([read_folder(folder, name) for folder, name in names.items()]), out)
 
@@ -83,110 +85,139 @@ def _put(text: str, out: Path) -> Path:
 # What is on a page
 
 
-def render(runs: Sequence[RunRecord]) -> str:
+def render(runs: Sequence[Reported]) -> str:
     """The HTML of one run, or of a comparison."""
-    drawn, steady = charts(runs)
-    facts = {
+    drawn = charts(runs)
+    facts: dict[str, Any] = {
         "runs": runs,
-        "charts": drawn,
-        "steady": steady,
-        "readings": [chart.reading() for chart in drawn],
-        "table_places": table_places,
-        "badges": badges,
-        "epsilon": epsilon,
-        "protected": protected,
-        "own_eyes": OWN_EYES,
-        "verdict": verdict,
-        "interval": INTERVAL,
-        "data_names": {"test": "the test set", "own": "each node's own test data"},
-        "statement": statement,
-        "alike": alike,
-        "options_of": options_of,
+        "charts": [chart for chart in drawn if not chart.flat],
+        "steady": [chart for chart in drawn if chart.flat],
     }
-    if len(runs) == 1:
-        return fill("run.html", run=runs[0], **facts)
-    nodes = [value for run in runs for value in run.accuracy.judged[1]]
+    if len(runs) > 1:
+        return fill(
+            "comparison.html",
+            line=Line,
+            alike=list(_grouped(runs, _without_guarantee).values()),
+            options=_all_options(runs),
+            **facts,
+        )
+    run = runs[0]
+    single, whole = gains(run.summary)
+    reach = [edge for g in (*single, *whole) for edge in (0.0, *_interval(g))]
     return fill(
-        "comparison.html",
-        mark=Mark,
-        strip=Axis.around(nodes, floor=0, ceiling=100) if nodes else None,
-        baselines=dict.fromkeys(name for run in runs for name in run.baselines),
+        "run.html",
+        run=run,
+        single=single,
+        whole=whole,
+        strip=Axis.around(reach) if reach else None,
+        interval=_interval,
+        measured_on=measured_on(run.summary),
+        nodes=node_rows(run.summary),
         **facts,
     )
 
 
-def model_card(run: RunRecord) -> str:
+def render_answers(folder: Path) -> str:
+    """The HTML of the answers in a folder written by `dpps stats`."""
+    try:
+        found = json.loads(RunFolder(folder).answers.read_text(encoding="utf-8"))
+        privacy = Privacy(**found["privacy"])
+        answers = [_drawn(answer) for answer in found["answers"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"the answers in {folder} cannot be read ({error}): restore answers.json") from error
+    suspected = words.ONE_RECORD if UNITS[privacy.unit].per_example else words.WHOLE_NODE
+    return fill(
+        "answers.html",
+        name=folder.resolve().name,
+        nodes=found["nodes"],
+        privacy=privacy,
+        answers=answers,
+        heads=["", "answer", "95 % interval", "noise"],
+        meaning=words.odds(privacy, suspected),
+    )
+
+
+def _drawn(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """One question: a row for every number, the axis they share, and a curve where they are one."""
+    axis = next((name for name in ("labels", "terms", "at", "times") if name in answer), "")
+    labels = [" / ".join(map(str, x)) if isinstance(x, list) else str(x) for x in answer.get(axis, [""])]
+    columns = [answer[name] if axis else [answer[name]] for name in ("value", "low", "high", "noise")]
+    rows = [
+        {"label": label, "value": value, "low": low, "high": high, "noise": noise}
+        for label, value, low, high, noise in zip(labels, *columns, strict=True)
+    ]
+    known = [row for row in rows if row["value"] is not None]
+    # slopes have units of their own, so they share no axis
+    ends = [row[name] for row in known for name in ("low", "high") if axis != "terms"]
+    curve = axis == "times" and len(known) > 1 and not any(isinstance(x, list) for x in answer[axis])
+    return {
+        "query": answer["query"],
+        "rows": rows,
+        "axis": Axis.around(ends, floor=0.0 if min(ends) >= 0 else -math.inf) if ends else None,
+        "chart": _survival(answer["query"], known) if curve else None,
+    }
+
+
+def _survival(query: str, rows: Sequence[Mapping[str, Any]]) -> Chart:
+    names = {"survival": "value", "lower end": "low", "upper end": "high"}
+    lines = [
+        Line(name, {float(row["label"]): row[key] for row in rows}, k)
+        for k, (name, key) in enumerate(names.items())
+    ]
+    caption = "The outer lines are the ends of the 95 % interval at each time."
+    return Chart(f"curve-{query}", "Survival", caption, lines, "share alive", "time")
+
+
+def model_card(run: Reported) -> str:
     """The card of one run: data, models, what they are worth, and the privacy statement word for word.
 
     What was not noised (training loss, label counts, accuracies on a node's own data, baselines) is left out:
     the card is made to be passed on.
     """
-    return fill(
-        "card.md",
-        run=run,
-        badges=badges(run),
-        epsilon=epsilon(run.privacy),
-        protected=protected,
-        statement=statement,
-    )
+    return fill("card.md", run=run)
 
 
-def protected(unit: str) -> str:
-    """What the unit protects, in a few words."""
-    if unit == "none":
-        return "messages were sent without noise"
-    return f"protects {UNITS[unit].protects}" if unit in UNITS and UNITS[unit].protects else unit
+def _interval(gain: Gain) -> tuple[float, float]:
+    """The 95 % interval of what joining and privacy changed together."""
+    return gain.both.points - gain.both.margin, gain.both.points + gain.both.margin
 
 
-def table_places(chart: Chart) -> list[int]:
-    """Which of a chart's points are written in the table below it."""
-    step = -(-len(chart.x) // TABLE_ROWS)
-    return sorted({*range(0, len(chart.x), step), len(chart.x) - 1})
+def node_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of a table: what was measured of every node at the end."""
+    accuracies = {"test": summary.accuracy_by_node, "own": summary.own_accuracy_by_node}
+    columns = {
+        f"accuracy {DATA[k]}": [_percent(v) for v in found] for k, found in accuracies.items() if found
+    }
+    for which, measured in summary.metrics_by_node.items():
+        for name, values in measured.items():
+            columns[f"{name} {DATA[which]}"] = ["undefined" if v is None else f"{v:.3f}" for v in values]
+    count = max(map(len, columns.values()), default=0)
+    rows = [
+        [summary.node_name(k), *(values[k] for values in columns.values())]
+        for k in range(min(count, LISTED_NODES))
+    ]
+    if count > LISTED_NODES:
+        rows.append([f"... {count} nodes; summary.json has them all", *[""] * len(columns)])
+    return list(columns), rows
 
 
-def badges(run: RunRecord) -> list[str]:
-    """What must be said beside an epsilon."""
-    privacy = run.privacy
-    if privacy.unit == "none":
-        return ["no protection"]
-    useless = privacy.epsilon is None or privacy.epsilon > NO_PROTECTION
-    return ["no meaningful protection"] * useless + [SIMULATION] * run.simulated
+def _without_guarantee(run: Reported) -> str:
+    parts = words.statement(run.summary.privacy.statement)
+    return str([part for part in parts if part[0] != "Guarantee:"])
 
 
-def epsilon(privacy: Privacy) -> str:
-    """The number alone, rounded up as everywhere."""
-    text = label(float("inf") if privacy.epsilon is None else privacy.epsilon)
-    number = text.removeprefix("epsilon ").partition(" (")[0]
-    return number if privacy.epsilon is None else f"{Decimal(number):,}"
-
-
-_OPENINGS = (
-    "Protected:|Guarantee:|No guarantee for the run as a whole:|Not covered:|Also not covered:|No protection:"
-)
-
-
-def statement(text: str) -> list[tuple[str, str]]:
-    """(opening words, the rest) of each paragraph."""
-    parts = re.split(rf"\s+(?={_OPENINGS}|This run was a simulation)", text)
-    found = [re.match(f"({_OPENINGS})?(.*)", part, re.DOTALL) for part in parts]
-    return [(match[1] or "", match[2]) for match in found if match]
-
-
-def alike(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """The runs in groups whose statements differ in nothing but the guarantee, so that each text is read once."""
-    groups: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
+def _grouped(runs: Sequence[Reported], text: Callable[[Reported], str]) -> dict[str, list[Reported]]:
+    """The runs by a text that some of them have in common, so that each is read once."""
+    groups: dict[str, list[Reported]] = {}
     for run in runs:
-        text = tuple(part for part in statement(run.privacy.statement) if part[0] != "Guarantee:")
-        groups.setdefault(text, []).append(run)
-    return list(groups.values())
+        groups.setdefault(text(run), []).append(run)
+    return groups
 
 
-def options_of(runs: Sequence[RunRecord]) -> list[dict[str, object]]:
+def _all_options(runs: Sequence[Reported]) -> dict[str, bool]:
     """Every option that applied to one of the runs, and whether they differ in it."""
     names = dict.fromkeys(name for run in runs for name in run.options)
-    return [
-        {"name": name, "differs": len({str(run.options.get(name)) for run in runs}) > 1} for name in names
-    ]
+    return {name: len({str(run.options.get(name)) for run in runs}) > 1 for name in names}
 
 
 # Templates
@@ -207,39 +238,45 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         undefined=StrictUndefined,
     )
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.globals["asset"] = _asset
+    environment.globals |= {
+        "style": Markup(files("dpps.report").joinpath("style.css").read_text(encoding="utf-8")),
+        "words": words,
+        "verdict": verdict,
+        "interval_words": INTERVAL,
+        "no_cost": NO_COST,
+        "not_noised": OWN_EYES,
+        "data": DATA,
+    }
     environment.filters |= {
         "number": lambda value: NOTHING if value is None else number(value),
-        "percent": lambda value: NOTHING if value is None else f"{value:.1f} %",
-        "small": small,
+        "percent": _percent,
         "setting": _setting,
         "size": _size,
         "duration": _duration,
-        "options": _options,
+        "options": lambda command: re.split(r" (?=--)", command),
+        "members": _members,
+        "groupby_meaning": lambda runs: _grouped(runs, words.meaning).items(),
+        "points": lambda change: str(change).removesuffix(" points"),
     }
     return environment
 
 
-def _asset(name: str) -> Markup:
-    """A file of this package that is no template: it goes into the page as it is."""
-    return Markup(files("dpps.report").joinpath(name).read_text(encoding="utf-8"))
+def _members(summary: Summary) -> str:
+    """Who took part, by name, where all have names."""
+    names: Sequence[str] = summary.members or summary.node_names or ()
+    if len(names) != summary.config["nodes"] or len(names) > LISTED_NODES:
+        return ""
+    return ", ".join(names)
 
 
-def small(value: float) -> str:
-    """As short as it can be: 1e-5."""
-    return re.sub(r"e-0*", "e-", f"{value:g}")
+def _percent(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1f} %"
 
 
 def _setting(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return small(value) if isinstance(value, float) else str(value)
-
-
-def _options(command: str) -> list[str]:
-    """A command line in pieces that belong on one line."""
-    return re.split(r" (?=--)", command)
+    return words.small(value) if isinstance(value, float) else str(value)
 
 
 def _size(count: int | None) -> str:

@@ -1,265 +1,170 @@
-"""What is known of a run, read from its folder or from a `Run` in memory: the report reads a run's files here
+"""What a page shows of a run, read from its folder or from a `Run` in memory: the report reads a run's files here
 and nowhere else."""
 
 import csv
-import dataclasses
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from dpps.errors import RunError, UsageError
-from dpps.learning.algorithm import ALGORITHMS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.accountant import Charge
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile
 from dpps.privacy.promise import Privacy, account, charges_ahead
-from dpps.privacy.units import UNITS, NodeSwap, PrivacyOptions, Unit
-from dpps.runs.baselines import read_comparisons
-from dpps.runs.callbacks import RoundLog
+from dpps.privacy.units import UNITS, PrivacyOptions, Unit
+from dpps.runs.callbacks import COLUMNS, RoundLog
 from dpps.runs.folder import RunFolder
 from dpps.runs.options import Options, effective
 from dpps.runs.run import Run
-from dpps.runs.summary import Comparisons
+from dpps.runs.summary import Summary
 from dpps.sensitivity import SENSITIVITIES
-from dpps.topology import Topology
 
-Charges = Sequence[tuple[int, Charge]]
-"""(round, charge) of every message of one node."""
-
-_ESTIMATORS = {
-    "Certified": "certified",
-    "Paper": "estimated (paper)",
-    "WorstCase": "worst case",
-    "Oracle": "oracle",
-}
+SPENT_POINTS = 8
+"""How often the accountant is asked along a run: it takes a good part of a second each time."""
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """How good the models of a run or of a baseline are, in percent. What was not measured is None or empty."""
-
-    mean: float | None = None
-    by_epoch: Sequence[float] = ()
-    by_node: Sequence[float] = ()
-    own: float | None = None
-    """Mean over the nodes, each on its own test data."""
-    own_by_node: Sequence[float] = ()
-
-    @property
-    def latest(self) -> float | None:
-        """At the end, or as far as the run has come."""
-        return self.mean if self.mean is not None or not self.by_epoch else self.by_epoch[-1]
-
-    @property
-    def only_own(self) -> bool:
-        """Whether there is no other measurement than on each node's own test data."""
-        return self.latest is None and self.own is not None
-
-    @property
-    def judged(self) -> tuple[float | None, Sequence[float]]:
-        """What a run is judged by, and the same by node: the common test set, or where there is none each node's own test data."""
-        if self.latest is None:
-            return self.own, self.own_by_node
-        return self.latest, self.by_node
-
-    @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> "Accuracy":
-        """From a summary, or from one of its `baselines`, which has the same names."""
-        return cls(
-            facts.get("test_accuracy"),
-            facts.get("accuracy_by_epoch") or (),
-            facts.get("accuracy_by_node") or (),
-            facts.get("own_accuracy"),
-            facts.get("own_accuracy_by_node") or (),
-        )
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run as the report shows it. What a run does not have is None or empty."""
+class Reported:
+    """A run on a page: its summary, and what only its folder says."""
 
     name: str
-    data: str
-    model: str
-    algorithm: str
-    finished: bool
+    summary: Summary
+    log: Sequence[RoundLog]
     options: Mapping[str, Any]
-    versions: Mapping[str, str]
-    rounds: Sequence[RoundLog]
-    accuracy: Accuracy
-    privacy: Privacy
+    """Those that changed the result."""
     unit: Unit | None
-    charges: Charges
-    """Of the node that paid most; rounds repeated after a crash are there twice and count twice."""
-    seconds: Mapping[str, float]
-    bytes_sent: int | None
-    shared_parameters: int | None
-    local_parameters: int | None
-    nodes: int
-    network: str
-    """What the topology is called."""
-    topology: Topology | None
-    """None where only its name is known: a run made in Python keeps no code in its folder."""
-    sync_every: int
-    command: str | None
+    charges: Sequence[tuple[int, Charge]]
+    """(round, charge) of every message of the node that paid most; rounds repeated after a crash are there twice and count twice."""
+    data: str = "own data"
+    command: str | None = None
     """The command line that repeats the run; None for a run started from Python, and for one member's part in a federation's."""
-    private_noise: bool
-    """Whether nobody can know the noise; otherwise the run was a simulation."""
-    federation: bool = False
-    """Whether the run was one member's part of a federation."""
-    own_statistics: bool = False
-    """Whether the nodes' models keep statistics of their data, as BatchNorm does."""
+    finished: bool = True
     part: str | None = None
     """Of a distributed run: the process whose records are shown."""
-    baselines: Mapping[str, Accuracy] = field(default_factory=dict)
-    comparisons: Comparisons = field(default_factory=dict)
-    metrics_by_epoch: Sequence[Mapping[str, Mapping[str, Sequence[float | None]]]] = ()
-    """Per epoch: by data ("test", "own"), metric and node."""
-    metrics: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
-    """The same at the end."""
-    by_class: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """By data: a row for every class, of the nodes together."""
-    labels: Sequence[Sequence[int]] = ()
-    """How many training examples of each label every node has."""
 
     @property
     def title(self) -> str:
         """The run in one line."""
-        return f"{self.data}, {self.model}, {self.algorithm} on {self.nodes} nodes"
+        config = self.summary.config
+        return f"{self.data}, {config['model']}, {config['algorithm']} on {config['nodes']} nodes"
 
-    @property
-    def accuracy_is_covered(self) -> bool:
-        """Whether accuracy on public data may be passed on. Where a unit promises a total but does not clip each example, local
-        parameters and statistics are not noised, and what is computed with them is as private as they are."""
-        own = bool(self.local_parameters) or self.own_statistics
-        noiseless = self.unit is not None and self.unit.has_total and not self.unit.per_example
-        return not (noiseless and own)
-
-    @property
-    def simulated(self) -> bool:
-        """Whether there is an epsilon, and messages that it does not protect."""
-        return self.unit is not None and not self.private_noise
-
-    @property
-    def estimator(self) -> str:
-        """What the estimated sensitivity is called."""
-        if not isinstance(self.unit, NodeSwap):
-            return "bound by clipping"
-        kind = type(self.unit.sensitivity).__name__
-        return _ESTIMATORS.get(kind, kind)
+    def spent(self) -> dict[int, float]:
+        """Epsilon after each round, or after a few of them where only the accountant can tell; empty when there is none."""
+        total = self.summary.privacy.epsilon_spent
+        if self.unit is None or not self.charges or total is None:
+            return {}
+        lines = sorted(self.charges, key=lambda line: line[0])
+        if not self.unit.has_total:  # only the plain sum stands
+            sums = accumulate((charge.event.pure_epsilon or 0.0) * charge.count for _, charge in lines)
+            return dict(zip((at for at, _ in lines), sums, strict=True))
+        ends = {at: k + 1 for k, (at, _) in enumerate(lines)}
+        rounds = list(ends)
+        step = max(1, math.ceil((len(rounds) - 1) / (SPENT_POINTS - 1)))
+        charges = [charge for _, charge in lines]
+        found = {at: self.unit.total(charges[: ends[at]]).epsilon for at in rounds[:-1:step]}
+        return {**found, rounds[-1]: total}
 
 
-def read_folder(folder: Path, name: str) -> RunRecord:
+def read_run(run: Run, name: str) -> Reported:
+    """A run in memory."""
+    ledger, row = _dearest(run.unit, [run.ledger])
+    options = _switched_on({**run.summary.config, **run.summary.chosen})
+    return Reported(name, run.summary, run.log, options, run.unit, ledger.history_of(row))
+
+
+def read_folder(folder: Path, name: str) -> Reported:
     """A run's folder; without summary.json the run is unfinished.
 
     Raises:
-        UsageError: there is no run in the folder, or nothing to show yet.
+        UsageError: there is no run in the folder, another version wrote it, or there is nothing to show yet.
     """
     whole, parts = RunFolder(folder), _parts(folder)
     records = parts[0] if parts else whole
-    summary = _json(whole.summary) or _json(records.summary)
-    found = summary or _json(records.settings)
-    if found is None:
+    process = records.path.resolve().name
+    settings = _json(records.settings) or {}
+    found = _json(whole.summary) or _json(records.summary)
+    if not found and not settings:
         raise UsageError(
             f"{folder} is not a run: it has no {records.settings.name}; name a folder written by dpps train --out"
         )
-    kept = {} if summary else _checkpoint(records)
-    facts, settings = summary or kept, _json(records.settings) or {}
-    process = records.path.resolve().name
-    distributed = process.startswith("rank-")
-    if "data" in found["config"]:
-        config = _configuration(found["config"], folder)
-        private_noise = not config.seeded_noise if distributed else config.secure_noise
-        made = _made_by_options(config, facts, private_noise, records, settings.get("federation", False))
-    else:
-        private_noise = settings.get("private_noise", False)
-        made = _made_in_python(found["config"], facts, records, folder)
-    rounds = _rounds(records, kept)
-    unit: Unit | None = made["unit"]
+    config: Mapping[str, Any] = (found or settings).get("config", {})
+    written = (found or settings).get("versions", {}).get("dpps", "unknown")
+    other = f"{folder} was written by another version of dpps ({written}): report it with that one"
+    if not config or settings.get("federation"):  # of a federation, 0.2 did not keep the names
+        raise UsageError(other)
+    options = Options.from_json(config, str(folder), other) if "data" in config else None
+    unit = _promised(config, records, folder) if options is None else options.privacy()
     ledgers = [LedgerFile.read(part.ledger) for part in parts or [whole]] if unit else []
     ledger, row = _dearest(unit, ledgers)
-    return RunRecord(
-        name=name,
-        **made,
-        **_results(facts),
-        finished=summary is not None,
-        versions=found["versions"],
-        rounds=rounds,
-        privacy=_finished(summary) if summary else _so_far(unit, records, ledger, rounds, private_noise),
-        charges=ledger.history_of(row),
-        private_noise=private_noise,
-        part=process if distributed else None,
+    log = _rounds(records.rounds)
+    if found:
+        try:
+            summary = Summary.from_json(found)
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{other} (summary.json: {error})") from error
+    else:
+        summary = _so_far(settings, unit, records, ledger, log)
+    processes = len(summary.bytes_sent_by_rank or ())
+    schema = records.schema if records.schema.exists() else None
+    return Reported(
+        name,
+        summary,
+        log,
+        _switched_on({**config, **summary.chosen}) if options is None else options_shown(options, summary),
+        unit,
+        ledger.history_of(row),
+        "own data" if options is None else data_name(options),
+        None if options is None or summary.members else command(options, processes, schema),
+        finished=bool(found),
+        part=process if process.startswith("rank-") else None,
     )
 
 
-def _results(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary says, as far as it does."""
-    return {
-        "accuracy": Accuracy.from_json(facts),
-        "seconds": facts.get("seconds", {}),
-        "bytes_sent": facts.get("bytes_sent_per_node"),
-        "shared_parameters": facts.get("shared_parameters"),
-        "local_parameters": facts.get("local_parameters"),
-        "own_statistics": facts.get("own_statistics", False),
-        "baselines": {k: Accuracy.from_json(v) for k, v in (facts.get("baselines") or {}).items()},
-        "comparisons": read_comparisons(facts),
-        "metrics_by_epoch": facts.get("metrics_by_epoch") or (),
-        "metrics": facts.get("metrics_by_node") or {},
-        "by_class": facts.get("by_class") or {},
-        "labels": facts.get("split") or (),
-    }
+def _so_far(
+    settings: Mapping[str, Any],
+    unit: Unit | None,
+    folder: RunFolder,
+    ledger: Ledger,
+    log: Sequence[RoundLog],
+) -> Summary:
+    """Of an unfinished run: what it promised, what it has spent, and what the newest checkpoint says about the rounds so far."""
+    checkpoints = sorted(folder.checkpoints.glob("round-*/meta.json"))
+    kept = (_json(checkpoints[-1]) or {}) if checkpoints else {}
+    return Summary(
+        rounds=len(log),
+        privacy=_privacy_so_far(unit, folder, ledger, log, settings.get("private_noise", False)),
+        config=settings["config"],
+        versions=settings["versions"],
+        members=settings.get("members") or None,
+        accuracy_by_epoch=kept.get("accuracy_by_epoch", ()),
+        metrics_by_epoch=kept.get("metrics_by_epoch", ()),
+        seconds=kept.get("seconds", {}),
+    )
 
 
-def _made_by_options(
-    config: Options, facts: Mapping[str, Any], private_noise: bool, records: RunFolder, federation: bool
-) -> dict[str, Any]:
-    """What the options of `dpps train` say about a run."""
-    topology = config.network()
-    processes = len(facts.get("bytes_sent_by_rank", []))
-    schema = records.schema if records.schema.exists() else None
-    return {
-        "data": data_name(config),
-        "model": config.model,
-        "algorithm": config.algorithm,
-        "options": options_shown(config, private_noise, facts.get("chosen")),
-        "unit": config.privacy(),
-        "nodes": topology.nodes,
-        "network": str(topology),
-        "topology": topology,
-        "sync_every": config.sync_every if ALGORITHMS[config.algorithm].synchronises else 0,
-        "command": None if federation else command(config, processes, schema),
-        "federation": federation,
-    }
+def _privacy_so_far(
+    unit: Unit | None, folder: RunFolder, ledger: Ledger, log: Sequence[RoundLog], private_noise: bool
+) -> Privacy:
+    contract = folder.contract() if unit else None
+    if unit is None or contract is None:
+        return account(unit, ledger, private_noise=private_noise)
+    calibration = contract.calibrate(unit.for_network(contract.plan.nodes))
+    ahead = charges_ahead(calibration, contract.plan, len(log), ledger.messages)
+    return account(unit, ledger, private_noise=private_noise, ahead=ahead, promised=contract.epsilon)
 
 
-def _made_in_python(
-    config: Mapping[str, Any], facts: Mapping[str, Any], records: RunFolder, folder: Path
-) -> dict[str, Any]:
-    """What a run made in Python says about itself: names instead of code, and its contract."""
-    if config.get("unit", "none") not in ("none", *UNITS.names()):
+def _promised(config: Mapping[str, Any], records: RunFolder, folder: Path) -> Unit | None:
+    """The unit of a run made in Python, from the contract in its ledger: with the promised epsilon, or the noise that was chosen."""
+    if config["unit"] not in ("none", *UNITS.names()):
         raise UsageError(
             f"{folder} holds a run of the unit {config['unit']}, which is not registered here: write its page from Python, with run.report(path)"
         )
-    return {
-        "data": "own data",
-        "model": config["model"],
-        "algorithm": config["algorithm"],
-        "options": _shown({**config, **(facts.get("chosen") or {})}),
-        "unit": _promised(config, records),
-        "nodes": config["nodes"],
-        "network": config["topology"],
-        "topology": None,
-        "sync_every": config["sync-every"],
-        "command": None,
-    }
-
-
-def _promised(config: Mapping[str, Any], records: RunFolder) -> Unit | None:
-    """The unit, from the contract in the ledger: with the promised epsilon, or the noise that was chosen."""
     contract = records.contract() if config["unit"] != "none" else None
     if contract is None:
         return None
@@ -281,53 +186,9 @@ def _promised(config: Mapping[str, Any], records: RunFolder) -> Unit | None:
     return UNITS[contract.unit].from_options(PrivacyOptions(**options))
 
 
-def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _switched_on(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are not switched off."""
     return {k: v for k, v in settings.items() if v not in (None, False, 0) or k == "seed"}
-
-
-def read_run(run: Run, name: str) -> RunRecord:
-    """A run in memory."""
-    summary = run.summary
-    _, row = _dearest(run.unit, [run.ledger])
-    return RunRecord(
-        name=name,
-        data="own data",
-        model=type(run.algorithm.model).__name__,
-        algorithm=type(run.algorithm).__name__.lower(),
-        finished=True,
-        options=_shown({**summary.config, **summary.chosen}),
-        versions=summary.versions,
-        rounds=run.log,
-        privacy=summary.privacy,
-        unit=run.unit,
-        charges=run.ledger.history_of(row),
-        nodes=run.topology.nodes,
-        network=str(run.topology),
-        topology=run.topology,
-        sync_every=run.sync_every,
-        command=None,
-        private_noise=run.protocol.noise.private,
-        **_results({**summary.to_json(), "split": None}),
-    )
-
-
-def _finished(summary: Mapping[str, Any]) -> Privacy:
-    """As its summary says; one of an older version says only what was spent."""
-    found = summary["privacy"]
-    return Privacy(**{"epsilon_spent": found["epsilon"], **found})
-
-
-def _so_far(
-    unit: Unit | None, folder: RunFolder, ledger: Ledger, rounds: Sequence[RoundLog], private_noise: bool
-) -> Privacy:
-    """Of an unfinished run: what it promised, and what it has spent."""
-    contract = folder.contract() if unit else None
-    if unit is None or contract is None:
-        return account(unit, ledger, private_noise=private_noise)
-    calibration = contract.calibrate(unit.for_network(contract.plan.nodes))
-    ahead = charges_ahead(calibration, contract.plan, len(rounds), ledger.messages)
-    return account(unit, ledger, private_noise=private_noise, ahead=ahead, promised=contract.epsilon)
 
 
 def _dearest(unit: Unit | None, ledgers: Sequence[Ledger]) -> tuple[Ledger, int]:
@@ -343,16 +204,6 @@ def _dearest(unit: Unit | None, ledgers: Sequence[Ledger]) -> tuple[Ledger, int]
     return different[max(different, key=lambda charges: unit.total(charges).epsilon)]
 
 
-def _configuration(options: Mapping[str, Any], folder: Path) -> Options:
-    fields = {f.name.replace("_", "-") for f in dataclasses.fields(Options)}
-    strange = [name for name in options if name not in fields]
-    if strange:
-        raise UsageError(
-            f"{folder} was written by another version of dpps (option {strange[0]} is unknown): report it with that one"
-        )
-    return Options.from_json(options, f"{folder} was written by another version of dpps")
-
-
 # Options
 
 
@@ -360,20 +211,13 @@ _NEEDED_AGAIN = ("data-dir", "node-data", "schema", "weights")
 """Files that a run needs again; everything else about how it was executed is left out of the command."""
 
 
-def options_shown(
-    config: Options, private_noise: bool, chosen: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The options that changed the result, with the data by their name and the noise in words.
-
-    Args:
-        config: as the run was given them.
-        private_noise: whether nobody can know the noise.
-        chosen: what the run chose itself of what was left open.
-    """
-    found = effective(config, chosen)
+def options_shown(config: Options, summary: Summary) -> dict[str, Any]:
+    """The options that changed the result, with the data by their name and the noise in words."""
+    found = effective(config, summary.chosen)
     shown = {name: v for name, v in found.items() if name not in ("data", "secure-noise", "seeded-noise")}
-    if config.noisy:
-        shown["noise"] = "secure, from the operating system" if private_noise else "seeded (simulation)"
+    if summary.privacy.unit != "none":
+        simulated = summary.privacy.simulated
+        shown["noise"] = "seeded (simulation)" if simulated else "secure, from the operating system"
     return {"data": data_name(config), **shown}
 
 
@@ -453,39 +297,23 @@ def _json(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _checkpoint(folder: RunFolder) -> dict[str, Any]:
-    """What the newest checkpoint says about the rounds so far; empty when there is none."""
-    found = sorted(folder.checkpoints.glob("round-*/meta.json"))
-    return (_json(found[-1]) or {}) if found else {}
-
-
-def _rounds(folder: RunFolder, kept: Mapping[str, Any]) -> list[RoundLog]:
+def _rounds(path: Path) -> list[RoundLog]:
     """The lines of rounds.csv; a last one without its end is half written, by a run that was killed or still goes on."""
-    path = folder.rounds
     try:
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}): the run has nothing to show yet"
         ) from error
-    watched = {row[0]: row[-1] for row in kept.get("rounds", [])}
-    logs = []
+    log = []
     for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
         try:
-            logs.append(_log(row, watched))
+            values: dict[str, Any] = {name: float(row[name]) if row[name] else None for name in COLUMNS}
+            log.append(RoundLog(**{**values, "round": int(row["round"])}))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{path} is damaged at line {number}: restore it from a copy, or repeat the run"
             ) from error
-    if not logs:
+    if not log:
         raise UsageError(f"{path} has no complete round yet: wait for the run's first rounds")
-    return logs
-
-
-def _log(row: Mapping[str, str], watched: Mapping[int, dict[str, float]]) -> RoundLog:
-    real, estimated, used, epsilon = (
-        float(row[name]) if row[name] else None for name in ("real", "estimated", "used", "epsilon")
-    )
-    scale, loss = (float(row[name]) for name in ("scale", "loss"))
-    at = int(row["round"])
-    return RoundLog(at, real, estimated, used, scale, epsilon, loss, watched=watched.get(at, {}))
+    return log

@@ -6,7 +6,7 @@ from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.runs.baselines import ALONE, NO_PRIVACY, OWN_EYES, Baseline, compare, gained
-    from dpps.runs.callbacks import COLUMNS, Callback, RoundLog, TensorBoard, bytes_sent
+    from dpps.runs.callbacks import COLUMNS, Callback, Progress, RoundLog, TensorBoard, bytes_sent
     from dpps.runs.checkpoint import load_checkpoint, save_checkpoint, set_aside_after, whole_rounds
     from dpps.runs.data_ledger import STATE, Note, Spent, alone, checksum, notes_of, spent, together
     from dpps.runs.deployment import TRACKED, Deployment, Simulation

@@ -5,7 +5,7 @@ they are for the eyes of those who hold the data, and exist in a simulation only
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from dpps.errors import UsageError
 from dpps.learning.evaluation import (
     Change,
-    Comparison,
     are_classes,
     compare_by_node,
     compare_on_one_set,
@@ -31,7 +30,7 @@ from dpps.privacy.units import Calibration
 from dpps.runs.callbacks import Callback
 from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
-from dpps.runs.summary import Comparisons, Summary
+from dpps.runs.summary import DATA, Comparisons, Summary
 from dpps.sensitivity import Unclipped
 from dpps.topology import Topology, Weights
 
@@ -47,7 +46,11 @@ INTERVAL = (
     "95 % interval of the change on the same test examples, for these nodes and these trained models; "
     "another draw of the noise adds its own spread"
 )
-OWN_EYES = "computed on the nodes' data without noise: for your own eyes, no guarantee covers them"
+OWN_EYES = (
+    "computed from the nodes' data without noise: the guarantee does not cover them, and whoever passes them on reveals "
+    "something about those data"
+)
+NO_COST = "nothing, there is none"
 
 
 class Baseline(Run):
@@ -133,48 +136,79 @@ def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Comparisons:
     }
 
 
-def read_comparisons(summary: Mapping[str, Any]) -> Comparisons:
-    """From summary.json."""
-    found = summary.get("comparisons") or {}
-    return {which: {k: Comparison.from_json(v) for k, v in each.items()} for which, each in found.items()}
+@dataclass(frozen=True)
+class Gain:
+    """What joining and privacy did to the accuracy of one node, or of all of them."""
+
+    name: str
+    alone: float
+    """Percent: trained on the node's own data only."""
+    without_noise: float
+    private: float
+    """Percent: this run."""
+    joining: Change
+    """From alone to together without noise."""
+    privacy: Change
+    """From no noise to this run's noise."""
+    both: Change
 
 
-def gained(summary: Summary) -> list[tuple[str, str]]:
-    """Lines of a summary with baselines: what joining gained, what privacy cost, and both together for every node.
+def gains(summary: Summary) -> tuple[list[Gain], list[Gain]]:
+    """(of every node, of all together: their mean, and all their examples pooled); empty without baselines.
 
-    On each node's own test data where there is such, because that is what a node joins for; otherwise on the test set.
+    On each node's own test data where there is such, because that is what a node joins for. On a common test set the models of
+    all nodes are compared at once.
     """
     found = summary.comparisons
     if not found or summary.baselines is None:
-        return []
+        return [], []
     which = "own" if "own" in found else "test"
     mean, by_node = _NAMES[which]
-    joining, privacy, both = (found[which][name] for name in ("joining", "privacy", "both"))
-    alone, together = summary.baselines[ALONE], summary.baselines[NO_PRIVACY]
-    own: float = getattr(summary, mean)
-    place = "on each node's own test data" if joining.by_node else "on the test set"
+    changes = [found[which][name] for name in ("joining", "privacy", "both")]
+    models: list[Mapping[str, Any]] = [summary.baselines[ALONE], summary.baselines[NO_PRIVACY], vars(summary)]
+    single = [
+        Gain(summary.node_name(k), *(each[by_node][k] for each in models), *(c.by_node[k] for c in changes))
+        for k in range(len(changes[0].by_node))
+    ]
+    whole = [Gain("mean over the nodes", *(each[mean] for each in models), *(c.mean for c in changes))]
+    if single:
+        sizes = [gain.both.examples for gain in single]
+        pooled = [np.average(each[by_node], weights=sizes).item() for each in models]
+        whole.append(Gain("all test examples", *pooled, *(c.pooled for c in changes)))
+    return single, whole
+
+
+def measured_on(summary: Summary) -> str:
+    """Which test examples `gains` is about."""
+    return DATA["own" if "own" in (summary.comparisons or ()) else "test"]
+
+
+def gained(summary: Summary) -> list[tuple[str, str]]:
+    """Lines of a summary with baselines: what joining gained, what privacy cost, and both together for every node."""
+    single, whole = gains(summary)
+    if not whole:
+        return []
+    mean = whole[0]
+    cost = f"{_change(mean.without_noise, mean.private, mean.privacy)}, from no noise to this run's noise"
     lines = [
         (
             "gain",
-            f"of joining: {_change(alone[mean], together[mean], joining.mean)}, from each node alone to all together without noise, {place}",
+            f"of joining: {_change(mean.alone, mean.without_noise, mean.joining)}, from each node alone to all together "
+            f"without noise, {measured_on(summary)}",
         ),
-        (
-            "cost",
-            f"of privacy: {_change(together[mean], own, privacy.mean)}, from no noise to this run's noise",
-        ),
+        ("cost", f"of privacy: {NO_COST if summary.privacy.unit == 'none' else cost}"),
+        ("together", f"{_change(mean.alone, mean.private, mean.both)}, from each node alone to this run"),
     ]
-    if summary.privacy.unit == "none":
-        lines[1] = ("cost", "of privacy: nothing, there is none")
-    lines.append(("together", f"{_change(alone[mean], own, both.mean)}, from each node alone to this run"))
-    if both.by_node:
-        lines.append(("", f"over all {both.pooled.examples} examples: {verdict(both.pooled)}"))
-        rows = zip(alone[by_node], getattr(summary, by_node), both.by_node, strict=True)
+    if single:
+        pooled = whole[1].both
         shown = [
-            f"node {k}, {change.examples} examples: {before:.2f} % -> {after:.2f} % ({change})"
-            for k, (before, after, change) in enumerate(rows)
+            f"{gain.name}, {gain.both.examples} examples: {_change(gain.alone, gain.private, gain.both)}"
+            for gain in single[:MOST_NODES]
         ]
-        more = [f"... ({len(shown)} nodes; summary.json has them all)"] if len(shown) > MOST_NODES else []
-        lines += [("", line) for line in [*shown[:MOST_NODES], *more]]
+        more = [f"... ({len(single)} nodes; summary.json has them all)"] if len(single) > MOST_NODES else []
+        lines += [
+            ("", line) for line in (f"over all {pooled.examples} examples: {verdict(pooled)}", *shown, *more)
+        ]
     return [*lines, ("", f"(±: {INTERVAL})")]
 
 

@@ -12,21 +12,31 @@ from torch import Tensor
 
 from dpps.disk import private_folder
 from dpps.errors import UsageError
+from dpps.privacy.accountant import NO_PROTECTION
 from dpps.protocol import DPPS, RoundRecord
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
     from dpps.runs.run import Run
 
-COLUMNS = ("round", "real", "estimated", "used", "scale", "epsilon", "loss")
+COLUMNS = ("round", "real", "estimated", "used", "scale", "epsilon", "loss", "epsilon_total")
 """Of rounds.csv."""
+
+TOTALS = 20
+"""How often in a run of the unit record the total so far is computed: each time takes an accountant about 10 ms."""
 
 
 @dataclass(frozen=True)
 class RoundLog:
     """One round. `loss` is computed from the data without noise: it is for the node's own eyes.
 
-    `epsilon` is that of this round's message alone, where its noise has a pure one (Laplace). A Gaussian round has none: what
-    all of them cost together is in `Run.privacy`, which takes an accountant too long to be asked after every round.
+    `epsilon` is that of this round's message alone, where its noise has a pure one (Laplace). A Gaussian round has none.
+    `epsilon_total` is what all rounds so far cost together, repeated ones included, in the unit node-swap the sum of rounds. In
+    the unit record it takes an accountant too long to be computed after every round: it is there after every twentieth part
+    of the run and after the last round, and None in between.
     """
 
     round: int
@@ -44,6 +54,7 @@ class RoundLog:
     """Share of the round's examples whose gradient was clipped (unit record), not noised: for the node's own eyes."""
     update_to_noise: float | None = None
     """Norm of a node's update over the expected norm of the noise of its message, not noised either."""
+    epsilon_total: float | None = None
 
     @classmethod
     def of(
@@ -71,7 +82,8 @@ class RoundLog:
     def from_json(cls, row: Sequence[Any]) -> RoundLog:
         """What `to_json` gave."""
         *values, sent, watched = row
-        named: dict[str, Any] = {n: None if v == "" else v for n, v in zip(COLUMNS, values, strict=True)}
+        # 0.2 had no totals
+        named: dict[str, Any] = {n: None if v == "" else v for n, v in zip(COLUMNS, values, strict=False)}
         return cls(**named, bytes=sent, watched=watched)
 
 
@@ -98,6 +110,62 @@ def update_to_noise(protocol: DPPS, record: RoundRecord, rows: Tensor) -> float 
 
 Callback = Callable[["Run", RoundLog], bool | None]
 """Called after every round; a true answer ends the run early, finished as if it had been planned so."""
+
+
+def rounds_bar(console: Console, *, shown: bool) -> RichProgress:
+    """A bar for the rounds of a run, with its facts next to it; it is gone when it stops."""
+    from rich import progress as bars
+
+    return bars.Progress(
+        bars.TextColumn("round"),
+        bars.MofNCompleteColumn(),
+        bars.BarColumn(),
+        bars.TextColumn("{task.fields[facts]}", markup=False),
+        bars.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not shown,
+    )
+
+
+class Progress:
+    """A bar: round, loss, sensitivity, epsilon so far and time left; nothing when the output is not a terminal.
+
+    Args:
+        console: where it is shown.
+        shown: false shows nothing in any case.
+    """
+
+    def __init__(self, console: Console, *, shown: bool) -> None:
+        self._bar = rounds_bar(console, shown=shown and console.is_terminal)
+        self._task: TaskID | None = None
+        self._epsilon = ""
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        self._task = self._bar.add_task("", total=None, facts="reading data, solving for the noise")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, run: Run) -> None:
+        """The run is prepared: show where it stands."""
+        assert self._task is not None
+        self._bar.reset(self._task, total=run.plan.count, completed=run.state.round, facts="")
+
+    def after_round(self, run: Run, log: RoundLog) -> None:
+        """Move on."""
+        if self._bar.disable or self._task is None:
+            return
+        if run.unit is not None and log.epsilon_total is not None:
+            useless = " (no protection)" if log.epsilon_total > NO_PROTECTION else ""
+            simulated = "" if run.protocol.noise.private else " (simulated)"
+            what = "epsilon" if run.unit.has_total else "sum of rounds"
+            self._epsilon = f"  {what} {log.epsilon_total:.3g}{useless}{simulated}"
+        used = "" if log.used is None else f"  S {log.used:.3g}"
+        facts = f"loss {log.loss:.3f}{used}{self._epsilon}"
+        self._bar.update(self._task, completed=log.round + 1, facts=facts)
 
 
 class TensorBoard:

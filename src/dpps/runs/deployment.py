@@ -29,6 +29,8 @@ class Deployment(ABC):
     """Whether every charge must be on disk before its message leaves."""
     processes = 1
     """How many processes the run has."""
+    rank: int | None = None
+    """Which of several processes this is."""
     log_prefix = ""
     """What this process puts before each line it prints or logs."""
     ledger: type[LedgerFile] = LedgerFile
@@ -36,8 +38,8 @@ class Deployment(ABC):
     repeats_rounds = True
     """Whether a process that was killed computes its last rounds again, and so pays for them again."""
 
-    federation = False
-    """Whether the nodes are organisations under a contract, which one of them cannot repeat alone."""
+    members: tuple[str, ...] = ()
+    """Where the nodes are organisations under a contract, the names of all of them. One cannot repeat the run alone."""
 
     def rows(self, nodes: int) -> range:
         """The nodes held here."""

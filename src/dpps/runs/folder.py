@@ -42,6 +42,8 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.identity = self.path / "identity.key"
         self.card = self.path / "model-card.md"
+        self.answers = self.path / "answers.json"
+        self.message = self.path / "message.safetensors"
 
     @property
     def _ours(self) -> tuple[Path, ...]:
@@ -55,6 +57,8 @@ class RunFolder:
             self.schema,
             self.report,
             self.card,
+            self.answers,
+            self.message,
             self.tensorboard,
         )
 
@@ -88,7 +92,9 @@ class RunFolder:
         if before.get("fingerprint") != fingerprint:
             runtime = ("out", "resume", "overwrite", "quiet")
             differ = [
-                k for k, v in before.get("config", {}).items() if config.get(k) != v and k not in runtime
+                k
+                for k, v in before.get("config", {}).items()
+                if k in config and config[k] != v and k not in runtime
             ]
             raise UsageError(
                 f"the run in {self.path} has other settings "

@@ -23,9 +23,11 @@ from dpps.learning.inputs import check_examples
 from dpps.learning.sampling import parse_batch
 from dpps.runs.callbacks import Callback, TensorBoard
 from dpps.runs.deployment import Deployment, Simulation
-from dpps.runs.options import Options
+from dpps.runs.folder import RunFolder
+from dpps.runs.options import Options, refuse_retired
 from dpps.runs.run import Run
 from dpps.runs.summary import Description, fingerprint, model_facts
+from dpps.runs.validation import as_device
 
 AnySchema = Schema | data.ImageSchema
 
@@ -44,13 +46,17 @@ def make_run(
     resumed, overwrite = deployment.decide_resume(kept, options.resume, options.overwrite)
     options = replace(options, resume=resumed, overwrite=overwrite)
     unit, topology = options.privacy(), options.network()  # refused before any data is read
+    device = as_device(options.device)
     rows = deployment.rows(options.nodes)
     schema = None if options.schema is None else read_schema(options.schema)
+    if isinstance(schema, Schema):
+        schema.check_label(str(options.schema))
     identity = options.fingerprint()
     if schema is not None:  # where a schema file lies does not matter; what it says does
         identity = fingerprint({identity: schema.checksum()})
     if kept is not None:  # early, before data is read; the run looks again when it starts
         if resumed:
+            refuse_retired(kept.read_settings().get("config", {}) if kept.settings.exists() else {}, str(out))
             kept.check_same(identity, options.to_json())
         else:
             kept.check_new(overwrite)
@@ -92,6 +98,7 @@ def make_run(
         checkpoint_every=options.checkpoint_every,
         callbacks=callbacks,
         track_real=options.track_real,
+        device=device,
         overwrite=overwrite,
         description=Description(
             options.to_json(),
@@ -104,21 +111,49 @@ def make_run(
             examples.split,
             skipped,
             None if schema is None else schema.to_toml(),
+            _node_names(options, rows),
         ),
     )
     run.resumed = resumed
     return run
 
 
+def kept_options(out: Path, rank: int | None = None) -> Options:
+    """The options of the run in a folder, to continue it.
+
+    Args:
+        out: the run's folder.
+        rank: of this process among several. A process that died before it wrote anything takes what another one kept.
+
+    Raises:
+        UsageError: there is no run that options can continue.
+    """
+    ranks = sorted(out.glob("rank-*"))
+    if rank is None and ranks and not RunFolder(out).settings.exists():
+        raise UsageError(
+            f"{out} is a run of several processes: start them all again, "
+            f"torchrun --nproc-per-node {len(ranks)} -m dpps resume {out}"
+        )
+    if rank is not None and RunFolder(out).settings.exists():
+        raise UsageError(f"{out} is a run of one process: continue it without torchrun, dpps resume {out}")
+    places = [out] if rank is None else [out / f"rank-{rank}", *ranks]
+    folder = next((f for f in map(RunFolder, places) if f.settings.exists()), None)
+    if folder is None:
+        raise UsageError(f"there is no run in {out}: name the folder given with --out")
+    settings = folder.read_settings()
+    if settings.get("federation"):
+        raise UsageError(f"{out} is one member's part of a federation: give its dpps federation join again")
+    return Options.from_json(
+        settings.get("config", {}),
+        str(out),
+        f"{out} was made in Python: open it with its algorithm and data (dpps.Run.open)",
+    )
+
+
 def reopen(out: Path, deployment: Deployment | None = None, **more: Any) -> Run:
     """The run that `dpps train` left in a folder, made again from the options it keeps there."""
-    folder = (deployment or Simulation()).folder(out)
-    if not folder.settings.exists():
-        several = "its processes have folders of their own, start them all again with --resume"
-        remedy = several if any(out.glob("rank-*")) else "name the folder of a run"
-        raise UsageError(f"there is no run in {folder.path}: {remedy}")
-    kept = folder.read_settings().get("config", {})
-    options = Options.from_json(kept, f"{out} was made in Python: open it with its algorithm and data")
+    deployment = deployment or Simulation()
+    options = kept_options(out, deployment.rank)
     return make_run(replace(options, resume=True, overwrite=False), out, deployment=deployment, **more)
 
 
@@ -127,6 +162,17 @@ def _sources(options: Options, rows: range) -> tuple[str, ...]:
     if options.node_data is None:
         return ()
     return tuple(str(node_folder(options.node_data, node, len(rows) == 1)) for node in rows)
+
+
+def _node_names(options: Options, rows: range) -> tuple[str, ...]:
+    """What the nodes' folders are called, a link what it points to; of a/site-{rank}/b it is the part with the number."""
+    if options.node_data is None:
+        return ()
+    parts = options.node_data.parts
+    numbered = [k for k, part in enumerate(parts) if "{rank}" in part]
+    template = Path(*parts[: numbered[-1] + 1]) if numbered else options.node_data
+    names = tuple(node_folder(template, node, len(rows) == 1).resolve().name for node in rows)
+    return names if len(set(names)) == len(names) else ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from tyro.conf import arg
 
@@ -20,10 +20,8 @@ from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.evaluation import of_classes
-from dpps.learning.released import Averaging, Momentum
+from dpps.learning.released import Momentum
 from dpps.learning.sampling import batches, for_every_node, parse_batch, parse_sizes
-from dpps.learning.schedules import FORMS as SCHEDULES
-from dpps.learning.schedules import parse_schedule
 from dpps.learning.suggestion import USUAL_BATCH, USUAL_EPOCHS
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.partners import TRUSTS, Pairs
@@ -37,9 +35,37 @@ OWN_DATA = "own data"
 """What --data says, in files and titles, of a run on --node-data."""
 
 
-RETIRED = {"threads": "set the environment variable OMP_NUM_THREADS=N instead"}
-"""Options of earlier versions, and what to do instead. They changed how a run was executed, not what it computed, so options
-kept in a folder are read without them."""
+@dataclass(frozen=True)
+class Retired:
+    """An option of an earlier version.
+
+    Attributes:
+        instead: what to do.
+        default: what it was where nobody gave it: options with this value are read without it. None: it has no default.
+        runtime: it said how a run was executed, not what was computed: options kept in a folder are read without it.
+    """
+
+    instead: str
+    default: Any = None
+    runtime: bool = False
+
+
+RETIRED = {
+    "threads": Retired("set the environment variable OMP_NUM_THREADS=N instead", runtime=True),
+    "join-timeout": Retired("leave it out, processes wait 300 seconds for each other", 300.0, runtime=True),
+    "schedule": Retired("use --lr-step K instead", "constant"),
+    "averaging": Retired("use it in Python, dpps.PartPSP(..., averaging=0.5)", 0.0),
+}
+"""Options of earlier versions."""
+
+
+def refuse_retired(kept: Mapping[str, Any], where: str) -> None:
+    """Refuse options of an earlier version that asked for something this one does not do."""
+    for name, retired in RETIRED.items():
+        if not retired.runtime and kept.get(name, retired.default) != retired.default:
+            raise UsageError(
+                f"{where} has {name} = {kept[name]!r}, which this version of dpps cannot do: use the version that made it"
+            )
 
 
 class Runtime:
@@ -59,130 +85,289 @@ def _optional(metavar: str) -> Any:
 class Options:
     """Train a model privately over many nodes, without a server.
 
-    With no options: ten nodes, MNIST (the embedded part), one shared layer, and every training example protected with
-    epsilon 3 in total. Add --out DIR to choose where the results go.
-
-    --config FILE takes defaults from a TOML file with the same names as the options; --print-config writes one and stops.
+    With no options: ten nodes, part of MNIST, one shared layer, and every training example protected with epsilon 3 in
+    total.
     """
 
+    groups: ClassVar[Mapping[str, str]] = {
+        "data": "data",
+        "model": "model",
+        "algorithm": "training",
+        "unit": "privacy",
+        "out": "run",
+        "timeout": "distributed (torchrun)",
+        "sensitivity": "the paper's own",
+    }
+    """The groups of --help: the first option of each, and its title."""
+    also: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "--config": ("FILE", "Take defaults from a TOML file with these names"),
+        "--print-config": ("", "Print such a file, and stop"),
+    }
+    """Words of the command line that are no option of a run: what follows, and their help."""
+
     data: Annotated[str, _names(*DATA_SETS.names())] = "mnist-mini"
-    """Data set. mnist-mini comes with the package; the others are looked for in --data-dir, $DPPS_DATA and the user cache, and downloaded otherwise."""
+    """Data set.
+
+    mnist-mini comes with the package. The others are looked for in --data-dir, $DPPS_DATA and the user cache, and
+    downloaded otherwise.
+    """
     data_dir: Annotated[Path | None, _optional("PATH"), Runtime] = None
-    """Folder with one sub-folder per data set."""
+    """Folder of the data sets [$DPPS_DATA, or user cache].
+
+    It has one sub-folder for each data set.
+    """
+    node_data: Annotated[Path | None, _optional("PATH"), Runtime] = None
+    """Folder of each node's own data: data/node-{rank}.
+
+    {rank} stands for the node's number. The folder holds train.csv (.tsv, .parquet, .npz), and the same for test if
+    wanted; or folders train and test of images, with a sub-folder for every class. Replaces --data. Needs --schema, or
+    --classes for plain numbers.
+    """
+    schema: Annotated[Path | None, _optional("PATH"), Runtime] = None
+    """Its columns and classes (dpps data describe).
+
+    The public description of the tables or images, the same for all nodes: columns, ranges, categories, classes, size.
+    """
+    classes: Annotated[int | None, _optional("K")] = None
+    """Number of classes, for --node-data without --schema.
+
+    The files then hold plain numbers, with the label in the last column.
+    """
     split: Annotated[str, _names("iid", "dirichlet:ALPHA", "label:K")] = "iid"
-    """How examples are dealt to the nodes."""
+    """How examples are dealt."""
     hold_out: Annotated[float | None, _optional("FLOAT")] = None
-    """Part of each node's examples kept for testing it on its own data (default: 0 for iid, 0.1 otherwise; with --node-data, where there are no test files, 0.2 for --baselines and --metrics)."""
+    """Part of each node's examples kept for testing.
+
+    By default 0 for iid and 0.1 otherwise. With --node-data, where there are no test files, 0.2 for --baselines and
+    --metrics.
+    """
     features: Annotated[str, _names("none", *FEATURES.names())] = "none"
-    """Computed of every image once, before training, with fixed filters (so without a privacy cost), and kept beside the data: wavelet scattering. Best with --model linear."""
-    model: Annotated[str, _names(*models.MODELS.names(), "MODULE:CALLABLE")] = "mlp"
-    """The paper's models, or linear (softmax regression, on features or columns) or cnn (a small one with tanh), or your own: package.module:callable, called with the shape of an example and the number of classes."""
-    norm: Literal["batch", "group"] = "batch"
-    """Normalisation of resnet18; the record unit needs group."""
-    weights: Annotated[Path | None, _optional("PATH")] = None
-    """State dict to start from (.pt or .safetensors, names as torchvision's)."""
-    shared: Annotated[str, arg(metavar="{1,2,all,PREFIX,..}")] = "1"
-    """Layers shared with the other nodes: the paper's 1 or 2, all, or prefixes of parameter names."""
-    algorithm: Annotated[str, _names(*ALGORITHMS.names())] = "partpsp"
-    """partpsp; sgp: all shared, no noise; sgpdp: all shared; pedfl: our reading of it (D-PSGD on the whole model, real sensitivity, no synchronisation; not in the unit record)."""
-    nodes: int = 10
-    """How many nodes."""
-    topology: Annotated[str, _names(*TOPOLOGIES.names())] = "exp"
-    """Who sends to whom. base-K: K peers a round (the Base-(K+1) graph)."""
-    dropouts: float = 0.0
-    """Chance that a node is away in a round (simulation)."""
-    sync_every: int = 0
-    """All nodes average with everybody every so many rounds (0 = never)."""
-    unit: Annotated[str, _names(*UNITS.names(), "none")] = "record"
-    """Who is protected: one training example (record), all a node contributes (contribution), which node sent a message (node-swap, the paper), or nobody (none)."""
-    epsilon: Annotated[float | None, _optional("FLOAT")] = None
-    """Total privacy loss allowed; the noise is solved for (default 3, unless noise is given directly). In the unit node-swap: sum of rounds, no guarantee."""
-    delta: float = 1e-5
-    """Chance that the guarantee fails; well below 1 / (number of examples)."""
-    clip: Annotated[float | None, _optional("FLOAT")] = None
-    """Clip: L2 per example (record, default 1; with --model linear 0.1), L1 or L2 per gradient (contribution, default 30 or 1), L1 per gradient (node-swap, default none)."""
-    records_per_user: int = 1
-    """How many examples one person may own at a node (record)."""
-    mechanism: Annotated[str, _names(*MECHANISMS.names())] = "laplace"
-    """Noise in the unit contribution (node-swap is Laplace, record Gaussian)."""
-    noise_multiplier: Annotated[float | None, _optional("FLOAT")] = None
-    """Gaussian noise, deviation over sensitivity, instead of --epsilon."""
-    trust: Annotated[str, _names(*TRUSTS)] = "nobody"
-    """pairs: partners share noise that cancels in the sum, which makes the mean nearly as exact as a trusted server's (record, and contribution with Gaussian noise). nobody: every node's noise is its own."""
-    colluders: Annotated[int | None, _optional("C")] = None
-    """How many other nodes may pool their secrets with an observer (--trust pairs; default a third of the nodes, rounded down)."""
-    mean_variance: Annotated[float | None, _optional("R")] = None
-    """Variance of the noise in the network's mean over the least that so many colluders allow, without colluders a trusted server's (--trust pairs; default 1.25). Closer to 1: more pair noise in every message. dpps plan shows the trade."""
-    absentees: Annotated[int | None, _optional("A")] = None
-    """How many members of a federation may be lost for good before the noise they shared stays in the model (--trust pairs between organisations; default 1). The noise is calibrated for C + A colluders."""
-    budget: Annotated[float | None, _optional("FLOAT")] = None
-    """b of the paper: epsilon of a round is budget / noise rate (node-swap default 5; contribution: instead of --epsilon)."""
-    noise_rate: float = 1e-3
-    """gamma_n of the paper."""
-    sensitivity: Annotated[str, _names(*SENSITIVITIES.names())] = "certified"
-    """Where the sensitivity comes from in the unit node-swap. certified has a proof; paper is tuned by --c-prime and --decay; oracle is the real distance (simulation)."""
-    c_prime: float = 0.78
-    """C' of the paper."""
-    decay: float = 0.55
-    """lambda of the paper."""
-    epochs: Annotated[int | None, _optional("INT")] = None
-    """Passes over the data (default 12, in the unit record as many more as make 120 rounds; at least 15 with --model linear)."""
-    batch_size: Annotated[int | str | None, _optional("N|N,N,..|1/K")] = None
-    """Examples per node and round, in the unit record their expected number: one number for all nodes, one per node with commas between, or a part of every node's examples (default 100, in the unit record at most half of a node's examples; with --model linear there an eighth of them)."""
+    """Fixed filters applied once, at no privacy cost.
+
+    Wavelet scattering of every image, computed before training and kept next to the data. Best with --model linear.
+    """
     declared_sizes: Annotated[str | None, _optional("N|N,N,..")] = None
-    """How many examples each node says it holds: one number for all, or one per node with commas between (default: what it holds at the first start). Public; rounds and sampling rates follow from it, whatever a node really holds."""
+    """Public sizes of the nodes [what they hold].
+
+    How many examples each node says it holds: one number for all, or one per node. Rounds and sampling rates follow from
+    it, whatever a node really holds.
+    """
+    model: Annotated[str, _names(*models.MODELS.names(), "MODULE:CALLABLE")] = "mlp"
+    """Model.
+
+    linear is a softmax regression on features or columns, cnn a small one with tanh, the others are the paper's. Your
+    own, package.module:callable, is called with the shape of an example and the number of classes.
+    """
+    norm: Literal["batch", "group"] = "batch"
+    """Normalisation of resnet18.
+
+    The record unit needs group.
+    """
+    weights: Annotated[Path | None, _optional("PATH")] = None
+    """State dict to start from (.pt, .safetensors).
+
+    Names as in torchvision.
+    """
+    shared: Annotated[str, _names("1", "2", "all", "PREFIX,..")] = "1"
+    """Layers shared with the other nodes.
+
+    The paper's 1 or 2 layers, all of them, or prefixes of parameter names.
+    """
+    algorithm: Annotated[str, _names(*ALGORITHMS.names())] = "partpsp"
+    """Learning algorithm.
+
+    partpsp is the paper's. sgp shares all layers without noise, sgpdp shares all layers. pedfl is our reading of it:
+    D-PSGD on the whole model, real sensitivity, no synchronisation, not in the unit record.
+    """
+    nodes: int = 10
+    """Number of nodes."""
+    topology: Annotated[str, _names(*TOPOLOGIES.names())] = "exp"
+    """Who sends to whom.
+
+    base-K is the Base-(K+1) graph: K peers a round.
+    """
+    epochs: Annotated[int | None, _optional("INT")] = None
+    """Passes over the data [12; record: 120 rounds].
+
+    In the unit record, by default as many passes as make 120 rounds, and at least 15 with --model linear.
+    """
+    batch_size: Annotated[int | str | None, _optional("N|N,N,..|1/K")] = None
+    """Examples per node and round [100].
+
+    In the unit record their expected number. One number for all nodes, one per node, or a part of every node's examples.
+    In the unit record the default is at most half of a node's examples, and an eighth of them with --model linear.
+    """
     lr_shared: Annotated[float | None, _optional("FLOAT")] = None
-    """Learning rate of the shared parameters (default 0.1; record: what the rule in docs/recipes.md suggests for its noise, see dpps plan)."""
+    """Rate of shared parameters [0.1; record: a rule].
+
+    In the unit record the default is what the rule for its noise suggests: see dpps plan.
+    """
     lr_local: Annotated[float | None, _optional("FLOAT")] = None
-    """Learning rate of the local parameters (default as --lr-shared)."""
+    """Rate of local parameters [as --lr-shared]."""
     lr_step: int = 0
-    """All rates divided by 10 at the start of epochs K, 2K, ... (the authors: 5; 0 = never); restarts the counters of topology and synchronisation."""
-    schedule: Annotated[str, _names(*SCHEDULES)] = "constant"
-    """Factor on all rates in every round, fixed at the start. step:K: a tenth after each K-th of the run; warm-up:K: growing over K rounds."""
+    """Divide rates by 10 every so many epochs [0: never].
+
+    At the start of epochs K, 2K, ... (the authors: 5). It restarts the counters of topology and synchronisation.
+    """
     momentum: Annotated[float | None, _optional("FLOAT")] = None
-    """Of released updates, in [0, 1): costs no privacy; choose rates smaller by the factor 1 - momentum (default 0; with --model linear and the unit record 0.8)."""
-    averaging: float = 0.0
-    """Average what comes out over this part of the rounds at the end (0 = take the last): costs no privacy."""
-    mixes: int = 1
-    """Gossip steps per released message: more agreement without more privacy loss (not in the unit node-swap)."""
+    """Momentum of released updates, below 1 [0].
+
+    It costs no privacy. Choose rates smaller by the factor 1 - momentum. With --model linear and the unit record the
+    default is 0.8.
+    """
     local_steps: int = 1
-    """Gradient steps per round; the clipped total change is what is shared."""
-    spare_rounds: int = 0
-    """Rounds paid for beyond the plan: rounds repeated after a crash are charged again and must fit the epsilon."""
+    """Gradient steps per round.
+
+    Their total change is clipped, and shared.
+    """
+    mixes: int = 1
+    """Gossip steps per message.
+
+    Not in the unit node-swap. More agreement between nodes without more privacy loss.
+    """
+    sync_every: int = 0
+    """Rounds between averages over all nodes [0: never]."""
+    dropouts: float = 0.0
+    """Probability that a node is away in a round.
+
+    In a simulation.
+    """
     seed: int = 0
-    """Of the split, the start weights and, in simulation, noise and sampling: the same seed and number of threads (OMP_NUM_THREADS) repeat a run bit for bit."""
+    """Seed of split, weights and simulated noise.
+
+    Also of sampling in a simulation. The same seed and number of threads (OMP_NUM_THREADS) repeat a run bit for bit.
+    """
+    unit: Annotated[str, _names(*UNITS.names(), "none")] = "record"
+    """Who is protected.
+
+    One training example (record), all that a node contributes (contribution), which node sent a message (node-swap, the
+    paper's), or nobody (none).
+    """
+    epsilon: Annotated[float | None, _optional("FLOAT")] = None
+    """Total privacy loss; in the unit node-swap sum of rounds, no guarantee [3, unless noise is given].
+
+    The noise is solved for.
+    """
+    delta: float = 1e-5
+    """Probability that the guarantee fails.
+
+    Choose it well below 1 / (number of examples).
+    """
+    clip: Annotated[float | None, _optional("FLOAT")] = None
+    """Largest norm of a gradient.
+
+    L2 per example in the unit record (default 1; 0.1 with --model linear). In the unit contribution per gradient, L1 for
+    Laplace noise (default 30) or L2 for Gaussian noise (default 1). In the unit node-swap L1 per gradient (default: none).
+    """
+    noise_multiplier: Annotated[float | None, _optional("FLOAT")] = None
+    """Gaussian noise, instead of --epsilon.
+
+    Its standard deviation over the sensitivity.
+    """
+    mechanism: Annotated[str, _names(*MECHANISMS.names())] = "laplace"
+    """Noise in the unit contribution.
+
+    Noise is always Laplace in the unit node-swap, and Gaussian in the unit record.
+    """
+    records_per_user: int = 1
+    """Examples that one person may own at a node.
+
+    In the unit record.
+    """
+    trust: Annotated[str, _names(*TRUSTS)] = "nobody"
+    """Noise that cancels between nodes.
+
+    Partners share noise that cancels in the sum, which makes the mean nearly as exact as with a trusted server (record,
+    and contribution with Gaussian noise). With nobody, every node's noise is its own.
+    """
+    colluders: Annotated[int | None, _optional("C")] = None
+    """Nodes that may pool secrets (pairs) [a third].
+
+    How many other nodes may pool their secrets with an observer. The default is rounded down.
+    """
+    mean_variance: Annotated[float | None, _optional("R")] = None
+    """Noise of the mean over its minimum (pairs) [1.25].
+
+    Variance of the averaged noise, as a multiple of the minimum possible against that many colluders. With no colluders, 1
+    equals a trusted server. Closer to 1 means more pair noise in every message. dpps plan shows the trade-off.
+    """
+    absentees: Annotated[int | None, _optional("A")] = None
+    """Members that may be lost for good (federation, pairs) [1].
+
+    Before the noise they shared stays in the model. The noise is calibrated for that many colluders more.
+    """
     secure_noise: bool = False
-    """Noise from a cryptographic keystream on an integer grid, keyed by the operating system: for messages that really leave."""
-    track_real: bool = False
-    """Record the real sensitivity of every round (simulation; costs nodes^2)."""
+    """Cryptographic noise, for messages that really leave.
+
+    Noise from a keystream on an integer grid, keyed by the operating system.
+    """
+    spare_rounds: int = 0
+    """Rounds paid for beyond the plan.
+
+    Rounds repeated after a crash are charged again, and must fit the epsilon.
+    """
     out: Annotated[Path | None, _optional("PATH"), Runtime] = None
-    """Folder for the results (default: runs/DATE-TIME)."""
-    resume: Annotated[bool, Runtime] = False
-    """Go on from the newest checkpoint in --out."""
+    """Folder for the results [runs/DATE-TIME]."""
     overwrite: Annotated[bool, Runtime] = False
-    """Delete the run that --out holds and start again."""
+    """Delete the run in --out, and start again."""
+    resume: Annotated[bool, Runtime] = False
+    """Continue the run in --out (dpps resume is shorter)."""
     checkpoint_every: Annotated[int, Runtime] = 0
-    """Rounds between checkpoints (0: only when stopped by a signal, and at the end of a run whose messages left)."""
+    """Rounds between checkpoints [0: when stopped].
+
+    Also at the end of a run whose messages left.
+    """
+    device: Annotated[str, _names("auto", "cpu", "cuda", "cuda:N"), Runtime] = "auto"
+    """Where model, data and noise live.
+
+    auto is CUDA if there is any, otherwise the CPU.
+    """
+    metrics: Annotated[str | None, _optional("NAME,NAME,.."), Runtime] = None
+    """Also measure auroc, f1, ... at the end.
+
+    Names of metrics: accuracy, balanced-accuracy, auroc, f1, calibration. Measured at every node, on the test set and its own test data. Not noised: for the node's own eyes.
+    """
     baselines: Annotated[bool, Runtime] = False
-    """Afterwards also the same run without noise, and each node alone: what did joining gain, what did privacy cost? Computed on private data without noise, so for your own eyes, and in a simulation only. Three times the work."""
+    """Compare with no noise, and with each node alone.
+
+    What did joining gain, what did privacy cost? Computed on private data without noise, so for your own eyes, and in a
+    simulation only. Three times the work.
+    """
     tensorboard: Annotated[bool, Runtime] = False
-    """Also write TensorBoard events (needs dpps[tensorboard])."""
+    """Also write TensorBoard events (dpps[tensorboard])."""
     quiet: Annotated[bool, Runtime] = False
     """No progress display."""
     timeout: Annotated[float, Runtime] = 60.0
-    """Distributed: seconds within which a dead or hung process is noticed; longer than the longest round."""
-    join_timeout: Annotated[float, Runtime] = 300.0
-    """Distributed: seconds to wait at the start until all processes are there."""
-    node_data: Annotated[Path | None, _optional("PATH"), Runtime] = None
-    """Folder of a node's own examples, such as data/node-{rank}: train.csv (.tsv, .parquet, .npz), and the same for test if wanted; or folders train and test of images, with a sub-folder for every class. {rank} stands for the node's number. Replaces --data; needs --schema, or --classes for plain numbers."""
-    schema: Annotated[Path | None, _optional("PATH"), Runtime] = None
-    """Public description of the tables or images in --node-data, the same for all nodes: columns, ranges, categories, classes, size (dpps data describe writes one)."""
-    classes: Annotated[int | None, _optional("K")] = None
-    """Number of classes in --node-data that holds plain numbers, with the label last; --schema names them itself."""
-    metrics: Annotated[str | None, _optional("NAME,NAME,.."), Runtime] = None
-    """Also measured at the end, at every node, on the test set and its own test file: accuracy, balanced-accuracy, auroc, f1, calibration. Not noised: for the node's own eyes."""
+    """Seconds until a dead process is noticed.
+
+    It must be longer than the longest round.
+    """
     seeded_noise: bool = False
-    """Distributed: noise and sampling from --seed as in a simulation, for tests; nothing is private then."""
+    """Noise from --seed, for tests: nothing is private.
+
+    Noise and sampling are then those of a simulation.
+    """
+    sensitivity: Annotated[str, _names(*SENSITIVITIES.names())] = "certified"
+    """Sensitivity (node-swap).
+
+    certified has a proof. paper is tuned by --c-prime and --decay. oracle is the real distance (simulation).
+    """
+    budget: Annotated[float | None, _optional("FLOAT")] = None
+    """b: a round's epsilon is b / noise rate [node-swap: 5].
+
+    In the unit contribution instead of --epsilon.
+    """
+    noise_rate: float = 1e-3
+    """gamma_n."""
+    c_prime: float = 0.78
+    """C'."""
+    decay: float = 0.55
+    """lambda."""
+    track_real: bool = False
+    """Record the real sensitivity of every round.
+
+    In a simulation only; it takes nodes^2 distances.
+    """
 
     def check(self) -> None:
         """Refuse what is wrong by itself, before anything is read. (Not at construction: the parser would wrap the message.)"""
@@ -198,10 +383,7 @@ class Options:
         for name in ("nodes", "epochs", "local_steps", "mixes"):
             if getattr(self, name) is not None:
                 _least(name, getattr(self, name), 2 if name == "nodes" else 1)
-        parse_schedule(self.schedule)
         self._optimizer()
-        if self.averaging:
-            Averaging(self.averaging)
         self._check_batch()
         for name in ("sync_every", "lr_step", "checkpoint_every", "spare_rounds"):
             _least(name, getattr(self, name), 0)
@@ -213,10 +395,8 @@ class Options:
             raise UsageError("--resume and --overwrite exclude each other: choose one")
         self._check_options()
         self.sizes()
-        for name in ("timeout", "join_timeout"):
-            if not 1 <= getattr(self, name) < float("inf"):
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} is {getattr(self, name)}: it must be 1 second or more")
+        if not 1 <= self.timeout < float("inf"):
+            raise UsageError(f"--timeout is {self.timeout}: it must be 1 second or more")
         self._check_data()
         of_classes(self.measures())
         if self.seeded_noise and self.secure_noise:
@@ -352,12 +532,11 @@ class Options:
 
     def rates(self) -> dict[str, Any]:
         """The arguments of the algorithm beside model and shared layers."""
-        names = ("lr_shared", "lr_local", "lr_step", "batch_size", "local_steps", "averaging")
-        schedule = None if self.schedule == "constant" else parse_schedule(self.schedule)
+        names = ("lr_shared", "lr_local", "lr_step", "batch_size", "local_steps")
         given = {name: getattr(self, name) for name in names}
         if self.batch_size is not None:
             given["batch_size"] = parse_batch(self.batch_size)
-        return given | {"schedule": schedule, "optimizer": self._optimizer()}
+        return given | {"optimizer": self._optimizer()}
 
     def measures(self) -> tuple[str, ...]:
         """The names in --metrics."""
@@ -388,12 +567,14 @@ class Options:
             raise UsageError(f"--config {path} cannot be read: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"--config {path} is not TOML: {error}") from error
-        hints = {name.replace("_", "-"): hint for name, hint in get_type_hints(Options).items()}
+        hints = {name.replace("_", "-"): hint for name, hint in _hints().items()}
         values: dict[str, Any] = {}
         for name, value in table.items():
             if name in RETIRED:
+                if value == RETIRED[name].default:
+                    continue
                 raise UsageError(
-                    f"{path}: {name} is no longer an option: {RETIRED[name]}, and delete this line"
+                    f"{path}: {name} is no longer an option: {RETIRED[name].instead}, and delete this line"
                 )
             if name not in hints:
                 raise unknown(f"option in {path}", name, hints)
@@ -401,16 +582,27 @@ class Options:
         return Options(**values)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any], otherwise: str) -> "Options":
+    def from_json(cls, found: Mapping[str, Any], where: str, otherwise: str) -> "Options":
         """What `to_json` wrote.
 
+        Args:
+            found: options by name.
+            where: what they were found in, for messages.
+            otherwise: the message where these are not options of `dpps train`.
+
         Raises:
-            UsageError: with the message `otherwise`: these are not options of `dpps train`.
+            UsageError: they are no options, or those of another version.
         """
-        hints = get_type_hints(Options)
+        hints = _hints()
+        refuse_retired(found, where)
         values = {name.replace("-", "_"): value for name, value in found.items() if name not in RETIRED}
-        if not set(values) <= set(hints) or "data" not in values:
+        if "data" not in values:
             raise UsageError(otherwise)
+        if strange := sorted(set(values) - set(hints)):
+            raise UsageError(
+                f"{where} was made by another version of dpps (this one has no option "
+                f"{strange[0].replace('_', '-')}): use that version"
+            )
         paths = {name for name, hint in hints.items() if Path in get_args(hint)}
         typed: dict[str, Any] = {n: Path(v) if n in paths and v else v for n, v in values.items()}
         return Options(**typed)
@@ -426,8 +618,10 @@ class Options:
         return {k: v for k, v in self.to_json().items() if k.replace("-", "_") not in runtime}
 
     def fingerprint(self) -> str:
-        """Equal for two configurations that compute the same."""
-        return fingerprint(self._computed())
+        """Equal for two configurations that compute the same. The options of 0.2 count as it had them by default, so that
+        its runs can be continued."""
+        before = {name: retired.default for name, retired in RETIRED.items() if not retired.runtime}
+        return fingerprint(before | self._computed())
 
 
 # Which options have an effect
@@ -473,14 +667,23 @@ def ignored(options: Options) -> dict[str, str]:
     return found
 
 
-def refuse_ignored(arguments: Sequence[str], options: Options) -> None:
+def refuse_ignored(arguments: Sequence[str], options: Options, *, distributed: bool = True) -> None:
     """Refuse an option on the command line that would be ignored: whoever writes one means something by it.
 
     A configuration file may hold every option (--print-config writes them all), so only the command line counts.
+
+    Args:
+        arguments: the words of the command line.
+        options: what they say.
+        distributed: whether this is one process of several.
     """
     unit = options.unit if options.noisy else "none"
     anyway = {"shared": "all", "mechanism": UNITS[unit].fixed_mechanism if unit in UNITS else None}
     useless = ignored(options)
+    if not distributed:
+        useless |= dict.fromkeys(
+            ("timeout", "seeded-noise"), "it is for several processes, torchrun -m dpps train"
+        )
     for word in arguments:
         name = word.partition("=")[0].replace("_", "-").removeprefix("--")
         if word.startswith("--") and name in useless:
@@ -531,6 +734,12 @@ def _typed(path: Path, name: str, value: Any, hint: Any) -> Any:
         return value
     wanted = " or ".join(_KINDS.get(kind, repr(kind)) for kind in kinds if kind is not type(None))
     raise UsageError(f"{path}: {name} is {value!r}: it must be {wanted}")
+
+
+def _hints() -> dict[str, Any]:
+    """The types of the options."""
+    hints = get_type_hints(Options)
+    return {field.name: hints[field.name] for field in dataclasses.fields(Options)}
 
 
 def _known(kind: str, value: str, allowed: Any) -> None:

@@ -25,17 +25,16 @@ from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.nodes import Nodes
 from dpps.learning.sampling import NodeData, announce, for_every_node
-from dpps.learning.schedules import WarmUp
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource, fresh_seed
 from dpps.privacy.ledger import Ledger
 from dpps.privacy.ledger_file import LedgerFile, Mark
 from dpps.privacy.outlook import foresee
-from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, planned_charges
+from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, finite_or_none, planned_charges
 from dpps.privacy.units import Calibration, Unit
 from dpps.protocol import DPPS
 from dpps.runs import validation
-from dpps.runs.callbacks import Callback, RoundLog
+from dpps.runs.callbacks import TOTALS, Callback, Progress, RoundLog
 from dpps.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpps.runs.data_ledger import note_runs
 from dpps.runs.deployment import Deployment, Simulation
@@ -93,7 +92,7 @@ class Run(Frozen):
         watch: sensitivities to evaluate along without using them.
         track_real: record the real sensitivity of every round (simulation).
         engine: how gradients are computed; "auto" decides by the model.
-        device: where tensors live; the model is moved there.
+        device: where model, data and noise live: "cpu", "cuda", "cuda:1", or "auto" for CUDA if there is any.
         overwrite: replace the run that the folder holds.
         description: the run's settings, where it was made by options; otherwise read off the arguments.
 
@@ -110,6 +109,9 @@ class Run(Frozen):
     fixed = frozenset(
         {"algorithm", "topology", "unit", "sync_every", "mixes", "plan", "contract", "protocol", "nodes"}
     )
+
+    kind: type[DPPS] = DPPS
+    """The protocol's class."""
 
     def __init__(
         self,
@@ -161,8 +163,7 @@ class Run(Frozen):
         self.folder = None if folder is None else self.deployment.folder(Path(folder))
         self.sync_every, self.mixes = sync_every if algorithm.synchronises else 0, mixes
         self.seed = fresh_seed() if seed is None else validation.check_seed(seed)
-        validation.check_device(device)
-        self._device = device
+        self._device = device = validation.as_device(device)
         algorithm.model.to(device)  # what is not trained, too: frozen parameters and buffers
         self.secure_noise, self.checkpoint_every = secure_noise, checkpoint_every
         self.callbacks: list[Callback] = validation.as_callbacks(callbacks)
@@ -373,7 +374,7 @@ class Run(Frozen):
         ):  # the largest rate of all, or each node's own where every node chose its batch
             rates = calibration.rates
             sampling = [rates[row] for row in fabric.rows] if rates else calibration.sampling
-        return DPPS(
+        return self.kind(
             self.topology,
             calibration.mechanism if calibration else NoNoise(),
             calibration.sensitivity if calibration else None,
@@ -387,12 +388,7 @@ class Run(Frozen):
 
     def _warnings(self) -> Iterator[str]:
         """What can be foreseen to go wrong although nothing is refused."""
-        schedule, rounds, unit = self.algorithm.schedule, self.plan.count, self.unit
-        if isinstance(schedule, WarmUp) and schedule.over > rounds:
-            yield (
-                f"schedule {schedule}: the run has {rounds} rounds, so the rates only reach {schedule.factor(rounds - 1, rounds):.2g} "
-                "of what they should be; warm up over fewer"
-            )
+        rounds, unit = self.plan.count, self.unit
         if unit is None:
             return
         new = self.folder is not None and not self.resumed
@@ -445,16 +441,27 @@ class Run(Frozen):
                 "config": self.description.config,
                 "versions": versions(),
                 "private_noise": self.protocol.noise.private,
-                "federation": self.deployment.federation,
+                "members": list(self.deployment.members),
+                "directory": str(Path.cwd()),  # which paths in the options are relative to
             }
         )
 
     # Rounds
 
-    def fit(self, epochs: int | None = None) -> Self:
-        """Train to the end (or until a callback answers true) and evaluate; without a number as long as `start` says."""
-        for _ in self.rounds(epochs):
-            pass
+    def fit(self, epochs: int | None = None, *, progress: bool | None = None) -> Self:
+        """Train to the end (or until a callback answers true) and evaluate.
+
+        Args:
+            epochs: passes over the data; without a number as many as `start` says.
+            progress: whether a bar is shown on the standard error; None: if that is a terminal.
+        """
+        from rich.console import Console
+
+        console = Console(stderr=True, force_terminal=progress or None)
+        with Progress(console, shown=progress is not False) as shown:
+            shown.begin(self.start(epochs))
+            for log in self.rounds(epochs):
+                shown.after_round(self, log)
         return self
 
     def rounds(self, epochs: int | None = None) -> Iterator[RoundLog]:
@@ -501,14 +508,13 @@ class Run(Frozen):
         with self.nodes.transaction(self.state):
             if within == 0:
                 self.nodes.start_epoch(self.state, epoch + 1)
-            self.nodes.start_round(self.state)
             record, losses = self.algorithm.step(self.nodes, self.state)
         spent, exchange = time.perf_counter() - t0, self.nodes.protocol_seconds
         self.seconds["protocol"] += exchange
         self.seconds["gradients"] += spent - exchange
         self.deployment.after_round(self)
         log = RoundLog.of(round_, record, losses, self.protocol, self.state.shared.s)
-        log = replace(log, clipped=self._count_clipped())
+        log = replace(log, clipped=self._count_clipped(), epsilon_total=self._epsilon_so_far())
         first_epoch = self.state.round == self.rounds_per_epoch
         if first_epoch and self._clipped[0] == 0:
             self._advise_on_clip()  # a clip that is far too large shows at once
@@ -700,6 +706,18 @@ class Run(Frozen):
             self._privacy = ((messages, done, paused), found)
         return self._privacy[1]
 
+    def _epsilon_so_far(self) -> float | None:
+        """What the node that paid most has spent: after every round where that is quick to compute, otherwise now and then."""
+        done, planned, unit = self.state.round, self.plan.count, self.unit
+        if unit is None:
+            return None
+        if unit.per_example and done % max(1, planned // TOTALS) and done != planned:
+            return None
+        distance = self.nodes.noise_distance(self.ledger.messages)
+        different = {tuple(charges) for charges in self.ledger.charges_by_row().values()}
+        found = [unit.running_total(charges, planned, distance=distance) for charges in different]
+        return None if None in found else finite_or_none(max(e for e in found if e is not None))
+
     def affords_rest(self, position: int) -> bool:
         """Whether a run that goes on from round `position` can be paid to its end: replays are charged again."""
         left, calibration = self.plan.after(position), self.nodes.calibration
@@ -732,7 +750,7 @@ class Run(Frozen):
     def update_to_noise(self) -> float | None:
         """Norm of a node's update over that of the noise of its message, mean over the rounds since this object started;
         it is computed from what was not noised: for the node's own eyes."""
-        known = [log.update_to_noise for log in self.log if log.update_to_noise is not None]
+        known = [log.update_to_noise for log in self.log if log.update_to_noise]  # a first update may be zero
         return fmean(known) if known else None
 
     def _warn_of_noise(self) -> None:

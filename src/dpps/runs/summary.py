@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from dpps.learning.algorithm import Algorithm
 from dpps.learning.evaluation import Comparison
 from dpps.privacy.promise import Privacy, finite_or_none
-from dpps.privacy.units import Unit
+from dpps.privacy.units import UNITS, Unit
 from dpps.topology import Topology
 from dpps.version import versions
 
@@ -28,49 +28,59 @@ Metrics = dict[str, dict[str, list[float | None]]]
 Comparisons = dict[str, dict[str, Comparison]]
 """By data ("test", "own"): what joining gained ("joining"), what privacy cost ("privacy"), and "both" together."""
 
+DATA = {"test": "on the test set", "own": "on each node's own test data"}
+"""In words: what accuracies and metrics are measured on."""
 _ROUNDS = 8  # of a topology that are compared
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """The results of a run, for the nodes held here. Its fields are the keys of summary.json.
 
-    Percentages, losses and metrics are computed from private data without noise.
+    Percentages, losses and metrics are computed from private data without noise. What was not measured is None or empty.
     """
 
-    test_accuracy: float | None
-    accuracy_by_epoch: Sequence[float]
-    accuracy_by_node: Sequence[float]
-    own_accuracy: float | None
-    own_accuracy_by_node: Sequence[float]
-    held_out_examples: int | None
-    metrics_by_node: Metrics
-    metrics_by_epoch: Sequence[Metrics]
-    by_class: Mapping[str, Sequence[Mapping[str, Any]]]
+    test_accuracy: float | None = None
+    accuracy_by_epoch: Sequence[float] = ()
+    accuracy_by_node: Sequence[float] = ()
+    own_accuracy: float | None = None
+    """Mean over the nodes, each on its own test data."""
+    own_accuracy_by_node: Sequence[float] = ()
+    held_out_examples: int | None = None
+    metrics_by_node: Metrics = field(default_factory=dict)
+    metrics_by_epoch: Sequence[Metrics] = ()
+    by_class: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """By data ("test", "own"): a row for every class, of the nodes together."""
     rounds: int
-    clipped_share: float | None
-    update_to_noise: float | None
-    final_loss: float | None
-    shared_parameters: int
-    local_parameters: int
-    own_statistics: bool
-    real_sensitivity_mean: float | None
-    real_sensitivity_max: float | None
-    estimated_sensitivity_mean: float | None
-    estimated_sensitivity_max: float | None
-    rounds_real_above_estimated: int | None
+    clipped_share: float | None = None
+    update_to_noise: float | None = None
+    final_loss: float | None = None
+    shared_parameters: int | None = None
+    local_parameters: int | None = None
+    own_statistics: bool = False
+    """Whether the nodes' models keep statistics of their data, as BatchNorm does."""
+    real_sensitivity_mean: float | None = None
+    real_sensitivity_max: float | None = None
+    estimated_sensitivity_mean: float | None = None
+    estimated_sensitivity_max: float | None = None
+    rounds_real_above_estimated: int | None = None
     privacy: Privacy
-    bytes_sent_per_node: int
-    seconds: Mapping[str, float]
-    gradients: str
-    split: Sequence[Sequence[int]] | None
-    weights_left_fresh: Sequence[str]
-    schema: str | None
-    chosen: Mapping[str, Any]
+    bytes_sent_per_node: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    gradients: str | None = None
+    split: Sequence[Sequence[int]] | None = None
+    """How many training examples of each label every node has."""
+    weights_left_fresh: Sequence[str] = ()
+    schema: str | None = None
+    chosen: Mapping[str, Any] = field(default_factory=dict)
     """What the run chose itself, because nobody did: epochs, batch and rates, by their options' names."""
     config: Mapping[str, Any]
     versions: Mapping[str, str]
+    node_names: Sequence[str] | None = None
+    """Of the nodes held here, where they have names: members of a federation, or folders of --node-data."""
+    members: Sequence[str] | None = None
+    """Of a federation: the names of all its members."""
     bytes_sent_by_rank: Sequence[int] | None = None
     baselines: Mapping[str, Mapping[str, Any]] | None = None
     comparisons: Comparisons | None = None
@@ -116,7 +126,21 @@ class Summary:
             chosen=_chosen(run),
             config=run.description.config,
             versions=versions(),
+            node_names=_names(run),
+            members=run.deployment.members or None,
         )
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Summary:
+        """From summary.json, also of an earlier version: keys that it did not have yet keep their defaults."""
+        known = {name: found[name] for name in (f.name for f in fields(cls)) if name in found}
+        known["privacy"] = Privacy(**{"epsilon_spent": found["privacy"]["epsilon"], **found["privacy"]})
+        if compared := found.get("comparisons"):
+            known["comparisons"] = {
+                which: {name: Comparison.from_json(each) for name, each in changes.items()}
+                for which, changes in compared.items()
+            }
+        return cls(**known)
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json. What only some runs have is left out of the others'."""
@@ -127,8 +151,40 @@ class Summary:
                 which: {name: each.to_json() for name, each in compared.items()}
                 for which, compared in self.comparisons.items()
             }
-        optional = ("held_out_examples", "schema", "bytes_sent_by_rank", "baselines", "comparisons")
+        optional = {"held_out_examples", "schema", "node_names", "members", "bytes_sent_by_rank"}
+        optional |= {"baselines", "comparisons"}
         return {name: value for name, value in found.items() if value is not None or name not in optional}
+
+    @property
+    def headline(self) -> tuple[str, float | None]:
+        """What a run is judged by: on which data ("test", "own"), and the accuracy at the end or as far as it has come."""
+        if self.test_accuracy is None and self.accuracy_by_epoch:
+            return "test", self.accuracy_by_epoch[-1]
+        if self.test_accuracy is None and self.own_accuracy is not None:
+            return "own", self.own_accuracy
+        return "test", self.test_accuracy
+
+    @property
+    def accuracy_is_covered(self) -> bool:
+        """Whether accuracy on public data may be passed on. Where a unit promises a total but does not clip each example, local
+        parameters and statistics are not noised, and what is computed with them is as private as they are."""
+        if self.privacy.unit == "none" or not (self.local_parameters or self.own_statistics):
+            return True
+        if self.privacy.unit not in UNITS:  # what it clips and noises is not known
+            return False
+        unit = UNITS[self.privacy.unit]
+        return unit.per_example or not unit.has_total
+
+    def node_name(self, k: int) -> str:
+        """What the k-th node held here is called."""
+        return self.node_names[k] if self.node_names else f"node {k}"
+
+
+def _names(run: Run) -> list[str] | None:
+    """Of the nodes held here."""
+    if run.deployment.members:
+        return [run.deployment.members[row] for row in run.nodes.rows]
+    return list(run.description.node_names) or None
 
 
 def _chosen(run: Run) -> dict[str, Any]:
@@ -159,6 +215,7 @@ class Description:
         split: how many training examples of each label every node has; None: not known.
         weights_left_fresh: parameters that a file of weights did not have.
         schema: the schema of the nodes' own tables or images.
+        node_names: of the nodes held here: the folders of --node-data; empty: they have none.
     """
 
     config: Mapping[str, Any]
@@ -171,6 +228,7 @@ class Description:
     split: Sequence[Sequence[int]] | None = None
     weights_left_fresh: Sequence[str] = ()
     schema: str | None = None
+    node_names: Sequence[str] = ()
 
 
 def describe(
@@ -194,7 +252,8 @@ def describe(
     config = {name.replace("_", "-"): value for name, value in config.items()}
     facts = model_facts(algorithm.model)
     unnamed = {"parameters": facts["model"], "weights": weights_of(topology)}
-    return Description(config, config, fingerprint({**config, **unnamed}), facts)
+    before = {"schedule": None}  # what 0.2 had here, so that its runs can be opened
+    return Description(config, config, fingerprint({**config, **unnamed, **before}), facts)
 
 
 def model_facts(model: nn.Module) -> dict[str, str]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+JOINING = 300.0
+"""Seconds to wait at the start until all processes are there, at least; longer if the timeout is."""
 SEEDED = (
     "No privacy: the noise of this distributed run came from a seed that all processes know (--seeded-noise, for tests), "
     "so everybody can subtract it. With noise of its own at every node it would be:"
@@ -52,7 +54,7 @@ class TorchDistributed(Deployment):
     def __init__(self, cluster: Cluster, *, seeded_noise: bool = False) -> None:
         self.cluster, self.seeded_noise = cluster, seeded_noise
         self.log_prefix = f"rank {cluster.rank}: "
-        self.processes = cluster.rendezvous.size
+        self.processes, self.rank = cluster.rendezvous.size, cluster.rank
         self._fabric: Distributed | None = None
         self._asked = self._had_run = False
         self._sent: list[int] = []
@@ -63,7 +65,6 @@ class TorchDistributed(Deployment):
         cls,
         *,
         timeout: float = 60.0,
-        join_timeout: float = 300.0,
         seeded_noise: bool = False,
     ) -> Self:
         """Join the processes that torchrun started, of which this is one.
@@ -73,10 +74,9 @@ class TorchDistributed(Deployment):
 
         Args:
             timeout: seconds within which a dead or hung process is noticed; longer than the longest round.
-            join_timeout: seconds to wait at the start until all processes are there.
             seeded_noise: as in the constructor.
         """
-        cluster = Cluster(Rendezvous.from_environment(), timeout, read_secret(), join_timeout)
+        cluster = Cluster(Rendezvous.from_environment(), timeout, read_secret(), max(JOINING, timeout))
         try:
             return cls(cluster.join(), seeded_noise=seeded_noise)
         except DppsError as error:
@@ -127,7 +127,7 @@ class TorchDistributed(Deployment):
         if not self.cluster.secret:
             raise UsageError(
                 f"--trust pairs: without ${SECRET} nobody knows whose keys are whose; set the same secret "
-                "for all processes (dpps secret)"
+                "for all processes (openssl rand -hex 32 makes one)"
             )
         assert run.folder is not None
         identity = IdentityKey.kept_in(run.folder.identity)
@@ -267,6 +267,7 @@ class TorchDistributed(Deployment):
             final_loss=None,
             clipped_share=None,
             split=None,
+            node_names=None,
             privacy=privacy,
             bytes_sent_by_rank=sent,
         )

@@ -184,7 +184,7 @@ def tune(
         local = {"lr_local": setting["lr_shared"]} if same_rate else {}
         held_out = options.hold_out or HELD_OUT
         trial = replace(base, **setting, **local, hold_out=held_out, quiet=True)
-        run = Run.from_options(trial, out / f"trial-{k}").fit()
+        run = Run.from_options(trial, out / f"trial-{k}").fit(progress=False)
         if examples is None:
             if scored is not None:
                 _charge_scores(run, out, len(settings) + 1, scored)

@@ -1,5 +1,6 @@
 """Checks of what a run is given: what cannot be meant is refused in one line, before anything is written."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, SupportsIndex, get_args
@@ -59,18 +60,30 @@ def as_callbacks(callbacks: Any) -> list[Any]:
     return found
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that is not there, and name those that are."""
+def as_device(device: str) -> str:
+    """Where tensors live. "auto" is a CUDA device if there is one, of several processes on a machine each its own, else the CPU.
+
+    Raises:
+        UsageError: the device is not there, or cannot do what is needed.
+    """
+    if device == "auto":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % count}" if count else "cpu"
     try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise UsageError(f"device is {device!r}: choose cpu, cuda or mps") from error
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(kind, True):
-        usable = ", ".join(name for name, ok in there.items() if ok)
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"device is {device!r}: choose auto, cpu, cuda or cuda:N") from error
+    if found.type == "mps":
         raise UsageError(
-            f"device is {device!r}, which this machine or this torch does not have: choose {usable}"
+            f"device is {device!r}, which has no float64, and clipping relies on it: choose cpu or cuda"
         )
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device is {device!r}, which this machine or this torch does not have: choose cpu")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"device is {device!r}: this machine has {torch.cuda.device_count()} CUDA devices, numbered from 0"
+        )
+    return device
 
 
 def check_seed(seed: int) -> int:

@@ -1,4 +1,4 @@
-"""A bound on the sensitivity with a proof (docs/certified-sensitivity.md) instead of tuned constants.
+"""A bound on the sensitivity with a proof (docs/proofs.md) instead of tuned constants.
 
 First what the topology alone says about a past round: how differently any two nodes have taken it in (`Coefficients`).
 Then the bound that is made of it (`Unrolled`, `Certified`).

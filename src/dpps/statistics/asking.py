@@ -26,6 +26,7 @@ from dpps.statistics.questions import (
 
 _TOKEN = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|\[([^\]]*)\]|([=,~+])|([^\s=,~+"'\[\]]+))""")
 MOST_BINS = 4096
+_EVERYWHERE = ("by", "weight")  # options of every question
 
 
 @dataclass
@@ -101,6 +102,19 @@ class Call:
             )
         return int(found)
 
+    def weight(self) -> float:
+        """The share of the noise budget that the question asks for, relative to the others'."""
+        try:
+            found = float(str(self.options.get("weight", 1)))
+        except ValueError:
+            found = 0.0
+        if not 1e-3 <= found <= 1e3:
+            raise UsageError(
+                f"{self.text}: weight={self.options['weight']}: give a number from 0.001 to 1000; 2 halves the noise "
+                "compared with a question of weight 1"
+            )
+        return found
+
 
 def ask(text: str, columns: Columns) -> Question:
     """The question in a text.
@@ -113,13 +127,16 @@ def ask(text: str, columns: Columns) -> Question:
     call.columns = columns
     make, allowed = QUESTIONS[call.name]
     for option in call.options:
-        if option not in (*allowed, "by"):
-            raise unknown(f"option of {call.name} in {text}", option, (*allowed, "by"))
+        if option not in (*allowed, *_EVERYWHERE):
+            raise unknown(f"option of {call.name} in {text}", option, (*allowed, *_EVERYWHERE))
     if (call.formula is not None) != (call.name == "regression"):
         raise UsageError(f"{text}: a formula belongs to regression, such as regression(pressure ~ age + sex)")
     question = make(call)
     by = call.options.get("by")
-    return question if by is None else Grouped(question, call.category(str(by)))
+    if by is not None:
+        question = Grouped(question, call.category(str(by)))
+    question.weight = call.weight()
+    return question
 
 
 def _read(text: str) -> Call:
@@ -190,7 +207,7 @@ class Grouped(Question):
     def encode(self, records: Records) -> Array:
         block, group = self._question.encode(records), records[self._by.name]
         own = one_hot(group, len(self._by.values)) * (group >= 0)[:, None]
-        return (own[:, :, None] * block[:, None, :]).reshape(len(block), -1)
+        return (own[:, :, None] * block[:, None, :]).reshape(len(block), self.width)
 
     def answer(self, sums: Array, noise: float) -> Answer:
         each = [self._question.answer(part, noise) for part in sums.reshape(len(self._by.values), -1)]

@@ -105,6 +105,8 @@ class Question(ABC):
     text: str
     width: int
     """Numbers per record."""
+    weight: float = 1.0
+    """Of its share in a release with other questions."""
     largest_sum: float = 1.0
     """The most that the absolute values of a record's numbers add up to, where Laplace noise suits; infinite: it does not."""
 

@@ -78,9 +78,7 @@ class Topology(ABC):
     def with_dropouts(self, away: float | Mapping[int, Iterable[int]], seed: int = 0) -> "Topology":
         """This topology with nodes away in some rounds; the weights are routed around them.
 
-        Args:
-            away: The probability of a node to be away in a round, or a schedule: round -> nodes away.
-            seed: Of the random draws, if ``away`` is a probability.
+        ``away`` is the probability of a node to be away in a round (drawn with ``seed``), or a schedule: round -> nodes away.
         """
         from dpps.topology.dropouts import RandomDropouts, ScheduledDropouts
 

@@ -84,14 +84,11 @@ def _graph(weights: Weights) -> tuple[Any, list[float]]:
     """The links between different nodes, and how thick to draw each: the largest weight is 1.5 points."""
     import networkx as nx
 
-    graph = nx.DiGraph()
-    graph.add_nodes_from(range(weights.nodes))
-    links = weights.receivers != weights.senders
-    values = weights.values[links]
-    ends = zip(weights.senders[links].tolist(), weights.receivers[links].tolist(), strict=True)
-    graph.add_weighted_edges_from((i, j, value) for (i, j), value in zip(ends, values.tolist(), strict=True))
-    largest = values.max(initial=0.0)
-    return graph, [0.3 + 1.2 * value / largest for _, _, value in graph.edges(data="weight")]
+    graph = nx.from_scipy_sparse_array(weights.matrix.T, create_using=nx.DiGraph)
+    graph.remove_edges_from(list(nx.selfloop_edges(graph)))
+    values = [value for _, _, value in graph.edges(data="weight")]
+    largest = max(values, default=1.0)
+    return graph, [0.3 + 1.2 * value / largest for value in values]
 
 
 def _circle(nodes: int) -> dict[int, tuple[float, float]]:

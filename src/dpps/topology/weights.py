@@ -14,12 +14,9 @@ TOLERANCE = 1e-9
 
 
 class Weights:
-    """The N x N matrix W of one round; W[i, j] is what receiver i takes of sender j.
+    """The N x N matrix W of one round, dense or scipy.sparse; W[i, j] is what receiver i takes of sender j. It is copied.
 
     Stored by receiver: the entries of receiver i are ``indptr[i]:indptr[i + 1]``, senders ascending.
-
-    Args:
-        matrix: W, dense or of any scipy.sparse format; it is copied.
     """
 
     def __init__(self, matrix: Any) -> None:
@@ -60,7 +57,7 @@ class Weights:
 
     @cached_property
     def receivers(self) -> NDArray[np.int64]:
-        """The receiver of every entry, beside ``senders`` and ``values``."""
+        """The receiver of every entry, in the order of ``senders`` and ``values``."""
         return np.repeat(np.arange(self.nodes), np.diff(self.indptr))
 
     @cached_property

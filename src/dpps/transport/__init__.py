@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # imported when first asked for
         SECRET,
         Cluster,
         Rendezvous,
-        make_secret,
         read_secret,
         restarted,
         started_distributed,

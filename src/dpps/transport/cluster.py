@@ -117,11 +117,6 @@ _ALPHABETS = (
 _DISTINCT = 8  # of 32 random hexadecimal digits, fewer are different once in 25 million times
 
 
-def make_secret() -> str:
-    """A new secret of 256 random bits, as text."""
-    return secrets.token_hex(32)
-
-
 def read_secret() -> bytes:
     """$DPPS_SECRET; empty when it is not set.
 
@@ -139,7 +134,7 @@ def check_secret(text: str) -> None:
     if text and bits < BITS:
         raise UsageError(
             f"${SECRET} has at most {bits:.0f} bits: it must have {BITS} or more, because a recorded handshake lets anybody try "
-            "secrets at leisure; make one with: dpps secret"
+            "secrets at leisure; make one with: openssl rand -hex 32"
         )
 
 
@@ -419,7 +414,7 @@ def verdict(
         words = cannot_reach(silent, named)
     else:
         words = "; ".join(f"rank {named(r)} has stopped: {what}" for r in sorted(lost))
-    return RunError(f"{words}; the last checkpoint is intact, go on with --resume (in Python Run.open)")
+    return RunError(f"{words}; the last checkpoint is intact, continue with dpps resume (in Python Run.open)")
 
 
 def all_said(reports: Mapping[int, Report], processes: int) -> bool:
@@ -616,7 +611,7 @@ class Cluster:
         text = json.dumps(mine, sort_keys=True)
         if self.store.compare_set(f"hello/{self.rank}", "", text).decode(errors="replace") != text:
             raise UsageError(f"rank {self.rank} is already here: every process needs its own RANK")
-        hellos = self._collect("hello", self._joining, "start all processes within --join-timeout")
+        hellos = self._collect("hello", self._joining, "start all processes within this time")
         if hellos[self.rank] != text:  # an earlier one would bring earlier keys back
             raise PeerError(f"the rendezvous changed the hello of rank {self.rank}; nothing was sent")
         said = [understood(rank, hello) for rank, hello in enumerate(hellos)]

@@ -24,8 +24,7 @@ def parse_cifar(content: bytes, path: Path) -> tuple[Bytes, Bytes]:
     """The records in `content`, which was read from `path`."""
     if not content or len(content) % RECORD:
         raise RunError(
-            f"{path}: expected CIFAR-10 records of {RECORD} bytes, "
-            f"but its {len(content)} bytes are no whole number of them"
+            f"{path}: expected CIFAR-10 records of {RECORD} bytes, but its {len(content)} bytes are no whole number of them"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
     return records[:, 1:].reshape(-1, *SHAPE), records[:, 0]

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
+    from dpps.noise.pairs.graph import Partners, Shares
     from dpps.noise.pairs.keys import IdentityKey, PairKeys, RoundStream
     from dpps.noise.pairs.rounds import PairRounds, Part
     from dpps.noise.pairs.sources import (
         MemberNoise,
         MemberPairs,
-        Partners,
         SecurePairs,
         SeededPairs,
         lattice_slack,

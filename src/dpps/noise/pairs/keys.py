@@ -25,11 +25,7 @@ _CLAIMING = threading.Lock()  # of all keys: copies of one share what was given 
 
 
 class IdentityKey:
-    """The X25519 key of a process: what makes it a partner. Only its public half ever leaves.
-
-    Args:
-        key: 32 bytes; None takes them from the operating system.
-    """
+    """The X25519 key (32 bytes) of a process, which makes it a partner. Only its public half ever leaves."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._private = (
@@ -38,11 +34,7 @@ class IdentityKey:
 
     @classmethod
     def kept_in(cls, path: Path) -> "IdentityKey":
-        """The key in a file that only its owner can read; made when there is none.
-
-        Raises:
-            RunError: the file is no key, or others may read it.
-        """
+        """The key in a file that only its owner can read; made when there is none. RunError: it is no key, or others may read it."""
         if not path.exists():
             private_folder(path.parent)
             write_private(path, X25519PrivateKey.generate().private_bytes_raw())
@@ -68,11 +60,7 @@ class IdentityKey:
         )
 
     def secret_with(self, public: bytes) -> bytes:
-        """The secret shared with the owner of a public key.
-
-        Raises:
-            UsageError: the public key is not one.
-        """
+        """The secret shared with the owner of a public key."""
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
@@ -123,11 +111,7 @@ class PairKeys:
         return keys
 
     def claim(self, round_: int) -> None:
-        """Take the noise of a round, which can be done once.
-
-        Raises:
-            RunError: it was taken before, or by the process that this one was forked from.
-        """
+        """Take the noise of a round, once. RunError: it was taken before, or by the process that this one was forked from."""
         if os.getpid() != self._process:
             raise RunError(
                 "pair noise is not shared with a forked process: start the run in the process that makes the keys"

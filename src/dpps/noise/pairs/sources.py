@@ -7,7 +7,6 @@ partners and split it as the partner graph says, so what a round costs is the sa
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from dpps.errors import RunError, UsageError
 from dpps.noise.mechanisms import Gaussian, Mechanism
+from dpps.noise.pairs.graph import Partners, Present
 from dpps.noise.pairs.keys import PairKeys, RoundStream
 from dpps.noise.pairs.rounds import PairRounds, Part
 from dpps.noise.pairs.table import gaussian_table, table_slack
@@ -34,52 +34,12 @@ from dpps.noise.source import (
 SMOOTH = 4.0
 """Pair noise lies on the coarsest grid on which its sum with the independent noise is still Gaussian: see `lattice_slack`."""
 
-_DENSE = 2048  # nodes up to which the joint noise of a sparse graph is a product with the square root of its covariance
 _PIECE = 1 << 20  # numbers drawn at a time
 _FINER = 1 + 1 / 64  # pair noise of four steps or more is rounded up by a sixteenth of a step
 
-Present = NDArray[np.bool_] | None
-
-
-class Split(Protocol):
-    """Standard deviations in units of the noise of a message without partners."""
-
-    @property
-    def independent(self) -> float: ...
-    @property
-    def pair(self) -> float: ...
-
-
-class Partners(Protocol):
-    """What noise needs to know of a partner graph; `dpps.privacy.partners` makes them."""
-
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def complete(self) -> bool: ...
-    @property
-    def absentees(self) -> int: ...
-    def shares(self, present: Present = None) -> Split:
-        """How the noise is split when these nodes take part."""
-
-    def among(self, present: Present = None) -> NDArray[np.int64]:
-        """The pairs of these nodes, (E, 2)."""
-
-    def largest_eigenvalue(self, present: Present = None) -> float:
-        """Of the Laplacian, at most."""
-
-    def most_partners(self, present: Present = None) -> int:
-        """Of one of these nodes."""
-
 
 class SecurePairs(SecureNoise):
-    """Secure noise, part of it shared with partners.
-
-    Args:
-        partners: who they are, and how much they share.
-        pair_keys: what the nodes here share with them; None when all nodes are in this process.
-        keystream: of the independent noise.
-    """
+    """Secure noise, part of it shared with partners; without `pair_keys` all nodes must be in this process."""
 
     def __init__(
         self, partners: Partners, pair_keys: PairKeys | None = None, keystream: Keystream | None = None
@@ -298,14 +258,8 @@ class MemberPairs(SecurePairs):
 class SeededPairs(Seeded):
     """Seeded noise with the joint distribution that partners make: for simulation.
 
-    Complete graph: sigma^2 I + tau^2 (n I - J) is a^2 (I - J/n) + sigma^2 J/n with a^2 = sigma^2 + n tau^2,
-    so n independent draws g_i
-    suffice: a (g_i - mean) + sigma mean. Any other graph: the square root of its covariance times n draws,
-    or its edges one by one.
-
-    Args:
-        partners: who they are, and how much they share.
-        seed: any integer; None takes one from the operating system.
+    Complete graph: sigma^2 I + tau^2 (n I - J) is a^2 (I - J/n) + sigma^2 J/n with a^2 = sigma^2 + n tau^2, so n independent
+    draws g_i suffice: a (g_i - mean) + sigma mean. Any other graph: the square root of its covariance times n draws.
     """
 
     def __init__(self, partners: Partners, seed: int | None = None) -> None:
@@ -324,11 +278,8 @@ class SeededPairs(Seeded):
         before = out.half.clone() if out.norms else None
         if self.partners.complete:
             self._complete(mechanism, scale, out)
-        elif len(_everybody(self.partners, out)) <= _DENSE:
-            self._dense(mechanism, scale, out)
         else:
-            super().release(mechanism, scale * self.partners.shares(out.present).independent, out)
-            self._edges(mechanism, scale, out)
+            self._sparse(mechanism, scale, out)
         if before is None:
             return torch.zeros(len(out.nodes), dtype=torch.float64)
         return (out.half - before).abs().sum(1).to("cpu", torch.float64)
@@ -349,14 +300,15 @@ class SeededPairs(Seeded):
                 target.index_add_(0, at, unit[torch.from_numpy(held)].to(target), alpha=scale * around)
         out.half.add_((total * (scale * (split.independent - around) / len(everybody))).to(out.half))
 
-    def _dense(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
+    def _sparse(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         everybody = _everybody(self.partners, out)
         root = self._square_root(everybody, out).to(out.half)
         here = torch.from_numpy(np.searchsorted(everybody, out.nodes)).to(out.half.device)
         width = max(1, _PIECE // len(everybody))
         for number, first in enumerate(range(0, out.half.shape[1], width)):
             target = out.half[:, first : first + width]
-            unit = np.empty((len(everybody), target.shape[1]), dtype=_numpy_type(out.half))
+            kind = np.float64 if out.half.dtype == torch.float64 else np.float32
+            unit = np.empty((len(everybody), target.shape[1]), dtype=kind)
             mechanism.draw(self._pair_streams.at(number, out.round), unit)
             noise = torch.mm(root, torch.from_numpy(unit).to(out.half.device))
             target.add_(noise if len(here) == len(everybody) else noise[here], alpha=scale)
@@ -374,22 +326,6 @@ class SeededPairs(Seeded):
             root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
             self._root = everybody.tobytes(), torch.from_numpy(root)
         return self._root[1]
-
-    def _edges(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
-        """Every pair's noise by itself, some pairs at a time."""
-        deviation = scale * self.partners.shares(out.present).pair
-        pairs = _places(self.partners, out)[self.partners.among(out.present)]
-        columns = out.half.shape[1]
-        # the last row stands for nodes elsewhere
-        shared = torch.zeros(len(out.nodes) + 1, columns, dtype=out.half.dtype)
-        many = max(1, _PIECE // columns)
-        for number, first in enumerate(range(0, len(pairs), many)):
-            i, j = torch.from_numpy(pairs[first : first + many].T.copy())
-            unit = np.empty((len(i), columns), dtype=_numpy_type(out.half))
-            mechanism.draw(self._pair_streams.at(number, out.round), unit)
-            noise = torch.from_numpy(unit)
-            shared.index_add_(0, i, noise).index_add_(0, j, noise, alpha=-1)
-        out.half.add_(shared[:-1].to(out.half.device), alpha=deviation)
 
 
 def lattice_slack(smooth: float, pairs: int) -> float:
@@ -434,7 +370,3 @@ def _places(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
     places = np.full(partners.nodes, len(out.nodes))
     places[list(out.nodes)] = np.arange(len(out.nodes))
     return places
-
-
-def _numpy_type(like: Tensor) -> type[np.float32] | type[np.float64]:
-    return np.float64 if like.dtype == torch.float64 else np.float32

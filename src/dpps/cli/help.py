@@ -1,0 +1,256 @@
+"""What `--help`, the completion scripts and the reference say of a command: read off the dataclass of its options.
+
+The text behind a field is its help: the first paragraph is the line of `--help`, the others are for the reference. Where a
+default depends on other options, the line ends with what it is, in brackets.
+"""
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from rich.console import Console
+from rich.text import Text
+from tyro.conf import Positional
+
+ARGUMENTS, OPTIONS = "arguments", "options"
+_KINDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, or one argument without a name.
+
+    Attributes:
+        flag: as it is typed; what an argument stands for.
+        value: what follows it; empty for a switch.
+        choices: the words it can be, or forms of them.
+        default: as text; empty where there is none, or it depends on others.
+        help: one line.
+        details: the rest.
+        required: whether it must be there.
+        is_path: whether files complete it.
+        positional: whether it has no name.
+    """
+
+    flag: str
+    value: str = ""
+    choices: tuple[str, ...] = ()
+    default: str = ""
+    help: str = ""
+    details: str = ""
+    required: bool = False
+    is_path: bool = False
+    positional: bool = False
+
+    @property
+    def line(self) -> str:
+        """Help, choices and default."""
+        words = f"{self.help}: {', '.join(self.choices)}" if self.choices else self.help
+        return f"{words} [{self.default}]" if self.default else words
+
+
+def groups_of(kind: type[Any]) -> dict[str, list[Option]]:
+    """The options of a command by group, in the order of its fields.
+
+    Args:
+        kind: a dataclass with one field per option. Its `groups` say where a group begins; `also` are words that are no
+            fields; `unused` are fields that the command does not have, although the class it extends does.
+    """
+    texts, hints = _texts(kind), get_type_hints(kind, include_extras=True)
+    titles: Mapping[str, str] = getattr(kind, "groups", {})
+    found: dict[str, list[Option]] = {}
+    title = OPTIONS
+    for field in dataclasses.fields(kind):
+        title = titles.get(field.name, title)
+        if field.name in getattr(kind, "unused", ()):
+            continue
+        option = _option(field, hints[field.name], texts.get(field.name, ""))
+        found.setdefault(ARGUMENTS if option.positional else title, []).append(option)
+    also: Mapping[str, tuple[str, str]] = getattr(kind, "also", {})
+    more = [Option(flag, value, help=text, is_path=value == "FILE") for flag, (value, text) in also.items()]
+    last = "run" if "run" in found else next(reversed(found), OPTIONS)
+    last = OPTIONS if last == ARGUMENTS else last
+    found.setdefault(last, []).extend([*more, Option("--help", help="Show this")])
+    return found
+
+
+def options_of(kind: type[Any]) -> list[Option]:
+    """The options of a command."""
+    return [option for group in groups_of(kind).values() for option in group]
+
+
+def description(kind: type[Any]) -> list[str]:
+    """What a command says of itself, by paragraph; examples are kept as they are written."""
+    return inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+
+
+def usage(kind: type[Any], prog: str) -> str:
+    """How a command is typed."""
+    options = options_of(kind)
+    words = [option.flag for option in options if option.positional and option.required]
+    words += [f"[{option.flag}]" for option in options if option.positional and not option.required]
+    words += [f"{o.flag} {o.value}" for o in options if o.required and not o.positional]
+    return " ".join([prog, *words, "[options]"])
+
+
+def print_help(kind: type[Any], prog: str, console: Console) -> None:
+    """Usage, description, and a line for each option, by group."""
+    width = min(console.width, 100)
+
+    def put(*parts: str | tuple[str, str]) -> None:
+        console.print(Text.assemble(*parts), soft_wrap=True)
+
+    put((prog, "bold"), usage(kind, prog).removeprefix(prog), "\n")
+    for paragraph in description(kind):
+        put(
+            paragraph
+            if paragraph.startswith("Example")
+            else textwrap.fill(" ".join(paragraph.split()), width),
+            "\n",
+        )
+    found = groups_of(kind)
+    names = {option: f"  {_spelled(option)}" for options in found.values() for option in options}
+    left = min(29, max(map(len, names.values()))) + 2
+    if any(option.default for option in names):
+        put("Defaults are in [brackets].\n")
+    for title, options in found.items():
+        put((title, "bold"))
+        for option in options:
+            name = names[option]
+            first, *rest = textwrap.wrap(option.line, width - left, break_on_hyphens=False) or [""]
+            if len(name) + 1 > left:
+                rest, first = [first, *rest], ""
+            put((name, "cyan"), f"{first:>{left - len(name) + len(first)}}" if first else "")
+            for line in rest:
+                put(" " * left, line)
+        put()
+
+
+def _spelled(option: Option) -> str:
+    return f"{option.flag} {option.value}".rstrip()
+
+
+def _option(field: Any, hint: Any, text: str) -> Option:
+    kind, extras = _unwrapped(hint)
+    positional = any(extra is _POSITIONAL for extra in extras)
+    metavar = next((e.metavar for e in extras if getattr(e, "metavar", None)), None)
+    kinds = [k for k in get_args(kind) if k is not NoneType] if _is_union(kind) else [kind]
+    choices: tuple[str, ...] = ()
+    if metavar and metavar.startswith("{"):
+        choices, metavar = tuple(metavar.strip("{}").split(",")), "NAME"
+        choices = (*choices[:-2], "PREFIX,..") if choices[-1] == ".." else choices
+    elif get_origin(kinds[0]) is Literal:
+        choices, metavar = tuple(map(str, get_args(kinds[0]))), "NAME"
+    switch = kinds == [bool]
+    several = get_origin(kinds[0]) is tuple
+    if metavar is None:
+        metavar = "" if switch else _KINDS.get(get_args(kinds[0])[0] if several else kinds[0], "TEXT")
+        metavar = f"{metavar} .." if several else metavar
+    default = None if field.default is MISSING else field.default
+    flag = f"--{'no-' if default is True else ''}{field.name.replace('_', '-')}"
+    first, _, rest = inspect.cleandoc(text).partition("\n\n")
+    help_, own = re.fullmatch(r"(.*?)(?: \[([^\[]*)\])?\.?", " ".join(first.split())).groups()  # type: ignore[union-attr]
+    return Option(
+        flag=metavar if positional else flag,
+        value="" if positional else metavar,
+        choices=choices,
+        default=own or _default(default),
+        help=help_,
+        details=" ".join(rest.split()),
+        required=field.default is MISSING and field.default_factory is MISSING,
+        is_path=Path in (*kinds, *(get_args(kinds[0]) if several else ())),
+        positional=positional,
+    )
+
+
+def _default(value: Any) -> str:
+    if value is None or isinstance(value, bool) or value in ("", ()):
+        return ""
+    if isinstance(value, tuple):
+        return " ".join(f"{part:g}" for part in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_POSITIONAL = get_args(Positional[int])[1]
+
+
+def _unwrapped(hint: Any) -> tuple[Any, list[Any]]:
+    """A type without its annotations, and these."""
+    extras: list[Any] = []
+    while hasattr(hint, "__metadata__"):
+        extras += hint.__metadata__
+        hint = hint.__origin__
+    return hint, extras
+
+
+def _is_union(kind: Any) -> bool:
+    return NoneType in get_args(kind) or str(get_origin(kind)).endswith("UnionType'>")
+
+
+def _texts(kind: type[Any]) -> dict[str, str]:
+    """The text behind every field, of the class and of those it extends."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(each):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(tree, ast.ClassDef)
+        for line, after in zip(tree.body, tree.body[1:], strict=False):
+            if not isinstance(line, ast.AnnAssign) or not isinstance(line.target, ast.Name):
+                continue
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                found[line.target.id] = str(after.value.value)
+    return found
+
+
+# The reference
+
+
+def reference(kind: type[Any], prog: str, known: Mapping[type[Any], str]) -> str:
+    """A command in Markdown: how it is typed, what it does, and its options in tables.
+
+    Args:
+        kind: the dataclass of its options.
+        prog: the command.
+        known: commands by the dataclasses of their options, so that what a class takes from another is not repeated.
+    """
+    lines = [f"### {prog}", "", f"`{usage(kind, prog)}`", ""]
+    for paragraph in description(kind):
+        if paragraph.startswith("Example"):
+            lines += ["```text", *re.findall(r"((?:source|dpps) .*)", paragraph), "```", ""]
+        else:
+            lines += [*textwrap.wrap(" ".join(paragraph.split()), 100, break_long_words=False), ""]
+    groups = groups_of(kind)
+    base = next((each for each in kind.__mro__[1:] if each in known), None)
+    if base is not None:
+        own = [option.flag for option in options_of(kind)]
+        taken = [option.flag for option in options_of(base)]
+        without = [f"`{flag}`" for flag in taken if flag not in own]
+        words = f"It takes the options of `{known[base]}` except {', '.join(without)}, and these:"
+        lines += [*textwrap.wrap(words, 100, break_long_words=False, break_on_hyphens=False), ""]
+        groups = {OPTIONS: [option for option in options_of(kind) if option.flag not in taken]}
+    for title, options in groups.items():
+        lines += [f"**{title[0].upper()}{title[1:]}**", ""] if len(groups) > 1 else []
+        lines += ["| option | default | |", "|---|---|---|"]
+        lines += [f"| {' | '.join(_cells(option))} |" for option in options]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cells(option: Option) -> tuple[str, str, str]:
+    """Name, default, and what it does."""
+    words = option.help
+    if option.choices:
+        words += f": {', '.join(f'`{choice}`' for choice in option.choices)}"
+    words += f". {option.details}" if option.details else "."
+    default = option.default if " " in option.default or not option.default else f"`{option.default}`"
+    cells = (f"`{_spelled(option)}`", default, words)
+    name, default, words = (cell.replace("|", r"\|").replace("$", "&#36;") for cell in cells)
+    return name.replace("&#36;", "$"), default, words

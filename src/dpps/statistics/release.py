@@ -1,0 +1,497 @@
+"""One release for all questions: a record becomes one vector, and the sum of all vectors leaves once, with noise.
+
+Every question is a block of length at most 1, times its weight; the squares of all weights add up to 1. So one record moves the
+sum by at most 1, and one charge pays for all questions. A release is a run of one round, in which the shared parameters are the
+sums and every node's only update is its own sum: contract, ledger, deployments and resuming are those of every run.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from dpps.data.encoding import column_values
+from dpps.data.node_files import node_table
+from dpps.data.schema import Column, Schema, read_schema
+from dpps.data.tables import frame_table, read_table
+from dpps.disk import write_private
+from dpps.errors import UsageError, needs_extra, unknown
+from dpps.learning.algorithms import PartPSP
+from dpps.learning.sampling import NodeData
+from dpps.noise import NoiseLevel
+from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace
+from dpps.privacy.accountant import Total, label
+from dpps.privacy.partners import NOBODY, Trust
+from dpps.privacy.promise import Privacy
+from dpps.privacy.units import Calibration, Contribution, Plan, Record, Unit
+from dpps.protocol import DPPS, State
+from dpps.runs.folder import RunFolder
+from dpps.runs.run import Run
+from dpps.runs.summary import Description, fingerprint, model_facts
+from dpps.sensitivity import Unclipped
+from dpps.statistics.asking import ask
+from dpps.statistics.questions import Answer, Array, Category, Columns, Number, Question, Records
+from dpps.topology import Base, Topology
+from dpps.transport import Fabric
+
+MOST_RECORDS = 1 << 28
+"""Of a node: sums of so many vectors are exact in float64."""
+_STEP = 2.0**22  # vectors are cut to multiples of 1 / _STEP, so that sums do not depend on their order
+
+
+def stats(
+    nodes: Sequence[Any],
+    schema: Schema | str | Path,
+    questions: Sequence[str],
+    *,
+    epsilon: float = 1.0,
+    delta: float = 1e-5,
+    person: str | None = None,
+    trust: Trust = NOBODY,
+    records_per_node: int | None = None,
+    folder: str | Path | None = None,
+    seed: int | None = None,
+    overwrite: bool = False,
+) -> "Found":
+    """Answers to questions about the records of all nodes, released once and with noise; every record is protected.
+
+    Args:
+        nodes: one table per node: a file, a folder that holds `train.csv`, or a pandas frame.
+        schema: what is public of the columns: their ranges and categories.
+        questions: such as `mean(age)`, `quantiles(age, 0.25, 0.5, 0.75)` or `regression(pressure ~ age + sex)`.
+        epsilon: for all questions together.
+        delta: well below 1 / (number of records).
+        person: the column that says whose record it is: then all records of a person at one node are protected, and answers are
+            per person.
+        trust: `Pairs(colluders=C)`: noise of which most cancels in the sum.
+        records_per_node: protects everything that a node contributes, which may be at most so many records; None protects
+            records.
+        folder: where ledger and answers.json go; None keeps all in memory.
+        seed: for a simulation whose noise can be repeated and which protects nobody; None: noise that nobody knows.
+        overwrite: replace the release that the folder holds.
+
+    Examples:
+        >>> import dpps, pandas
+        >>> clinics = [pandas.DataFrame({"age": [30 + k, 50, 70], "sex": ["f", "m", "f"]}) for k in range(3)]
+        >>> columns = (dpps.data.Column("age", "number", (0, 120)), dpps.data.Column("sex", "category", values=("f", "m")))
+        >>> found = dpps.stats(clinics, dpps.data.Schema(columns), ["count()", "mean(age)"], epsilon=5, seed=0)
+        >>> bool(found["count()"].low[0] < 9 < found["count()"].high[0])
+        True
+    """
+    known = schema if isinstance(schema, Schema) else read_schema(Path(schema))
+    if not isinstance(known, Schema):
+        raise UsageError(f"the schema {schema} describes images: questions are asked about tables")
+    survey = Survey(questions, columns_of(known), person)
+    unit = choose_unit(survey, len(nodes), epsilon, delta, trust, records_per_node)
+    run = Release.of_tables(
+        survey, known, nodes, len(nodes), unit, folder=folder, seed=seed, overwrite=overwrite
+    )
+    with run:
+        return run.fit(1).found
+
+
+def columns_of(schema: Schema) -> dict[str, Number | Category]:
+    """What is public of every column that can be asked about, the label's included."""
+    found: dict[str, Number | Category] = {
+        c.name: Number(c.name, *c.range) if c.kind == "number" else Category(c.name, c.values)
+        for c in schema.used
+    }
+    return found | ({schema.label: Category(schema.label, schema.classes)} if schema.label else {})
+
+
+def records_of(source: Any, schema: Schema, survey: "Survey") -> Records:
+    """The columns of one node's table that are asked about."""
+    table = read_table(node_table(Path(source))) if isinstance(source, (str, Path)) else frame_table(source)
+    label = Column(schema.label, "category", values=schema.classes)
+    columns = {column.name: column for column in (*schema.used, label)}
+    records = {name: column_values(table, columns[name], schema) for name in survey.columns}
+    if survey.person is not None:
+        if survey.person not in table.columns:
+            raise unknown(f"column in {table.path} for --person", survey.person, table.names)
+        records[survey.person] = np.array(table.columns[survey.person])
+    return records
+
+
+def choose_unit(
+    survey: "Survey",
+    nodes: int,
+    epsilon: float,
+    delta: float,
+    trust: Trust,
+    records_per_node: int | None = None,
+) -> Unit:
+    """Who is protected, with the mechanism that adds the least noise to the sums, by what is public.
+
+    Laplace noise, which partners cannot share, is the smaller one where few questions put each record into one cell.
+    """
+    if records_per_node is not None:
+        whole = WholeNode(float(records_per_node), epsilon, delta, Gaussian.name, trust=trust)
+        return whole.for_network(nodes)
+    gaussian = OneRecord(epsilon, delta, trust=trust, person=survey.person is not None).for_network(nodes)
+    if not math.isfinite(survey.largest_sum):
+        return gaussian
+    laplace = replace(gaussian, trust=NOBODY, mechanism=Laplace.name, reach=survey.largest_sum)
+    return min(gaussian, laplace, key=lambda unit: planned_noise(unit, nodes))
+
+
+# The questions of a release
+
+
+class Survey:
+    """Questions that are answered together.
+
+    Args:
+        questions: as texts, such as `mean(age)`.
+        columns: what is public of every column.
+        person: the column that says whose record it is; a person's vectors are averaged, so that each person counts once.
+    """
+
+    def __init__(self, questions: Sequence[str], columns: Columns, person: str | None = None) -> None:
+        if not questions:
+            raise UsageError("there is no question: ask one or more, such as count() or mean(age)")
+        if len(set(questions)) < len(questions):
+            twice = next(text for text in questions if list(questions).count(text) > 1)
+            raise UsageError(
+                f"{twice} is asked twice: every question takes its share of the budget; ask it once"
+            )
+        self.questions: list[Question] = [ask(text, columns) for text in questions]
+        self.columns, self.person = columns, person
+        weights = np.array([question.weight for question in self.questions])
+        self.weights: Array = weights / np.sqrt((weights**2).sum())
+        self.width = sum(question.width for question in self.questions)
+
+    @property
+    def largest_sum(self) -> float:
+        """The most that the absolute values of one record's numbers add up to; infinite: not known."""
+        return float(sum(w * q.largest_sum for w, q in zip(self.weights, self.questions, strict=True)))
+
+    def sums(self, records: Records) -> Array:
+        """The sum over the records of one node. Every person's vector is at most 1 long, before and after it is cut."""
+        blocks = [w * q.encode(records) for w, q in zip(self.weights, self.questions, strict=True)]
+        vectors = np.concatenate(blocks, axis=1)
+        if self.person is not None:
+            _, person, count = np.unique(records[self.person], return_inverse=True, return_counts=True)
+            averages = np.zeros((len(count), self.width))
+            np.add.at(averages, person, vectors)
+            vectors = averages / count[:, None]
+        # toward zero, which makes no vector longer
+        total: Array = np.trunc(vectors * _STEP).sum(0) / _STEP
+        return total
+
+    def made_up(self, count: int) -> Records:
+        """Records drawn uniformly from what is public, for planning."""
+        draw = np.random.default_rng(0)
+        return {
+            name: draw.uniform(c.low, c.high, count)
+            if isinstance(c, Number)
+            else draw.integers(0, len(c.values), count).astype(float)
+            for name, c in self.columns.items()
+        }
+
+    def expected(self, unit: Unit, nodes: int, records: int) -> list[Answer]:
+        """What answers would look like if so many records in all were spread evenly: before any data are read.
+
+        Args:
+            unit: who is protected.
+            nodes: how many there are.
+            records: a guess at how many they hold together.
+        """
+        return self.answers(self.sums(self.made_up(records)), planned_noise(unit, nodes))
+
+    def answers(self, sums: Array, noise: float) -> list[Answer]:
+        """From the noised sums of all nodes; `noise` is the standard deviation of each of them."""
+        ends = np.cumsum([question.width for question in self.questions])[:-1]
+        parts = zip(self.questions, self.weights, np.split(sums, ends), strict=True)
+        return [question.answer(part / w, noise / w) for question, w, part in parts]
+
+
+# Who is protected
+
+_FIXED = "ranges, bins and questions were fixed before the data were read"
+
+
+@dataclass(frozen=True)
+class OneRecord(Record):
+    """One record of one node, in a sum of vectors: adding or removing it moves the sum by at most `reach`.
+
+    Args:
+        mechanism: "gaussian", or "laplace" where `reach` is a bound on the sum of absolute values.
+        reach: in the mechanism's norm.
+        person: whether a person's records at one node count as one.
+    """
+
+    mechanism: str = Gaussian.name
+    reach: float = 1.0
+    person: bool = False
+    protects: ClassVar[str] = "one record"
+    trains: ClassVar[bool] = False
+
+    def noise(self, plan: Plan) -> float:
+        if self.mechanism == Laplace.name:
+            assert self.epsilon is not None
+            return self.epsilon
+        return super().noise(plan)
+
+    def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
+        amount = self.noise(plan) if noise is None else noise
+        bound = Unclipped(self.reach, coordinates=plan.coordinates, largest=self.reach * MOST_RECORDS)
+        mechanism = MECHANISMS[self.mechanism].of(amount)
+        return Calibration(mechanism, bound, partners=self.trust.partners(plan.nodes))
+
+    def promise(self, total: Total, rounds: int) -> str:
+        return _promise(total)
+
+    def who(self) -> str:
+        owned = "all records of one person at one node" if self.person else "one record of one node"
+        return (
+            f"{owned}, against anybody who sees all messages of all nodes and the answers{self.trust.who()}: adding or removing "
+            f"{'them' if self.person else 'it'} changes little; {_FIXED}"
+        )
+
+    def not_covered(self) -> str:
+        several = "" if self.person else "who owns several records, or "
+        return (
+            f"a person {several}whose records lie with several nodes is protected less; further questions and runs on the same "
+            f"data add up; questions chosen by looking at the data are not counted{self.trust.not_covered()}"
+        )
+
+
+class WholeNode(Contribution):
+    """All records of one node: they move its sum by at most twice the largest number of records."""
+
+    trains: ClassVar[bool] = False
+
+    def promise(self, total: Total, rounds: int) -> str:
+        return _promise(total)
+
+    def who(self) -> str:
+        return f"{super().who()}; {_FIXED}"
+
+
+def _promise(total: Total) -> str:
+    return f"Guarantee: {label(total.epsilon)}, delta {total.delta:g}, for all answers together (by {total.accountant})."
+
+
+# The run
+
+
+class Sums(nn.Module):
+    """The sums as parameters. The loss of an example is minus their product with it, so a step of rate 1 adds the example."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.sums = nn.Parameter(torch.zeros(width, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product with every example."""
+        return x @ self.sums
+
+
+def added(outputs: Tensor, _: Tensor) -> Tensor:
+    """The loss of `Sums`."""
+    return -outputs.mean()
+
+
+class OnceOnly(DPPS):
+    """Releases one message and keeps it: a process that is killed after its charge sends the same message, and pays once.
+
+    The message is on this machine's disk before it is charged for, and charged for before it leaves.
+    """
+
+    kept: Path | None = None
+    """Where the message is kept; None: it is not."""
+
+    def _charge(self, round_: int, level: NoiseLevel) -> None:
+        if self.kept is None:
+            super()._charge(round_, level)
+
+    def _add_noise(self, state: State, eps: Tensor, half: Tensor, level: NoiseLevel) -> Tensor:
+        if self.kept is None:
+            return super()._add_noise(state, eps, half, level)
+        if self.kept.exists():
+            half.copy_(load_file(self.kept)["message"])
+        else:
+            super()._add_noise(state, eps, half, level)
+            write_private(self.kept, save({"message": half}))
+        if self.ledger.messages == 0:
+            super()._charge(state.round, level)
+        return torch.zeros(len(half), dtype=torch.float64)
+
+
+class Release(Run):
+    """The run of a survey; `fit` releases, and `found` has the answers.
+
+    Args:
+        survey: the questions.
+        sums: of the nodes held here, a row each.
+        nodes: how many there are in all.
+        unit: who is protected.
+        options: further arguments of `Run`.
+    """
+
+    @classmethod
+    def of_tables(
+        cls,
+        survey: Survey,
+        schema: Schema,
+        sources: Sequence[Any],
+        nodes: int,
+        unit: Unit,
+        seed: int | None = None,
+        **options: Any,
+    ) -> "Release":
+        """The release of the tables of the nodes held here.
+
+        Args:
+            survey: the questions.
+            schema: of the tables.
+            sources: files, folders or frames, one per node held here.
+            nodes: how many there are in all.
+            unit: who is protected.
+            seed: of noise that can be repeated, for a simulation; None: noise that nobody knows.
+            options: further arguments of `Run`.
+        """
+        sums = np.stack([survey.sums(records_of(source, schema, survey)) for source in sources])
+        asked = {
+            "ask": [question.text for question in survey.questions],
+            "person": survey.person,
+            "nodes": nodes,
+            "unit": unit.name,
+            "epsilon": unit.epsilon,
+            "delta": unit.delta,
+            "trust": str(unit.trust),
+            "seed": seed,
+        }
+        files = tuple(str(source) for source in sources if isinstance(source, (str, Path)))
+        text = schema.to_toml()
+        facts = model_facts(Sums(survey.width))
+        described = Description(
+            asked, asked, fingerprint(asked | {"schema": text}), facts, sources=files, schema=text
+        )
+        options |= {"seed": seed, "secure_noise": seed is None, "description": described}
+        return cls(survey, sums, nodes, unit, **options)
+
+    kind = OnceOnly
+    protocol: OnceOnly
+
+    def __init__(self, survey: Survey, sums: Array, nodes: int, unit: Unit, **options: Any) -> None:
+        if nodes < 2:
+            raise UsageError(f"there are {nodes} nodes: give the tables of two or more")
+        topology: Topology = Base(nodes, min(2, nodes - 1))
+        data = [(torch.from_numpy(row[None]), torch.zeros(1, dtype=torch.int64)) for row in sums]
+        self.survey = survey
+        super().__init__(
+            PartPSP(Sums(survey.width), "all", lr_shared=1.0, batch_size=1, loss=added),
+            data,
+            topology=topology,
+            privacy=unit,
+            mixes=topology.period or 1,
+            # each holds one sum; only where nobody is asked it has to be said
+            declared_sizes=1 if getattr(options.get("deployment"), "durable", False) else None,
+            **options,
+        )
+
+    def _check_data(self, data: NodeData, rows: Sequence[int], _: Sequence[tuple[Any, Tensor]]) -> None:
+        """Sums need no scaling, and how large they are is for nobody to read."""
+
+    def _make_protocol(self, calibration: Calibration | None, fabric: Fabric) -> DPPS:
+        protocol = super()._make_protocol(calibration, fabric)
+        assert isinstance(protocol, OnceOnly)
+        # what partners in other processes share is drawn anew when they start again, and would not cancel a kept message
+        shared = (
+            calibration is not None and calibration.partners is not None and self.deployment.processes > 1
+        )
+        if self.folder is not None and self.deployment.repeats_rounds and not shared:
+            protocol.kept = self.folder.message
+        return protocol
+
+    def affords_rest(self, position: int) -> bool:
+        """A message that was paid for is kept, and sent again as it is."""
+        return self.protocol.kept is not None or super().affords_rest(position)
+
+    def _warnings(self) -> Iterator[str]:
+        yield from ()  # what is foreseen of training does not apply
+
+    def _warn_of_noise(self) -> None:
+        """Every answer says itself when it is lost in noise."""
+
+    @property
+    def found(self) -> "Found":
+        """The answers, after the release."""
+        released = self.topology.nodes
+        sums = released * self.shared.numpy()
+        return Found(
+            self.survey.answers(sums, noise_of_sums(self, released)), (released, released), self.privacy
+        )
+
+    def _write_results(self, folder: RunFolder) -> None:
+        found = json.dumps(self.found.to_json(), indent=1, allow_nan=False) + "\n"
+        write_private(folder.answers, found.encode())
+
+
+def noise_of_sums(run: Run, released: int) -> float:
+    """The standard deviation of the noise in the sum over all nodes."""
+    assert run.nodes.calibration is not None
+    return _of_sum(run.nodes.calibration, run.log[-1].scale, released)
+
+
+def planned_noise(unit: Unit, nodes: int) -> float:
+    """The same before any data are read."""
+    calibration = unit.calibrate(Plan(((1.0, 1),), 1.0, 1.0, declared_sizes=(1,) * nodes))
+    moved = unit.reach if isinstance(unit, OneRecord) else 2 * (unit.clip or 0.0)
+    return _of_sum(calibration, calibration.mechanism.scale(moved), nodes)
+
+
+def _of_sum(calibration: Calibration, scale: float, nodes: int) -> float:
+    """What the noise of so many messages adds up to; that of partners cancels."""
+    deviation = scale * (math.sqrt(2) if calibration.mechanism.name == Laplace.name else 1.0)
+    own = 1.0 if calibration.partners is None else calibration.partners.shares().independent
+    return deviation * own * math.sqrt(nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class Found(Mapping[str, Answer]):
+    """The answers, by question.
+
+    Attributes:
+        answers: in the order of the questions.
+        nodes: how many nodes released, of how many.
+        privacy: what it cost, and whom it protects.
+    """
+
+    answers: Sequence[Answer]
+    nodes: tuple[int, int]
+    privacy: Privacy
+
+    def __getitem__(self, query: str) -> Answer:
+        return {answer.query: answer for answer in self.answers}[query]
+
+    def __iter__(self) -> Iterator[str]:
+        return (answer.query for answer in self.answers)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def to_json(self) -> dict[str, Any]:
+        """As answers.json has it."""
+        found = [answer.as_json() for answer in self.answers]
+        return {"answers": found, "nodes": list(self.nodes), "privacy": self.privacy.to_json()}
+
+    def to_frame(self) -> Any:
+        """A pandas frame with a row for every number: query, label, value, low, high, noise, too_noisy."""
+        with needs_extra("tables"):
+            import pandas
+
+        return pandas.DataFrame(
+            {"query": a.query, "label": label, "value": a.value[k], "low": a.low[k], "high": a.high[k]}
+            | {"noise": a.noise[k], "too_noisy": bool(a.too_noisy[k])}
+            for a in self.answers
+            for k, label in enumerate(a.labels or ("",))
+        )

@@ -1,0 +1,165 @@
+"""Every dotted name and every command in README, docs, notebooks, examples, help texts, messages and reports is one that exists."""
+
+import ast
+import json
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from dpps.cli import main
+from dpps.runs import Options, refuse_ignored
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "src").rglob("templates/*")),
+]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+_NAME = re.compile(r"(?<![\w./@-])dpps(?:\.[A-Za-z_]\w*)+")
+_CALLED = re.compile(rf"{_NAME.pattern}(?=\()")
+NOT_OURS = {"dpps.Peers"}
+"""The name of the gRPC service."""
+
+
+def _strings(path: Path) -> str:
+    """Docstrings, messages and comments of a module: its text without its code."""
+    text = path.read_text(encoding="utf-8")
+    found = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    return "\n".join([*(s for s in found if isinstance(s, str)), *re.findall(r"#.*", text)])
+
+
+def _cells(path: Path) -> str:
+    return "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+
+
+def _texts() -> dict[str, str]:
+    """What people read, by file."""
+    written = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in PAGES}
+    written |= {str(p.relative_to(ROOT)): _strings(p) for p in SOURCES}
+    return written | {str(p.relative_to(ROOT)): _cells(p) for p in NOTEBOOKS}
+
+
+TEXTS = _texts()
+
+
+def test_every_dotted_name_exists() -> None:
+    """A module, or a name in one: what the reference and a `from ... import` need."""
+    missing = []
+    for file, text in TEXTS.items():
+        for name in sorted(set(_NAME.findall(text)) - NOT_OURS):
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError) as error:
+                missing.append(f"{file}: {name} ({error})")
+    assert missing == []
+
+
+def test_every_name_that_is_called_needs_no_other_import() -> None:
+    """What stands there as a call is typed as a call, after `import dpps` and nothing else."""
+    called = {name: file for file, text in TEXTS.items() for name in _CALLED.findall(text)}
+    assert "dpps.Run" in called
+    tries = f"import dpps\nfor name in {sorted(called)}:\n    try:\n        eval(name)\n    except AttributeError:\n        print(name)"
+    found = subprocess.run([sys.executable, "-c", tries], check=True, capture_output=True, text=True)
+    assert {name: called[name] for name in found.stdout.split()} == {}
+
+
+# Commands
+
+
+class Parsed(BaseException):
+    """The parser has understood a command; its options are the argument."""
+
+
+def _lines(text: str) -> tuple[list[str], list[str]]:
+    """Lines of blocks that are no Python, which somebody copies; and code within sentences, which may be a part of a command."""
+    fenced = re.findall(r"^ *```([a-z]*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    blocks = [body for language, body in fenced if language != "python"]
+    plain = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    blocks += re.findall(r"^(?: {4,}|\t).*", plain, re.MULTILINE)
+    whole = [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+    return whole, [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", plain)]
+
+
+_BEFORE = r"(?:\w+=\S+|[$@(]+|!|torchrun .* -m|python -m)"
+
+
+def _commands(lines: list[str]) -> Iterator[str]:
+    """What stands behind `dpps` in those lines that are commands, without remarks, pipes, and dots for what is left out."""
+    for line in lines:
+        if found := re.match(rf"\s*(?:{_BEFORE} *)*dpps +([a-z-](?:'[^']*'|[^)'])*)", line):
+            yield re.split(r" {2,}| #| [|>&] ?|…|\.\.\.", found[1])[0].strip()
+
+
+WHOLE = {line: file for file, text in TEXTS.items() for line in _commands(_lines(text)[0])}
+PARTS = {line: file for file, text in TEXTS.items() for line in _commands(_lines(text)[1])}
+
+
+def test_commands_are_found_where_they_are_written() -> None:
+    places = {*WHOLE.values(), *PARTS.values()}
+    assert {"README.md", "docs/commands.md", "docs/accuracy.md", "src/dpps/cli/plan.py"} <= places
+    assert len(WHOLE) > 60
+    assert len(PARTS) > 40
+
+
+@pytest.mark.parametrize("line", sorted(WHOLE))
+def test_the_parser_understands_every_command(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What can be copied is understood, and what `dpps train` would ignore or refuse is not there."""
+    parse, words = tyro.cli, shlex.split(line)
+
+    def stop(*arguments: Any, **options: Any) -> None:
+        raise Parsed(parse(*arguments, **options))
+
+    monkeypatch.setattr(tyro, "cli", stop)
+    try:
+        code = main(words)
+    except Parsed as parsed:
+        options = parsed.args[0]
+        if (
+            type(options) is Options and "--print-config" not in words
+        ):  # which writes what is not whole yet, too
+            refuse_ignored(words[1:], options)
+            options.check()
+    else:
+        assert code == 0, (WHOLE[line], capsys.readouterr().err)  # --help
+
+
+@pytest.mark.parametrize("line", sorted(PARTS))
+def test_every_command_and_option_that_is_mentioned_exists(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values may be left out, or be letters that stand for them."""
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise Parsed
+
+    monkeypatch.setattr(tyro, "cli", stop)  # names of options have been looked at before
+    try:
+        code = main(shlex.split(line))
+    except Parsed:
+        return
+    assert code == 0, (PARTS[line], capsys.readouterr().err)
+
+
+def test_every_import_that_a_sentence_names_works() -> None:
+    """`from dpps.runs.baselines import Baseline`, as code within a sentence."""
+    missing, found = [], 0
+    for file, text in TEXTS.items():
+        for module, name in re.findall(r"`from (dpps[\w.]*) import (\w+)`", text):
+            found += 1
+            if not hasattr(pkgutil.resolve_name(module), name):
+                missing.append(f"{file}: from {module} import {name}")
+    assert found
+    assert missing == []

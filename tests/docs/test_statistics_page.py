@@ -1,0 +1,23 @@
+"""The commands of docs/statistics.md, one after the other."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_federation_tutorial import execute
+
+PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
+
+
+def test_three_clinics_ten_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables, plan, ask = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    execute(tables)
+    execute(plan)
+    assert not Path("answers").exists()
+    execute(ask)
+    found = json.loads(Path("answers/answers.json").read_text())
+    assert len(found["answers"]) == 10
+    assert found["answers"][0]["low"] < 4500 < found["answers"][0]["high"] + 100
