@@ -621,7 +621,12 @@ class Options:
         """Equal for two configurations that compute the same. The options of 0.2 count as it had them by default, so that
         its runs can be continued."""
         before = {name: retired.default for name, retired in RETIRED.items() if not retired.runtime}
-        return fingerprint(before | self._computed())
+        computed = {k: v for k, v in self._computed().items() if k not in _LATER or v is not None}
+        return fingerprint(before | computed)
+
+
+_LATER = ("absentees",)
+"""Options that 0.2 did not have: they count where they are given."""
 
 
 # Which options have an effect
