@@ -364,7 +364,9 @@ class AwayCase(Case):
 
 
 def pair_cases() -> tuple[Case, ...]:
-    """Every unit with partners, announced absences, and what must be found out."""
+    """Every unit with partners, announced absences, members that come and go, and what must be found out."""
+    from dpps.audit.members import member_cases
+
     pairs, sparse = Pairs(1), Pairs(1, graph=networkx.circulant_graph(6, [1, 2]))
     unit = Contribution(1.0, CLAIM, DELTA, "gaussian", trust=pairs)
     record = Record(CLAIM, DELTA, trust=pairs)
@@ -382,6 +384,7 @@ def pair_cases() -> tuple[Case, ...]:
         PairsCase(unit, name, "pairs, key used twice", DELTA, **twice),
         AwayCase(unit, name, away, DELTA),
         AwayCase(unit, name, f"{away}, noise as if all were there", DELTA, partners=AsIfAllWereThere, **leak),
+        *member_cases(),
     )
 
 

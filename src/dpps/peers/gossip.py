@@ -88,6 +88,7 @@ class Peers(Fabric):
 
     Attributes:
         keep: puts the whole state on disk; called with the phase before anything of a push leaves.
+        keep_reservations: puts `reservations` on disk, alone: they change while a round is computed.
         start_number: how often this member's process has been started.
         state: what this member is doing: one of those in :mod:`dpps.peers.links`.
         pushed: the last round of which parts were given; -1: none.
@@ -115,6 +116,7 @@ class Peers(Fabric):
         self.nodes, self.rows = len(membership.names), [membership.own]
         self.control = Alone()  # nobody stops the others: a member that stops is away
         self.keep: Callable[[int], None] = lambda phase: None
+        self.keep_reservations: Callable[[], None] = lambda: None
         self.state, self.pushed, self.late = HERE, -1, False
         self.refused: dict[int, str] = {}
         self.evidence: dict[int, tuple[bytes, bytes]] = {}
@@ -367,16 +369,19 @@ class Peers(Fabric):
         """Whether a round may be released: enough members have noted that it may be."""
         return self.reservations is None or self.reservations.allowed >= round_
 
-    def note(self, round_: int) -> None:
-        """Reserve a round, put that and what was heard of the others' reservations on disk, and tell everybody; where there is news."""
-        if self.reservations is None:
-            return
+    def reserve(self, round_: int) -> None:
+        """Ask the others to note that this round may be released."""
         with self.lock:
             self._reserve(round_)
-            if self.reservations.news:
-                self._check_silence()
-                self._keep(AVERAGING)
-                self._tell_everybody()
+            self._note_reservations()
+
+    def _note_reservations(self) -> None:
+        """Where there is news, put on disk what was reserved, here and by others, and tell everybody. Members that compute do so, too:
+        others wait for their word."""
+        if self.reservations is not None and self.reservations.news and self.silenced is None:
+            self.keep_reservations()
+            self.reservations.note()
+            self._tell_everybody()
 
     def lost(self) -> dict[int, int]:
         """By expelled member whose noise may be taken back, a round after which it has released nothing."""
@@ -798,6 +803,7 @@ class Peers(Fabric):
                 sent.at_once()
             self._send(node)
         if now >= self._next_tending or fresh:
+            self._note_reservations()
             self._send_due(now)
             for node in sorted(connected - fresh - (self._greeted - self._unheard) - set(self.refused)):
                 self._send(node)  # it has not answered yet

@@ -175,8 +175,18 @@ class Member(Deployment):
         self._outbox = Outbox(run.folder.path / OUTBOX)
         self._run = run
         self._check_data(run, self._data_place(run))
-        self.fabric.keep = self._keep
+        self.fabric.keep, self.fabric.keep_reservations = self._keep, self._keep_reservations
         return self.fabric
+
+    @property
+    def _reservations_place(self) -> Path:
+        assert self._run is not None
+        assert self._run.folder is not None
+        return self._run.folder.path / OUTBOX / "reservations.json"
+
+    def _keep_reservations(self) -> None:
+        assert self.fabric.reservations is not None
+        write_private(self._reservations_place, json.dumps(self.fabric.reservations.to_json()).encode())
 
     def _share_noise(self, trust: Pairs, members: int) -> None:
         """Noise that cancels between members that come and go."""
@@ -265,6 +275,8 @@ class Member(Deployment):
         self.fabric.load(tensors, meta["fabric"])
         if self.pairs is not None:
             self.pairs.rounds.load(meta["pairs"])
+        if self.fabric.reservations is not None and self._reservations_place.exists():
+            self.fabric.reservations.load(json.loads(self._reservations_place.read_text()))
         run.accuracy_by_epoch, run.seconds = meta["accuracy_by_epoch"], meta["seconds"]
         run.ended_by_callback = meta.get("ended_by_callback", False)
         run.log = _read_log(self._log_path(run))
@@ -325,7 +337,7 @@ class Member(Deployment):
         if self.pairs is None:
             return True
         if not self.fabric.cleared(run.state.round):
-            self._note(run)
+            self.fabric.reserve(run.state.round)
             self.fabric.wait(self.membership.rules.soft_deadline / 3)
             self._tell_waiting(run)
             return False
@@ -357,13 +369,6 @@ class Member(Deployment):
                 reservations.quorum,
                 run.state.round,
             )
-
-    def _note(self, run: Run) -> None:
-        """Put reservations on disk, this member's own and the others'."""
-        state = run.state.shared
-        self.fabric.hold(LEARNING, state.s[0], float(state.a[0]))
-        self.fabric.note(run.state.round)
-        self._take(run)
 
     def _sit_out(self, run: Run) -> None:
         """A round in which this member passes its row on, which is made of what was released, and releases nothing: it has so little
@@ -540,7 +545,7 @@ class Member(Deployment):
         while self.pairs.rounds.owes(last) and not self.fabric.cleared(last) and self.clock() < until:
             if self.fabric.over():  # too late: the others have their average
                 return
-            self._note(run)
+            self.fabric.reserve(last)
             self.fabric.wait(self.membership.rules.soft_deadline / 3)
         if self.fabric.cleared(last):
             for row, after in self.fabric.lost().items():

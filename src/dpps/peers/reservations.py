@@ -115,7 +115,7 @@ class Reservations:
         return {"known": list(self.known), "revision": self.revision}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what `to_json` gave.
+        """Go on from what `to_json` gave: the larger of this and what is known.
 
         Raises:
             RunError: the contract that is used now is older than the one that was adopted then.
@@ -124,5 +124,5 @@ class Reservations:
             raise RunError(
                 f"the run has adopted revision {saved['revision']} of the federation file and this is {self.revision}: give the newest file"
             )
-        self.known = list(saved["known"])
+        self.known = [max(both) for both in zip(self.known, saved["known"], strict=True)]
         self.note()
