@@ -14,7 +14,7 @@ from dpps.data.schema import Column, Schema, guess_schema
 from dpps.data.tables import read_table
 from dpps.disk import check_target, write_aside
 from dpps.errors import UsageError, quoted
-from dpps.tasks import TASKS
+from dpps.tasks import TASKS, Classification
 
 _PUBLIC = """# Public: every node of a run reads its data by this file, and anybody may see it. Agree on it before the run.
 # Lines marked "guessed" come from one file. Correct them to what is known without looking at data: the range of a number that is
@@ -88,10 +88,10 @@ def _guess(config: DescribeConfig) -> Schema | ImageSchema:
             raise UsageError(
                 f"--{role} {name}: {config.file} is a folder, and its sub-folders are the classes: leave it out"
             )
-        if config.task != "classification":
+        if TASKS[config.task] is not Classification:
             raise UsageError(f"--task {config.task}: images have classes: leave it out")
         return guess_image_schema(config.file)
-    if not columns and config.task != "classification":
+    if not columns and TASKS[config.task] is not Classification:
         raise UsageError(f"--task {config.task} needs a target: name its columns, or leave it out")
     return guess_schema(read_table(config.file), task=config.task, **columns)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -143,14 +143,15 @@ class Results:
             ]
         return found
 
-    def outputs(self) -> dict[str, list[Set]]:
+    def outputs(self, wanted: Collection[str] = ("test", "own")) -> dict[str, list[Set]]:
         """By data ("test", "own") and node: what the node's model answers to every example, and the targets."""
         engine, shared, local = self._nodes.engine, self.shared, self.local
         found = {}
+        alike = not local.shape[1] and not engine.state()  # all nodes have the same model
         for which, data in self._sets().items():
-            same = (
-                which == "test" and not local.shape[1] and not engine.state()
-            )  # all nodes have the same model
+            if which not in wanted:
+                continue
+            same = alike and which == "test"
             sets = [
                 (outputs_of(engine, k, shared, local[k], x, len(targets)), targets)
                 for k, (x, targets) in enumerate(data[:1] if same else data)
@@ -167,11 +168,12 @@ class Results:
             return {}
         named = {**{name: task.metric(name) for name in task.metrics}, **self._metrics}
         nothing: dict[str, list[Set]] = {}
-        sets = unless_it_fails(self.outputs, nothing, hidden=self._nodes.protocol.hides_failures)
+        hidden = self._nodes.protocol.hides_failures
+        sets = unless_it_fails(partial(self.outputs, wanted), nothing, hidden=hidden)
         return {
             which: scores_of(task, named, found, common=which == "test")
             for which, found in sets.items()
-            if which in wanted and (task.about != "classes" or which in self._class_sets())
+            if (task.about != "classes" or which in self._class_sets())
         }
 
     # The models

@@ -64,6 +64,12 @@ class Metric:
                 _CHECKS[self.about](outputs, targets)
         return self.of_sets(sets)
 
+    @property
+    def title(self) -> str:
+        """Its name at the head of something: RMSE, C-index, Accuracy."""
+        short = len(self.name) <= 5 and self.name != "brier"
+        return self.name.upper() if short else self.name.capitalize()
+
     def text(self, value: float) -> str:
         """A value as people read it."""
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
