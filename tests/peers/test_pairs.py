@@ -10,7 +10,7 @@ import torch
 
 import dpps
 from dpps.errors import RunError
-from dpps.peers import LEARNING, Member, OutboxLedger, decode
+from dpps.peers import LEARNING, Member, OutboxLedger, decode, read_status
 from dpps.peers.links import HERE, STARTS
 from dpps.peers.messages import Presence
 from dpps.privacy import LedgerFile
@@ -127,6 +127,9 @@ def test_three_organisations_by_grpc(tmp_path: Path) -> None:
         assert (contract.trust["colluders"], contract.trust["absentees"]) == (0, 1)
         ledger = LedgerFile.read(terminal.out / "ledger.jsonl")
         assert [r for r, _ in ledger.history] == list(range(run.plan.count))
+        told = read_status(terminal.out)
+        assert told.protected.startswith("unit contribution")
+        assert [int(word) for word in told.against.split() if word.isdigit()] == [0, 1]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

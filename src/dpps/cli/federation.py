@@ -25,7 +25,7 @@ from dpps.errors import UsageError
 from dpps.logs import only_from
 from dpps.peers.contract import Federation, Rules, convene, expel, read_plan, renew
 from dpps.peers.identity import REQUEST, Identity, Key, Request, read_out
-from dpps.peers.join import Participation
+from dpps.peers.join import Participation, against
 from dpps.peers.status import (
     FINISHED,
     LEAVE,
@@ -314,7 +314,8 @@ def _print_federation(federation: Federation, path: Path) -> None:
         f"plan         {plan['algorithm']}, model {plan['model']}, topology {plan['topology']}, {plan['epochs']} epochs"
     )
     words = ", ".join(f"{name} {value:g}" for name, value in promised.items())
-    console.print(f"privacy      unit {plan['unit']}{': ' if words else ''}{words}")
+    shared = f", {told}" if (told := against(plan)) else ""
+    console.print(f"privacy      unit {plan['unit']}{': ' if words else ''}{words}{shared}")
     console.print(f"convener     {read_out(federation.convener_fingerprint)}")
     lines = Table(box=None, pad_edge=False)
     for title in ("member", "dialled at", "certificate until", "fingerprint"):
@@ -464,7 +465,7 @@ def _print_done(console: Console, participation: Participation) -> None:
         for what, words in results(run.summary):
             console.print(f"{what:<10} {words}")
     if run.unit is not None:
-        console.print(f"privacy    [bold]{status.spent}[/], delta {status.delta:g}, unit {status.unit}")
+        console.print(f"privacy    [bold]{status.spent}[/], delta {status.delta:g}, {status.protected}")
     console.print(
         f"sent       {bytes_in_words(status.bytes_sent)} to {len(participation.channel.traffic)} neighbours since this start"
     )
@@ -592,7 +593,7 @@ def _print_status(status: Status) -> None:
     if status.message:
         console.print(f"           {status.message}", markup=False)
     if status.unit not in ("", "none"):
-        console.print(f"privacy    {status.spent}, delta {status.delta:g}, unit {status.unit}")
+        console.print(f"privacy    {status.spent}, delta {status.delta:g}, {status.protected}")
     console.print(f"sent       {bytes_in_words(status.bytes_sent)} since its start at {status.since}")
     lines = Table(box=None, pad_edge=False)
     for title in ("member", "state", "round", "heard", "connected", "sent to", "received from"):

@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dpps.peers.member import Member
 from dpps.peers.messages import largest
 from dpps.peers.status import Peer, Status, now, write_status
 from dpps.peers.store import OUTBOX
+from dpps.privacy.partners import Pairs
 from dpps.privacy.promise import planned_charges
 from dpps.runs.callbacks import RoundLog
 from dpps.runs.options import OWN_DATA
@@ -122,6 +123,7 @@ class Participation:
             unit=config.unit,
             promised=config.epsilon,
             delta=config.delta if config.noisy else None,
+            against=against(contract.plan),
             links=sorted(contract.pairs),
             since=now(),
         )
@@ -322,6 +324,13 @@ class Participation:
             signal.pthread_kill(self._thread.ident, signal.SIGINT)
         else:
             self.run.stop()
+
+
+def against(plan: Mapping[str, Any]) -> str:
+    """How many members may collude and how many may be lost, where they share noise that cancels; empty where they do not."""
+    if plan.get("trust") != Pairs.name:
+        return ""
+    return f"pairs against {plan.get('colluders', 0)} colluders, {plan.get('absentees', 0)} may be lost"
 
 
 # What a member remembers of a federation: who its convener is, the newest revision it has seen, and where its run is

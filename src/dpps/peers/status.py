@@ -71,6 +71,8 @@ class Status:
     process: int = 0
     since: str = ""
     updated: str = ""
+    against: str = ""
+    """Where members share noise: how many may collude, and how many may be lost."""
 
     def to_json(self) -> dict[str, Any]:
         """For the file and the page."""
@@ -86,6 +88,11 @@ class Status:
     def here(self) -> list[str]:
         """Names of the members that take part, this one included."""
         return [peer.name for peer in self.members if peer.state in ("here", "finished")]
+
+    @property
+    def protected(self) -> str:
+        """The unit, and against whom, where that is not everybody."""
+        return f"unit {self.unit}, {self.against}" if self.against else f"unit {self.unit}"
 
     @property
     def spent(self) -> str:
