@@ -82,12 +82,12 @@ SMALL = Week(
 )
 PAIRS = Week(
     5,
-    "--data mnist-mini --model linear --shared all --epsilon 0.5 --batch-size 200 --epochs 10 --declared-sizes 2000 --topology exp "
-    "--trust pairs --colluders 1 --absentees 1",
+    "--data mnist-mini --model linear --shared all --epsilon 0.3 --batch-size 200 --epochs 10 --declared-sizes 2000 --topology exp "
+    "--momentum 0 --trust pairs --colluders 0 --absentees 1",
     soft=6.0,
     hard=30.0,
     delay=0.1,
-    worse=100.0,
+    worse=10.0,
     expels=True,
 )
 FULL = Week(
