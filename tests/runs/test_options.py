@@ -205,11 +205,6 @@ def test_options_of_0_2_that_asked_for_something_are_refused(name, value, instea
             Options.from_json(Options().to_json() | {name: value}, "somewhere", "not options")
 
 
-def test_a_run_of_0_2_is_known_by_the_fingerprint_it_had():
-    assert Options(seed=3).resolve().fingerprint() == "c0841cb4220bf220"
-    assert Options(unit="node-swap", sync_every=3, nodes=4).resolve().fingerprint() == "99fb390beae11f82"
-
-
 # What `dpps train` does when rates are left open
 
 

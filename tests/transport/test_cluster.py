@@ -207,7 +207,7 @@ def test_torchrun_stopped_on_request(undisturbed: Path, tmp_path: Path, number: 
         agent.send_signal(number)
         said, _ = agent.communicate(timeout=processes.PATIENCE)
     assert agent.returncode == 1, said.decode()  # torchrun's own
-    assert said.decode().count("go on with:") == 2, said.decode()
+    assert said.decode().count("dpps resume") == 2, said.decode()
     charged = [(out / f"rank-{r}" / "ledger.jsonl").read_bytes().count(b"\n") - 1 for r in range(2)]
     found = [[p.name for p in (out / f"rank-{r}" / "checkpoint").iterdir()] for r in range(2)]
     assert charged[0] == charged[1] < 50

@@ -417,5 +417,5 @@ def test_the_log_says_how_many_examples_were_left_out_once_and_when_they_are_man
 
 def test_gradients_beyond_all_numbers_have_a_factor_of_zero():
     way = OneByOne(Partition(nn.Linear(2, 2), "all"), F.cross_entropy, 1.0)
-    factors = way._factors(torch.tensor([1e78, 4.0, 0.25], dtype=torch.float64), torch.float32)
+    factors = way._factors(torch.tensor([1e78, 4.0, 0.25], dtype=torch.float64), torch.float32, None)
     assert factors.tolist() == pytest.approx([0.0, 0.5, 1.0], rel=1e-3)
