@@ -40,7 +40,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev  ## six minutes on two idle cores; a table, and JSON and a plot in benchmarks/results
+bench: $(VENV)/.dev  ## about a quarter of an hour on two idle cores; a table, and JSON and a plot in benchmarks/results
 	$(BIN)/python benchmarks/run.py
 
 docs: $(VENV)/.dev

@@ -21,7 +21,9 @@ SABOTAGED = [case for case in CASES if case.leaks]
 
 
 @pytest.mark.parametrize("case", CLAIMS, ids=lambda case: f"{case.name}, {case.kind}")
-@pytest.mark.parametrize("secure", [True, False], ids=["secure", "seeded"])
+@pytest.mark.parametrize(
+    "secure", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["secure", "seeded"]
+)
 def test_claims_hold_and_a_third_less_noise_is_caught(case: PairsCase, secure: bool) -> None:
     finding = audit(case, trials=6_000 if case.name == "record" else 20_000, secure_noise=secure)
     assert finding.holds

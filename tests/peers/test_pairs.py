@@ -57,7 +57,7 @@ def test_a_member_that_was_away_makes_up_for_what_it_missed(tmp_path: Path) -> N
     assert not missed & set(charged), "what is made up for costs nothing"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
 def test_loss_reordering_and_kills(seed: int, tmp_path: Path) -> None:
     options = {"seed": seed, "loss": 0.05, "duplicate": 0.05, "delay": (0.01, 0.06)}
     week = Sharing(tmp_path, epochs=12, network_options=options)
@@ -133,7 +133,7 @@ def test_three_organisations_by_grpc(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", ["m0", "m3"])
+@pytest.mark.parametrize("name", ["m0", pytest.param("m3", marks=pytest.mark.slow)])
 def test_killed_around_the_write_of_any_message(name: str, when: str, tmp_path: Path) -> None:
     """Every ninth write ends the process: a message and its noise exist both or not at all."""
     week = Sharing(tmp_path, epochs=10, members=4, trust=dpps.Pairs(1, absentees=1))
