@@ -99,6 +99,11 @@ def test_pairs_are_more_precise() -> None:
         (["count()"], ("--colluders", "1")),
         (["count()"], ("--records-per-node", "0")),
         (["count()"], ("--trust", "everybody")),
+        (["count()"], ("--timeout", "5")),
+        (["count()"], ("--records", "5")),
+        (["count()"], ("--plan",)),
+        (["count()"], ("--resume", "--overwrite")),
+        (["count()"], ("--resume",)),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(
@@ -116,3 +121,31 @@ def test_a_release_is_not_replaced_by_accident(capsys: pytest.CaptureFixture[str
     assert Path("out/answers.json").read_bytes() == before
     assert ask("count()", more=("--overwrite",)) == 0
     assert len(list(Path("out").glob("ledger-until-*.jsonl"))) == 1
+
+
+def test_noise_that_can_be_repeated_is_refused_where_messages_leave(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "3"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    assert ask("count()", more=("--seed", "1")) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not Path("out").exists()
+
+
+def test_a_record_of_nobody_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with open("node-1/train.csv", "a") as file:
+        file.write(",50,f,I\n")
+    assert ask("count()", more=("--person", "patient")) == 2
+    assert "line 102" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_the_person_may_be_a_column_that_is_asked_about() -> None:
+    assert ask("mean(age)", more=("--person", "age", "--epsilon", "50")) == 0
+    assert not json.loads(Path("out/answers.json").read_text())["answers"][0]["too_noisy"]

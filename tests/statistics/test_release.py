@@ -5,19 +5,22 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from scipy import stats
+from scipy.stats import chi2, kstest
 
 from dpps import DPPS, Pairs
+from dpps.data import Column, Schema
 from dpps.errors import UsageError
 from dpps.noise.events import gaussian
 from dpps.privacy.accountant import noise_for
 from dpps.protocol import Message
-from dpps.statistics import Category, Number
+from dpps.runs.data_ledger import notes_of
+from dpps.statistics import Category, Number, stats
 from dpps.statistics.release import OnceOnly, OneRecord, Release, Survey, WholeNode, noise_of_sums
 
 COLUMNS = {
@@ -83,9 +86,10 @@ def test_one_record_moves_the_sums_by_at_most_one(
 def test_all_records_of_a_person_count_as_one() -> None:
     survey = Survey(QUESTIONS, COLUMNS, person="patient")
     others, own = records(50), records(20, 1) | {"patient": np.full(20, 99.0)}
-    moved = survey.sums(joined(others, own)) - survey.sums(others)
+    whole = joined(others, own)
+    moved = survey.sums(whole, whole["patient"]) - survey.sums(others, others["patient"])
     assert 0 < np.linalg.norm(moved) <= 1
-    count = Survey(["count()"], COLUMNS, person="patient").sums(joined(others, own))
+    count = Survey(["count()"], COLUMNS, person="patient").sums(whole, whole["patient"])
     assert count[0] == len(np.unique(others["patient"])) + 1
 
 
@@ -145,10 +149,10 @@ def test_the_noise_in_the_sums_is_what_the_intervals_assume(trust: Pairs | None)
     run = release(survey, 4, unit)
     exact = sum(survey.sums(records(200, node)) for node in range(4))
     noise = (4 * run.shared.numpy() - exact) / noise_of_sums(run, 4)
-    assert stats.kstest(noise, "norm").pvalue > 1e-3
+    assert kstest(noise, "norm").pvalue > 1e-3
 
     def plausible(scale: float) -> bool:
-        tail = stats.chi2(len(noise)).cdf(((noise * scale) ** 2).sum())
+        tail = chi2(len(noise)).cdf(((noise * scale) ** 2).sum())
         return bool(1e-3 < tail < 1 - 1e-3)
 
     assert plausible(1)
@@ -240,3 +244,38 @@ def test_questions_that_cannot_be_asked_together() -> None:
     for questions in ([], ["count()", "count()"], ["mean(height)"], ["mean(age, weight=0)"]):
         with pytest.raises(UsageError):
             Survey(questions, COLUMNS)
+
+
+def test_all_releases_of_a_table_in_memory_add_up(tmp_path: Path) -> None:
+    frames = [pandas.DataFrame({"age": [30 + node, 50, 70], "sex": ["f", "m", "f"]}) for node in range(2)]
+    schema = Schema((Column("age", "number", (0, 120)), Column("sex", "category", values=("f", "m"))))
+    for k, question in enumerate(("count()", "mean(age)")):
+        stats(
+            [frame.sample(frac=1, random_state=k) for frame in frames],
+            schema,
+            [question],
+            folder=tmp_path / str(k),
+        )
+    notes = notes_of(tmp_path / "0", node=0)
+    assert {Path(note.ledger).parent.name for note in notes} == {"0", "1"}
+
+
+def test_frames_and_files_can_be_mixed(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"age": [30, 50, 70], "sex": ["f", "m", "f"]})
+    frame.to_csv(tmp_path / "clinic.csv", index=False)
+    schema = Schema((Column("age", "number", (0, 120)), Column("sex", "category", values=("f", "m"))))
+    found = stats([frame, tmp_path / "clinic.csv"], schema, ["count()"], epsilon=20, folder=tmp_path / "out")
+    assert abs(found["count()"].value[0] - 6) < 3
+
+
+def test_a_release_of_other_questions_is_not_resumed(tmp_path: Path) -> None:
+    sums = np.ones((3, 1))
+    Release(Survey(["count()"], COLUMNS), sums, 3, OneRecord(epsilon=1), folder=tmp_path / "out", seed=0).fit(
+        1
+    )
+    other = Release(
+        Survey(["count(weight=2)"], COLUMNS), sums, 3, OneRecord(epsilon=1), folder=tmp_path / "out", seed=0
+    )
+    other.resumed = True
+    with pytest.raises(UsageError):
+        other.fit(1)

@@ -186,7 +186,9 @@ def _show_limits(found: LimitingNode, line: Callable[[str, str | None, str], Non
 
 def _show_coalition(found: Coalition, line: Callable[[str, str | None, str], None]) -> None:
     """What partners make of the noise, and what more colluders would cost."""
-    line("partners", f"{found.degree} of every node", f"strength lambda_2 - C = {found.strength:.4g}")
+    line(
+        "partners", f"{found.degree} of every node", f"strength {found.strength:.4g} (lambda_2 less C and A)"
+    )
     line(
         "  sigma, tau",
         f"{found.sigma:.4g}, {found.tau:.4g}",

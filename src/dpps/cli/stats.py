@@ -1,10 +1,11 @@
 """`dpps stats`: questions about the records of all nodes."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.table import Table
 from tyro.conf import UseAppendAction, arg
@@ -15,7 +16,7 @@ from dpps.data.node_files import node_folder
 from dpps.data.schema import Schema, read_schema
 from dpps.errors import UsageError
 from dpps.privacy.partners import TRUSTS
-from dpps.privacy.units import PrivacyOptions
+from dpps.privacy.units import PrivacyOptions, Unit
 from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.statistics.questions import Answer
@@ -108,10 +109,8 @@ def stats(arguments: list[str]) -> int:
     options = parse_options(StatsOptions, arguments, "dpps stats")
     if options.trust not in TRUSTS:
         raise UsageError(f"--trust is {options.trust!r}: choose one of {', '.join(TRUSTS)}")
-    if options.trust == "nobody" and (options.colluders is not None or options.mean_variance is not None):
-        raise UsageError(
-            "--colluders and --mean-variance belong to --trust pairs: add that, or leave them out"
-        )
+    together = started_distributed()
+    _refuse_useless(arguments, options, together)
     schema = read_schema(options.schema)
     if not isinstance(schema, Schema):
         raise UsageError(f"--schema {options.schema} describes images: questions are asked about tables")
@@ -124,13 +123,41 @@ def stats(arguments: list[str]) -> int:
         return DONE
     if options.node_data is None:
         raise UsageError("--node-data is missing: name every node's table, such as clinics/node-{rank}")
-    if not started_distributed():
+    if not together:
         return _release(options, survey, schema, unit, Simulation())
+    if options.out is None:
+        raise UsageError("--out is missing: processes that belong together need the same folder")
     with TorchDistributed.from_environment(timeout=options.timeout) as deployment:
         return _release(options, survey, schema, unit, deployment)
 
 
-def _release(options: StatsOptions, survey: Survey, schema: Schema, unit: Any, deployment: Deployment) -> int:
+def _refuse_useless(arguments: Sequence[str], options: StatsOptions, together: bool) -> None:
+    """Refuse an option that would be ignored: whoever writes one means something by it."""
+    alone = "it belongs to runs of several processes (torchrun)"
+    rules = {
+        "colluders": (options.trust == "nobody", "it belongs to --trust pairs"),
+        "mean-variance": (options.trust == "nobody", "it belongs to --trust pairs"),
+        "timeout": (not together, alone),
+        "records": (not options.plan, "it belongs to --plan"),
+        **dict.fromkeys(
+            ("node-data", "out", "overwrite", "resume"),
+            (options.plan, "--plan reads no data and writes nothing"),
+        ),
+        "seed": (together or options.plan, "it is for a simulation, whose noise may be repeated"),
+    }
+    given = {
+        word.partition("=")[0].replace("_", "-").removeprefix("--") for word in arguments if word[:2] == "--"
+    }
+    for name, (useless, why) in rules.items():
+        if useless and name in given:
+            raise UsageError(f"--{name} would be ignored here ({why}): leave it out")
+    if options.resume and options.overwrite:
+        raise UsageError("--resume and --overwrite exclude each other: choose one")
+
+
+def _release(
+    options: StatsOptions, survey: Survey, schema: Schema, unit: Unit, deployment: Deployment
+) -> int:
     assert options.node_data is not None
     rows = deployment.rows(options.nodes)
     sources = [node_folder(options.node_data, row, len(rows) == 1) for row in rows]
@@ -159,7 +186,7 @@ def _release(options: StatsOptions, survey: Survey, schema: Schema, unit: Any, d
 
 
 def _print(
-    answers: list[Answer] | Any, options: StatsOptions, found: Found | None = None, planned: bool = False
+    answers: Sequence[Answer], options: StatsOptions, found: Found | None = None, planned: bool = False
 ) -> None:
     if options.json:
         shown = {"answers": [a.as_json() for a in answers]} if found is None else found.to_json()

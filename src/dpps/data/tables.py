@@ -2,6 +2,7 @@
 as columns of text with the place of every cell."""
 
 import csv
+import hashlib
 import io
 import re
 import zipfile
@@ -45,6 +46,14 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.lines)
+
+    def content(self) -> str:
+        """A checksum of its rows, in whatever order they are."""
+        rows = (
+            hashlib.sha256("\0".join(row).encode()).digest()
+            for row in zip(*self.columns.values(), strict=True)
+        )
+        return hashlib.sha256("\0".join(self.names).encode() + b"".join(sorted(rows))).hexdigest()
 
     def number(self, cell: str, decimal: str = ".") -> float | None:
         """As `as_number`, written as in this file."""

@@ -136,6 +136,9 @@ def _sources(run: "Run") -> Iterator[tuple[int, str, str]]:
         for node, source in zip(run.nodes.rows, run.description.sources, strict=True):
             path = Path(source).resolve()
             yield node, str(path), checksum(path)
+    elif run.description.contents:
+        for node, content in zip(run.nodes.rows, run.description.contents, strict=True):
+            yield node, f"{IN_MEMORY} {content[:16]}", content
     elif run.description.build is None:
         for node, data in zip(run.nodes.rows, run._data, strict=True):
             if isinstance(data, TensorDataset):

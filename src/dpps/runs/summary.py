@@ -243,6 +243,7 @@ class Description:
         build: the arguments of `dpps.models.build` that make the model again; None: it was made in Python.
         input: how a file becomes inputs of the model (shape, classes, features, scaling, columns); None: not known.
         sources: where the files of each node held here are; empty: not known, or public.
+        contents: of data in memory, a checksum of each node's, where that of its tensors would not do.
         split: how many training examples of each label every node has; None: not known.
         weights_left_fresh: parameters that a file of weights did not have.
         schema: the schema of the nodes' own tables or images.
@@ -260,6 +261,7 @@ class Description:
     weights_left_fresh: Sequence[str] = ()
     schema: str | None = None
     node_names: Sequence[str] = ()
+    contents: tuple[str, ...] = ()
 
 
 def describe(

@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from dpps.data.encoding import column_values
 from dpps.data.node_files import node_table
 from dpps.data.schema import Schema, read_schema
-from dpps.data.tables import frame_table, read_table
+from dpps.data.tables import Table, frame_table, read_table
 from dpps.disk import write_private
 from dpps.errors import UsageError, needs_extra, unknown
 from dpps.learning.algorithms import PartPSP
@@ -90,10 +91,8 @@ def stats(
         raise UsageError(f"the schema {schema} describes images: questions are asked about tables")
     survey = Survey(questions, columns_of(known), person)
     unit = choose_unit(survey, len(nodes), epsilon, delta, trust, records_per_node)
-    run = Release.of_tables(
-        survey, known, nodes, len(nodes), unit, folder=folder, seed=seed, overwrite=overwrite
-    )
-    with run:
+    options: dict[str, Any] = {"folder": folder, "seed": seed, "overwrite": overwrite}
+    with Release.of_tables(survey, known, nodes, len(nodes), unit, **options) as run:
         return run.fit(1).found
 
 
@@ -105,16 +104,21 @@ def columns_of(schema: Schema) -> dict[str, Number | Category]:
     }
 
 
-def records_of(source: Any, schema: Schema, survey: "Survey") -> Records:
-    """The columns of one node's table that are asked about."""
-    table = read_table(node_table(Path(source))) if isinstance(source, (str, Path)) else frame_table(source)
-    columns = {column.name: column for column in schema.described}
-    records = {name: column_values(table, columns[name], schema) for name in survey.columns}
-    if survey.person is not None:
-        if survey.person not in table.columns:
-            raise unknown(f"column in {table.path} for --person", survey.person, table.names)
-        records[survey.person] = np.array(table.columns[survey.person])
-    return records
+def table_of(source: Any) -> Table:
+    """One node's table: a file, a folder that holds it, or a frame."""
+    return read_table(node_table(Path(source))) if isinstance(source, (str, Path)) else frame_table(source)
+
+
+def persons_in(table: Table, column: str, schema: Schema) -> NDArray[np.str_]:
+    """Whose record each is. Records that name nobody are refused: they would all count as one person's."""
+    if column not in table.columns:
+        raise unknown(f"column in {table.path} for --person", column, table.names)
+    for row, cell in enumerate(table.columns[column]):
+        if cell in schema.missing:
+            raise UsageError(
+                f"{table.place(row, column)} names no person: say who it is, or leave the line out"
+            )
+    return np.array(table.columns[column])
 
 
 def choose_unit(
@@ -148,7 +152,7 @@ class Survey:
     Args:
         questions: as texts, such as `mean(age)`.
         columns: what is public of every column.
-        person: the column that says whose record it is; a person's vectors are averaged, so that each person counts once.
+        person: the column that says whose record it is; None: every record counts for itself.
     """
 
     def __init__(self, questions: Sequence[str], columns: Columns, person: str | None = None) -> None:
@@ -170,12 +174,21 @@ class Survey:
         """The most that the absolute values of one record's numbers add up to; infinite: not known."""
         return float(sum(w * q.largest_sum for w, q in zip(self.weights, self.questions, strict=True)))
 
-    def sums(self, records: Records) -> Array:
-        """The sum over the records of one node. Every person's vector is at most 1 long, before and after it is cut."""
+    def sums(self, records: Records, persons: NDArray[Any] | None = None) -> Array:
+        """The sum over the records of one node, each at most 1 long, before and after it is cut.
+
+        Args:
+            records: by column.
+            persons: whose record each is. A person's vectors are averaged, so that each person counts once.
+        """
+        if (persons is None) != (self.person is None):
+            raise UsageError(
+                "the questions are about persons, or they are not: name the person of every record, or of none"
+            )
         blocks = [w * q.encode(records) for w, q in zip(self.weights, self.questions, strict=True)]
         vectors = np.concatenate(blocks, axis=1)
-        if self.person is not None:
-            _, person, count = np.unique(records[self.person], return_inverse=True, return_counts=True)
+        if persons is not None:
+            _, person, count = np.unique(persons, return_inverse=True, return_counts=True)
             averages = np.zeros((len(count), self.width))
             np.add.at(averages, person, vectors)
             vectors = averages / count[:, None]
@@ -201,7 +214,8 @@ class Survey:
             nodes: how many there are.
             records: a guess at how many they hold together.
         """
-        return self.answers(self.sums(self.made_up(records)), planned_noise(unit, nodes))
+        persons = None if self.person is None else np.arange(records)
+        return self.answers(self.sums(self.made_up(records), persons), planned_noise(unit, nodes))
 
     def answers(self, sums: Array, noise: float) -> list[Answer]:
         """From the noised sums of all nodes; `noise` is the standard deviation of each of them."""
@@ -272,6 +286,12 @@ class WholeNode(Contribution):
     def who(self) -> str:
         return f"{super().who()}; {_FIXED}"
 
+    def not_covered(self) -> str:
+        return (
+            "people whose records lie with several nodes are protected once per node; further questions and runs on the same data "
+            f"add up; questions chosen by looking at the data are not counted{self.trust.not_covered()}"
+        )
+
 
 def _promise(total: Total) -> str:
     return f"Guarantee: {label(total.epsilon)}, delta {total.delta:g}, for all answers together (by {total.accountant})."
@@ -331,6 +351,9 @@ class Release(Run):
         sums: of the nodes held here, a row each.
         nodes: how many there are in all.
         unit: who is protected.
+        schema: of the tables, as its file has it.
+        sources: where the tables of the nodes held here are.
+        contents: checksums of tables in memory.
         options: further arguments of `Run`.
     """
 
@@ -356,7 +379,37 @@ class Release(Run):
             seed: of noise that can be repeated, for a simulation; None: noise that nobody knows.
             options: further arguments of `Run`.
         """
-        sums = np.stack([survey.sums(records_of(source, schema, survey)) for source in sources])
+        tables = [table_of(source) for source in sources]
+        columns = {column.name: column for column in schema.described}
+        sums = []
+        for table in tables:
+            records = {name: column_values(table, columns[name], schema) for name in survey.columns}
+            persons = None if survey.person is None else persons_in(table, survey.person, schema)
+            sums.append(survey.sums(records, persons))
+        if all(isinstance(source, (str, Path)) for source in sources):
+            options["sources"] = tuple(map(str, sources))
+        else:
+            options["contents"] = tuple(table.content() for table in tables)
+        options |= {"seed": seed, "secure_noise": seed is None, "schema": schema.to_toml()}
+        return cls(survey, np.stack(sums), nodes, unit, **options)
+
+    kind = OnceOnly
+    protocol: OnceOnly
+
+    def __init__(
+        self,
+        survey: Survey,
+        sums: Array,
+        nodes: int,
+        unit: Unit,
+        *,
+        schema: str | None = None,
+        sources: tuple[str, ...] = (),
+        contents: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        if nodes < 2:
+            raise UsageError(f"there are {nodes} nodes: give the tables of two or more")
         asked = {
             "ask": [question.text for question in survey.questions],
             "person": survey.person,
@@ -365,23 +418,14 @@ class Release(Run):
             "epsilon": unit.epsilon,
             "delta": unit.delta,
             "trust": str(unit.trust),
-            "seed": seed,
+            "seed": options.get("seed"),
         }
-        files = tuple(str(source) for source in sources if isinstance(source, (str, Path)))
-        text = schema.to_toml()
+        named = fingerprint(asked | {"schema": schema or str(survey.columns)})
         facts = model_facts(Sums(survey.width))
+        # no checksum of the sums: there are so few likely ones that it would tell them to whoever tries
         described = Description(
-            asked, asked, fingerprint(asked | {"schema": text}), facts, sources=files, schema=text
+            asked, asked, named, facts, {}, sources=sources, contents=contents, schema=schema
         )
-        options |= {"seed": seed, "secure_noise": seed is None, "description": described}
-        return cls(survey, sums, nodes, unit, **options)
-
-    kind = OnceOnly
-    protocol: OnceOnly
-
-    def __init__(self, survey: Survey, sums: Array, nodes: int, unit: Unit, **options: Any) -> None:
-        if nodes < 2:
-            raise UsageError(f"there are {nodes} nodes: give the tables of two or more")
         topology: Topology = Base(nodes, min(2, nodes - 1))
         data = [(torch.from_numpy(row[None]), torch.zeros(1, dtype=torch.int64)) for row in sums]
         self.survey = survey
@@ -393,6 +437,7 @@ class Release(Run):
             mixes=topology.period or 1,
             # each holds one sum; only where nobody is asked it has to be said
             declared_sizes=1 if getattr(options.get("deployment"), "durable", False) else None,
+            description=described,
             **options,
         )
 

@@ -7,7 +7,7 @@ from dpps.lazy import lazy_imports
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.tasks.classification import Classification
     from dpps.tasks.estimates import Estimate, Estimates, Measured
-    from dpps.tasks.metrics import METRICS, ClassRow, Metric, by_name, of_kind, per_class, rehearse
+    from dpps.tasks.metrics import METRICS, ClassRow, Metric, by_name, per_class, rehearse
     from dpps.tasks.regression import Regression
     from dpps.tasks.survival import Hazards, Survival
     from dpps.tasks.task import (

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpps.errors import UsageError, unknown
+from dpps.errors import UsageError
 from dpps.registry import Registry
 from dpps.tasks.estimates import Estimate, Measured, Values, from_mean, mean, ratio, share
 
@@ -143,14 +143,6 @@ def _by_function(function: Function) -> Callable[[Sequence[Set]], Measured]:
             raise UsageError(f"it returns a {type(value).__name__}: it must return one number") from error
 
     return measure
-
-
-def of_kind(names: Iterable[str], about: str) -> None:
-    """Refuse metrics that mean nothing for targets of this kind."""
-    allowed = [name for name in METRICS.names() if METRICS[name].about == about]
-    for name in names:
-        if name not in allowed:
-            raise unknown(f"metric of {about}", name, allowed)
 
 
 def rehearse(metrics: Mapping[str, Metric], outputs: Tensor, targets: Tensor) -> None:
