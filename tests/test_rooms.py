@@ -22,31 +22,9 @@ MAY = {
     "tasks": set(),
     "data": {"tasks"},
     "features": {"data"},
-    "learning": {
-        "protocol",
-        "topology",
-        "noise",
-        "transport",
-        "sensitivity",
-        "privacy",
-        "models",
-        "data",
-        "tasks",
-    },
-    "runs": {
-        "learning",
-        "protocol",
-        "topology",
-        "noise",
-        "transport",
-        "sensitivity",
-        "privacy",
-        "models",
-        "data",
-        "features",
-        "tasks",
-    },
 }
+MAY["learning"] = {"protocol", "models", "data", "tasks"} | MAY["protocol"]
+MAY["runs"] = {"learning", "features"} | MAY["learning"]
 MAY["peers"] = MAY["statistics"] = {"runs"} | MAY["runs"]
 """What each room may import; audit, paper, report and cli stand above all of them."""
 ABOVE = {"audit", "paper", "report", "cli"}

@@ -1,6 +1,5 @@
 """The reference of the command line is the one that the code gives."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -9,18 +8,14 @@ import pytest
 from dpps.cli import commands
 from dpps.cli.help import options_of
 from dpps.runs import Options
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("reference")
 
 
 def test_the_generated_parts_are_up_to_date(script: ModuleType) -> None:

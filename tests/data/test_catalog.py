@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import importlib.util
 import lzma
 import os
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from dpps.data.sets.cifar_10 import RECORD, parse_cifar
 from dpps.data.sets.mnist import parse_idx
 from dpps.errors import RunError, UsageError
 from tests.support.data import cifar_records, write_idx
+from tests.support.scripts import load_script
 
 PIXELS = np.random.default_rng(2).integers(0, 256, (30, 28, 28), np.uint8)
 LABELS = (np.arange(30) % 10).astype(np.uint8)
@@ -179,13 +179,7 @@ def full_data() -> Path:
 
 
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "make_mnist_mini.py"
-    spec = importlib.util.spec_from_file_location("make_mnist_mini", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("make_mnist_mini")
 
 
 @pytest.mark.slow

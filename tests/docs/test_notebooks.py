@@ -1,20 +1,14 @@
 """Every notebook runs, from its first cell to its last, and what is kept in it has the lines that it prints."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import load_script
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-
-
-def load_script():
-    spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "scripts" / "run_notebooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def printed(notebook):
@@ -30,7 +24,7 @@ def test_notebook(path):
         pytest.importorskip("transformers")
         pytest.importorskip("peft")
     kept = json.loads(path.read_text(encoding="utf-8"))
-    again = load_script().run(json.loads(path.read_text(encoding="utf-8")))
+    again = load_script("run_notebooks").run(json.loads(path.read_text(encoding="utf-8")))
     assert printed(again) == printed(kept)
     assert any(printed(kept)), "python scripts/run_notebooks.py keeps what they print"
 

@@ -1,24 +1,16 @@
 """The readings of PEDFL in scripts/accuracy.py: a reading that is called synchronised is."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 import dpps
-
-_FILE = Path(__file__).parents[2] / "scripts" / "accuracy.py"
+from tests.support.scripts import load_script
 
 
 @pytest.mark.parametrize("kind", ["Synchronised", "OwnRow"])
 def test_the_nodes_of_a_synchronised_reading_agree_every_third_round(kind: str) -> None:
-    spec = importlib.util.spec_from_file_location("accuracy", _FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("accuracy")
     data = [TensorDataset(torch.randn(12, 6), torch.randint(0, 3, (12,))) for _ in range(4)]
     algorithm = getattr(script, kind)(dpps.models.MLP((6, 4, 3)), "all", lr_shared=0.1, batch_size=2)
     run = dpps.Run(algorithm, data, topology=dpps.Ring(4), seed=0, sync_every=3)

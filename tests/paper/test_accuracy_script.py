@@ -1,12 +1,13 @@
 """scripts/accuracy.py: every setting is one that `dpps train` takes, and variants do what they are called."""
 
 import argparse
-import importlib.util
 import os
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.support.scripts import load_script
 
 FILE = Path(__file__).parents[2] / "scripts" / "accuracy.py"
 GIVEN = argparse.Namespace(data=None, epsilon=[3.0], seeds=1)
@@ -15,12 +16,7 @@ NEED_DATA = {"opacus"}
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accuracy", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("accuracy")
 
 
 def test_every_setting_is_a_valid_configuration(script: ModuleType) -> None:

@@ -181,6 +181,23 @@ def test_one_charge_pays_for_all_questions(tmp_path: Path) -> None:
         Release(survey, sums, 3, OneRecord(epsilon=1), folder=tmp_path / "out").fit(1)
 
 
+def killed_and_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+    where: tuple[type, str, object],
+    survey: Survey,
+    sums: np.ndarray,
+    **options: object,
+) -> Release:
+    first, again = (Release(survey, sums, 3, OneRecord(epsilon=1, delta=1e-5), **options) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(*where)
+        with pytest.raises(KeyboardInterrupt):
+            first.fit(1)
+    again.resumed = True
+    again.fit(1)
+    return again
+
+
 def test_killed_after_its_charge_it_sends_the_same_message_and_pays_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,14 +210,7 @@ def test_killed_after_its_charge_it_sends_the_same_message_and_pays_once(
         sent.append(message.rows.clone())
         raise KeyboardInterrupt
 
-    first = Release(survey, sums, 3, OneRecord(epsilon=1, delta=1e-5), **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(OnceOnly, "exchange", killed)
-        with pytest.raises(KeyboardInterrupt):
-            first.fit(1)
-    again = Release(survey, sums, 3, OneRecord(epsilon=1, delta=1e-5), **options)
-    again.resumed = True
-    again.fit(1)
+    again = killed_and_resumed(monkeypatch, (OnceOnly, "exchange", killed), survey, sums, **options)
     assert again.ledger.messages == 1
     assert torch.allclose(again.shared, sent[0].mean(0), rtol=0, atol=1e-9)
     assert again.found.privacy.epsilon <= 1
@@ -216,15 +226,8 @@ def test_killed_before_its_charge_it_pays_when_it_sends(
     def killed(self: DPPS, round_: int, level: object) -> None:
         raise KeyboardInterrupt
 
-    first = Release(survey, sums, 3, OneRecord(epsilon=1, delta=1e-5), **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(DPPS, "_charge", killed)
-        with pytest.raises(KeyboardInterrupt):
-            first.fit(1)
+    again = killed_and_resumed(monkeypatch, (DPPS, "_charge", killed), survey, sums, **options)
     kept = load_file(tmp_path / "out" / "message.safetensors")["message"]
-    again = Release(survey, sums, 3, OneRecord(epsilon=1, delta=1e-5), **options)
-    again.resumed = True
-    again.fit(1)
     assert again.ledger.messages == 1
     assert torch.allclose(again.shared, kept.mean(0), rtol=0, atol=1e-9)
 
