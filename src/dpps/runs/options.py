@@ -306,7 +306,7 @@ class Options:
     absentees: Annotated[int | None, _optional("A")] = None
     """Members that may be lost for good (pairs) [1].
 
-    Before the noise they shared stays in the model. The noise is calibrated for that many colluders more.
+    If more are lost, the noise they shared stays in the model. The noise is calibrated for that many colluders more.
     """
     secure_noise: bool = False
     """Noise that nobody can repeat, for real messages.

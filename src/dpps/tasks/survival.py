@@ -5,9 +5,10 @@ interval j and has the linear predictor $\eta(x)$ has the event within it with p
 
 $$ h_j(x) = \sigma(\eta(x) + b_j), $$
 
-with one bias $b_j$ per interval. A patient contributes the log-likelihood of all intervals it was observed in to the end, and of that
-of its event. Who leaves within an interval, or after the last edge, contributes what is known until then. Every patient therefore has one bounded gradient of its own, which
-Cox's partial likelihood has not (Andreux, Manoel, Menuet, Saillard, Simpson, "Federated Survival Analysis with Discrete-Time Cox Models",
+with one bias $b_j$ per interval. A patient's log-likelihood is a sum over the intervals that the patient was observed in: those
+survived to the end, and the one with the event. Patients who leave during an interval, or after the last edge, count up to then.
+So every patient has a gradient of their own, which can be clipped. Cox's partial likelihood compares patients with each other and
+has no such gradient (Andreux, Manoel, Menuet, Saillard, Simpson, "Federated Survival Analysis with Discrete-Time Cox Models",
 2020, arXiv:2006.08997).
 """
 
