@@ -250,7 +250,7 @@ def test_questions_that_cannot_be_asked_together() -> None:
 
 
 def test_all_releases_of_a_table_in_memory_add_up(tmp_path: Path) -> None:
-    frames = [pandas.DataFrame({"age": [30 + node, 50, 70], "sex": ["f", "m", "f"]}) for node in range(2)]
+    frames = [pandas.DataFrame({"age": [31 + node, 52, 73], "sex": ["f", "m", "f"]}) for node in range(2)]
     schema = Schema((Column("age", "number", (0, 120)), Column("sex", "category", values=("f", "m"))))
     for k, question in enumerate(("count()", "mean(age)")):
         stats(
