@@ -27,9 +27,6 @@ Metrics = dict[str, dict[str, list[float | None]]]
 """By data ("test", "own"), name and node."""
 Scores = dict[str, dict[str, Estimates]]
 """By data ("test", "own") and metric."""
-Comparisons = Scores
-"""By data ("test", "own"), changes of the task's headline: what joining gained ("joining"), what privacy cost ("privacy"), and "both"
-together."""
 
 DATA = {"test": "on the test set", "own": "on each node's own test data"}
 """In words: what accuracies and metrics are measured on."""
@@ -86,7 +83,9 @@ class Summary:
     """Of a federation: the names of all its members."""
     bytes_sent_by_rank: Sequence[int] | None = None
     baselines: Mapping[str, Mapping[str, Any]] | None = None
-    comparisons: Comparisons | None = None
+    comparisons: Scores | None = None
+    """Instead of a metric, changes of the headline: what joining gained ("joining"), what privacy cost ("privacy"), and "both"
+    together."""
     task: str | None = None
     """What is predicted (`dpps.tasks`); None: a loss of one's own."""
     scores: Scores | None = None
