@@ -13,7 +13,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
 
 def test_three_clinics_ten_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tables, plan, ask, federation = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    tables, plan, ask, federation = re.findall(
+        r"^```bash\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    )
     execute(tables)
     execute(plan)
     assert not Path("answers").exists()
