@@ -54,7 +54,7 @@ class StatsOptions:
     All records of a person at one node are averaged: each person counts once, and all of their records are protected.
     """
     epsilon: float = 1.0
-    """Total privacy loss, for all questions together."""
+    """Total privacy loss, total for all questions together."""
     delta: float = 1e-5
     """Probability that the guarantee fails.
 
