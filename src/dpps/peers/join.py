@@ -13,7 +13,7 @@ from dpps.disk import private_folder, write_private, writing
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.peers import status as states
 from dpps.peers.connections import Channel
-from dpps.peers.contract import Federation, Membership, config_for
+from dpps.peers.contract import Federation, Membership, config_for, questions_for
 from dpps.peers.identity import Identity, read_out
 from dpps.peers.links import LEFT
 from dpps.peers.member import Member
@@ -25,6 +25,7 @@ from dpps.privacy.promise import planned_charges
 from dpps.runs.callbacks import RoundLog
 from dpps.runs.options import OWN_DATA
 from dpps.runs.run import Callback, Run
+from dpps.statistics.release import Release
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class Participation:
         callbacks: called after every round with the run and the round's log.
     """
 
+    epochs = 1
+
     def __init__(
         self,
         federation: str | Path,
@@ -103,26 +106,18 @@ class Participation:
             )
         self.channel = Channel(contract, self.identity, self._adopt)
         self.member = Member(Membership.of(contract, self.identity), self.channel)
-        config = config_for(
-            contract,
-            self._schema(contract),
-            out=self.out,
-            node_data=None if node_data is None else Path(node_data),
-            data_dir=None if data_dir is None else Path(data_dir),
-            metrics=metrics,
-            device=device,
-            quiet=True,
-        ).resolve()
-        assert config.epochs is not None
-        self.epochs = config.epochs
-        self.run = Run.from_options(config, callbacks=(self._after_round, *callbacks), deployment=self.member)
+        own_choice = {"data_dir": data_dir, "metrics": metrics, "device": device}
+        calls = (self._after_round, *callbacks)
+        make = self._release if contract.asks else self._training
+        self.run = make(contract, node_data, calls, own_choice)
+        protected = self.run.unit
         self.status = Status(
             self.channel.own.name,
             contract.id,
             contract.revision,
-            unit=config.unit,
-            promised=config.epsilon,
-            delta=config.delta if config.noisy else None,
+            unit="none" if protected is None else protected.name,
+            promised=None if protected is None else protected.epsilon,
+            delta=None if protected is None else protected.delta,
             against=against(contract.plan),
             links=sorted(contract.pairs),
             since=now(),
@@ -132,6 +127,45 @@ class Participation:
         self._writing = threading.Lock()
         self._expelled, self._connected = "", False
         self._next_epsilon, self._stamp = 0.0, self._stamped()
+
+    def _training(
+        self,
+        contract: Federation,
+        node_data: str | Path | None,
+        callbacks: Sequence[Callback],
+        own_choice: Mapping[str, Any],
+    ) -> Run:
+        """The run of a plan of `dpps train`."""
+        paths = {"node_data": node_data, "data_dir": own_choice["data_dir"], "out": self.out}
+        chosen = dict(own_choice) | {
+            name: None if path is None else Path(path) for name, path in paths.items()
+        }
+        config = config_for(contract, self._schema(contract), quiet=True, **chosen).resolve()
+        assert config.epochs is not None
+        self.epochs = config.epochs
+        return Run.from_options(config, callbacks=callbacks, deployment=self.member)
+
+    def _release(
+        self,
+        contract: Federation,
+        node_data: str | Path | None,
+        callbacks: Sequence[Callback],
+        own_choice: Mapping[str, Any],
+    ) -> Run:
+        """The run of a plan of `dpps stats`."""
+        for name, usual in (("data_dir", None), ("metrics", None), ("device", "auto")):
+            if own_choice[name] != usual:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{option} would be ignored: the plan asks questions (dpps stats); leave it out"
+                )
+        schema = self._schema(contract)
+        assert schema is not None
+        assert node_data is not None
+        survey, described, unit = questions_for(contract, schema).opened()
+        more: dict[str, Any] = {"folder": self.out, "deployment": self.member, "callbacks": callbacks}
+        sources = [Path(node_data)]
+        return Release.of_tables(survey, described, sources, len(contract.members), unit, **more)
 
     def _schema(self, contract: Federation) -> Path | None:
         if not contract.schema:

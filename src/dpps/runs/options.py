@@ -581,12 +581,7 @@ class Options:
     @classmethod
     def from_toml(cls, path: Path) -> "Options":
         """The options in a TOML file; the names are those of the command line."""
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"--config {path} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"--config {path} is not TOML: {error}") from error
+        table = read_config(path)
         hints = {name.replace("_", "-"): hint for name, hint in _hints().items()}
         values: dict[str, Any] = {}
         for name, value in table.items():
@@ -645,6 +640,16 @@ class Options:
         its runs can be continued."""
         before = {name: retired.default for name, retired in RETIRED.items() if not retired.runtime}
         return fingerprint(before | self._computed())
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What a TOML file of options holds."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} is not TOML: {error}") from error
 
 
 # Which options have an effect

@@ -120,6 +120,8 @@ class Run(Frozen):
 
     kind: type[DPPS] = DPPS
     """The protocol's class."""
+    skips_rounds = True
+    """Whether a node that comes late leaves out the rounds that it missed."""
 
     def __init__(
         self,

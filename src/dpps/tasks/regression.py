@@ -46,6 +46,7 @@ class Regression(Task):
     about = "numbers"
     metrics = ("rmse", "mae", "r2")
     output_noise = 0.2
+    steepest = 1.0  # a squared error has the curvature 2
     example: ClassVar[Mapping[str, Any]] = {"column": "stay_days", "range": [0, 60]}
 
     def __post_init__(self) -> None:
