@@ -7,6 +7,7 @@ sums and every node's only update is its own sum: contract, ledger, deployments 
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +46,7 @@ from dpps.transport import Fabric
 
 MOST_RECORDS = 1 << 28
 """Of a node: sums of so many vectors are exact in float64."""
+_OF_PERSONS = re.compile(r"(?i)(?:^|[\W_])(?:patient|person|subject|participant|pid)(?:[\W_]|$)")
 _STEP = 2.0**22  # vectors are cut to multiples of 1 / _STEP, so that sums do not depend on their order
 
 
@@ -62,21 +64,22 @@ def stats(
     seed: int | None = None,
     overwrite: bool = False,
 ) -> "Found":
-    """Answers to questions about the records of all nodes, released once and with noise; every record is protected.
+    """Answer questions about the records of all nodes. The answers are released once, with noise, and every
+    record is protected.
 
     Args:
         nodes: one table per node: a file, a folder that holds `train.csv`, or a pandas frame.
-        schema: what is public of the columns: their ranges and categories.
+        schema: the public description of the columns: their ranges and categories.
         questions: such as `mean(age)`, `quantiles(age, 0.25, 0.5, 0.75)` or `regression(pressure ~ age + sex)`.
-        epsilon: for all questions together.
+        epsilon: total for all questions together.
         delta: well below 1 / (number of records).
-        person: the column that says whose record it is: then all records of a person at one node are protected, and answers are
-            per person.
+        person: the column that identifies a person. All records of a person at one node are then protected
+            together, and answers count persons.
         trust: `Pairs(colluders=C)`: noise of which most cancels in the sum.
-        records_per_node: protects everything that a node contributes, which may be at most so many records; None protects
-            records.
+        records_per_node: protect everything that a node contributes, which may be at most this many
+            records. None protects single records.
         folder: where ledger and answers.json go; None keeps all in memory.
-        seed: for a simulation whose noise can be repeated and which protects nobody; None: noise that nobody knows.
+        seed: seed for a simulation with repeatable noise, which protects nobody. None draws secret noise.
         overwrite: replace the release that the folder holds.
 
     Examples:
@@ -125,6 +128,26 @@ def persons_in(table: Table, column: str, schema: Schema) -> NDArray[np.str_]:
                 f"{table.place(row, column)} names no person: say who it is, or leave the line out"
             )
     return np.array(table.columns[column])
+
+
+def _check_table(table: Table, schema: Schema, persons: NDArray[np.str_] | None, unit: Unit) -> None:
+    """Refuse a table whose answers would be wrong, or whose people less protected than its owner thinks."""
+    held = len(table) if persons is None else len(np.unique(persons))
+    if isinstance(unit, WholeNode) and held > unit.records:
+        raise UsageError(
+            f"{table.path} holds {held} records and --records-per-node is {unit.records:g}: all of its answers would be scaled down; "
+            "declare more"
+        )
+    if persons is not None or isinstance(unit, WholeNode):
+        return
+    used = {column.name for column in schema.described}
+    for name, cells in table.columns.items():
+        known = [cell for cell in cells if cell not in schema.missing]
+        if name not in used and _OF_PERSONS.search(name) and len(set(known)) < len(known):
+            raise UsageError(
+                f"{table.path}: {name!r} has the same value in several records: with --person {name} all records of a person are "
+                "protected together; if it does not name persons, take the column out"
+            )
 
 
 def choose_unit(
@@ -286,6 +309,12 @@ class WholeNode(Contribution):
 
     trains: ClassVar[bool] = False
 
+    @property
+    def records(self) -> float:
+        """The largest number of records."""
+        assert self.clip is not None
+        return self.clip
+
     def promise(self, total: Total, rounds: int) -> str:
         return _promise(total)
 
@@ -421,6 +450,7 @@ class Release(Run):
         for table in tables:
             records = {name: column_values(table, columns[name], schema) for name in survey.columns}
             persons = None if survey.person is None else persons_in(table, survey.person, schema)
+            _check_table(table, schema, persons, unit)
             sums.append(survey.sums(records, persons))
         if all(isinstance(source, (str, Path)) for source in sources):
             options["sources"] = tuple(map(str, sources))
