@@ -100,7 +100,7 @@ def test_the_ledger_never_lacks_a_message_and_the_total_never_goes_down(tmp_path
 # Partners killed and resumed at random moments: the same pair noise is never under two different messages
 
 
-NODES, WIDTH = 3, 400
+PARTNERS, WIDTH = 3, 400
 
 PAIRS_PROGRAM = textwrap.dedent("""
     import os, sys, torch
@@ -147,12 +147,12 @@ def start_and_kill(folder: Path, resumed: bool, moment: float) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     all_ = [
         subprocess.Popen(
-            [sys.executable, "-c", PAIRS_PROGRAM, str(rank), str(NODES), *arguments],
+            [sys.executable, "-c", PAIRS_PROGRAM, str(rank), str(PARTNERS), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
         )
-        for rank in range(NODES)
+        for rank in range(PARTNERS)
     ]
     try:
         for process in all_:
@@ -166,7 +166,7 @@ def start_and_kill(folder: Path, resumed: bool, moment: float) -> None:
             time.sleep(0.01)
         time.sleep(moment)
     finally:
-        for process in random.Random(moment).sample(all_, NODES):
+        for process in random.Random(moment).sample(all_, PARTNERS):
             process.send_signal(signal.SIGKILL)
         for process in all_:
             process.wait()
@@ -176,7 +176,7 @@ def start_and_kill(folder: Path, resumed: bool, moment: float) -> None:
 
 
 def _sizes(folder: Path) -> list[int]:
-    return [(folder / f"sent-{rank}").stat().st_size for rank in range(NODES)]
+    return [(folder / f"sent-{rank}").stat().st_size for rank in range(PARTNERS)]
 
 
 def messages(folder: Path, rank: int) -> np.ndarray:
@@ -197,7 +197,7 @@ def test_no_two_messages_ever_sent_share_their_pair_noise(tmp_path: Path, kills:
     chance = random.Random(3)
     for k in range(kills):
         start_and_kill(tmp_path, k > 0, chance.uniform(0.05, 0.6))
-    for rank in range(NODES):
+    for rank in range(PARTNERS):
         sent = messages(tmp_path, rank)
         assert len(sent) >= kills
         assert likeness(sent) < 7 / np.sqrt(WIDTH)
@@ -205,7 +205,10 @@ def test_no_two_messages_ever_sent_share_their_pair_noise(tmp_path: Path, kills:
 
 def test_the_comparison_finds_a_key_used_in_two_attempts() -> None:
     """The twin: were the attempt not part of the key, a round sent again would be almost equal."""
-    partners, identities = Pairs(0, mean_variance=1.1).partners(NODES), [IdentityKey() for _ in range(NODES)]
+    partners, identities = (
+        Pairs(0, mean_variance=1.1).partners(PARTNERS),
+        [IdentityKey() for _ in range(PARTNERS)],
+    )
     publics = [identity.public for identity in identities]
 
     def message(attempt: bytes) -> np.ndarray:
