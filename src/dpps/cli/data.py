@@ -30,6 +30,8 @@ _PUBLIC = """# Public: every node of a run reads its data by this file, and anyb
 # format), ignore. What is missing lies in the middle; missing = true gives it an input of its own.
 """
 _GUESSED = "  # guessed"
+_MANY_CLASSES = 20
+"""Above so many different numbers, the column is probably a quantity."""
 Made = TypeVar("Made")
 
 _PUBLIC_IMAGES = """# Public: every node of a run reads its images by this file, and anybody may see it. Agree on it before the run.
@@ -189,6 +191,12 @@ def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
     console.print(
         f"\nThese guesses come from the data, and {out} becomes PUBLIC: correct {_correct(schema)}, before anybody else sees it."
     )
+    if isinstance(schema, Schema) and isinstance(schema.target, Classification):
+        classes = schema.target.classes
+        if len(classes) > _MANY_CLASSES and all(re.fullmatch(r"-?[\d.]+", name) for name in classes):
+            console.print(
+                f"The target has {len(classes)} classes, all numbers: to predict a number, add --task regression."
+            )
     if isinstance(schema, Schema) and schema.target is None:
         console.print(
             f"Then: dpps stats --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --ask 'count()' (with --label COLUMN "

@@ -100,8 +100,8 @@ class Schema:
 
     Attributes:
         columns: all but those of the target.
-        target: what is predicted, and in which columns it stands; None where there is nothing to predict: statistics need none.
-        missing: what stands for a value that is not known.
+        target: what is predicted, and its columns. None if there is nothing to predict, as for statistics.
+        missing: texts that stand for a missing value.
         decimal: "," where numbers are written as 1,5, whatever separates the cells.
     """
 

@@ -91,13 +91,13 @@ class Contact:
 
 @dataclass(frozen=True)
 class Rules:
-    """How the members deal with those who are late or gone.
+    """What happens when members are late or away.
 
     Attributes:
-        min_members: the run goes on while so many are there.
+        min_members: the run continues while at least this many members are present.
         soft_deadline: seconds that a round waits for a neighbour.
-        hard_deadline: seconds after which a silent neighbour is taken to be away.
-        start_deadline: seconds that the first round waits for members who have not come yet.
+        hard_deadline: seconds after which a silent neighbour counts as away.
+        start_deadline: seconds that the first round waits for missing members.
         gossip_clip: how far (L2) a neighbour's row may pull at most, against members that send nonsense; 0: no limit.
     """
 
@@ -108,7 +108,7 @@ class Rules:
     gossip_clip: float = 0.0
 
     def check(self, members: int) -> None:
-        """Refuse what cannot be kept."""
+        """Check the rules."""
         if not 2 <= self.min_members <= members:
             raise UsageError(
                 f"--min-members is {self.min_members}: it must be 2 to the number of members, {members}"
@@ -131,7 +131,7 @@ class Federation:
     id: str
     revision: int
     version: str
-    """Of dpps: all members run the same."""
+    """Version of dpps, the same for all members."""
     plan: Mapping[str, Any]
     """The options of `dpps train` or `dpps stats`, without paths."""
     schema: str
@@ -430,7 +430,7 @@ class Membership:
         verify: whether a member (by name) has signed: (name, signature, message).
         active: names of those who are not expelled.
         neighbours: names of those whom this member exchanges messages with.
-        rules: deadlines and how many must be there.
+        rules: deadlines, and how many members must be present.
         revision: of the contract.
         expelled_in: by row of an expelled member, in which revision; where members share noise.
         pair_keys: what this member shares noise with the others from; None: it does not.
@@ -504,15 +504,15 @@ def convene(
     schema: str = "",
     days: int = 365,
 ) -> Federation:
-    """A new federation, signed.
+    """Create and sign a new federation.
 
     Args:
         plan: as `read_plan` has it.
         requests: of the members, in the order of their rows.
         key: of the convener.
-        rules: deadlines and how many must be there.
+        rules: deadlines, and how many members must be present.
         schema: what the members' tables mean.
-        days: how long the certificates hold.
+        days: how many days the certificates are valid.
     """
     for what, found in (
         ("name", [r.name for r in requests]),
@@ -561,7 +561,7 @@ def _shared_keys(plan: Mapping[str, Any], requests: Sequence[Request]) -> list[b
 
 
 def expel(federation: Federation, name: str, key: Key) -> Federation:
-    """The next revision, without a member."""
+    """Create the next revision, without a member."""
     if federation.member(name).expelled:
         raise UsageError(
             f"{name} was expelled already (revision {federation.revision}): there is nothing to do"
@@ -580,7 +580,8 @@ def expel(federation: Federation, name: str, key: Key) -> Federation:
 
 
 def renew(federation: Federation, key: Key, days: int = 365) -> Federation:
-    """The next revision, with new certificates of the same keys for all who are not expelled."""
+    """Create the next revision, with new certificates for the same keys of all members that are not
+    expelled."""
     _check_days(days)
 
     def renewed(member: Contact) -> Contact:

@@ -46,7 +46,7 @@ def join(
     callbacks: Sequence[Callback] = (),
     **options: Any,
 ) -> Run:
-    """Take part in a run until it is finished; after a crash the same call goes on with it.
+    """Take part in a run until it is finished. After a crash, the same call continues it.
 
     Args:
         federation: the signed contract, federation.toml.
@@ -63,17 +63,17 @@ def join(
 
 
 class Participation:
-    """A run that one member takes part in. Everything that can be refused at home is refused before anybody is connected to.
+    """One member's part in a run. Everything is checked before the first connection is made.
 
     Args:
-        federation: the signed contract, federation.toml. It is looked at again while the run goes on:
-            a later revision is adopted.
+        federation: the signed contract, federation.toml. It is read again during the run, and a later
+            revision is adopted.
         member: the folder of this member's key.
         out: folder of the run, with its ledger and outbox.
         node_data: folder with this member's examples.
         data_dir: where a data set that the plan names is looked for.
-        convener: fingerprint of the convener, as read out on the telephone.
-        metrics: names of metrics taken at the end, for the member's own eyes.
+        convener: fingerprint of the convener, as confirmed on the telephone.
+        metrics: names of metrics to compute at the end. They carry no noise: do not publish them.
         device: where model, data and noise live: "cpu", "cuda", or "auto" for CUDA if there is any.
         callbacks: called after every round with the run and the round's log.
     """
@@ -178,7 +178,7 @@ class Participation:
     # The run
 
     def prepare(self) -> "Participation":
-        """Make the run ready; nobody is connected to."""
+        """Prepare the run without connecting to anyone."""
         if not self.run.started:
             self.run.start(self.epochs)
             self.status.rounds, self.status.round = self.run.plan.count, self.run.state.round
@@ -186,7 +186,7 @@ class Participation:
 
     @property
     def planned_epsilon(self) -> float | None:
-        """Of all rounds of the plan together, after `prepare`; None without noise."""
+        """Epsilon of all planned rounds together, after `prepare`. None without noise."""
         run = self.run
         if run.unit is None or run.contract is None:
             return None
@@ -207,11 +207,11 @@ class Participation:
         return self
 
     def fit(self) -> Run:
-        """To the end: finished, or left.
+        """Run until the member has finished or left.
 
         Raises:
-            KeyboardInterrupt: stopped on request; all that counts is on disk, and the same command goes on.
-            RunError: it failed, or this member was expelled.
+            KeyboardInterrupt: stopped on request. The state is on disk, and the same command continues.
+            RunError: the run failed, or this member was expelled.
         """
         self._thread = (
             threading.current_thread()
@@ -235,7 +235,7 @@ class Participation:
         return self.run
 
     def close(self) -> None:
-        """Let go of all connections; nothing is written any more when this returns."""
+        """Close all connections. Nothing is written after this returns."""
         self._over.set()
         self.member.close()
         self.channel.close()
@@ -261,7 +261,7 @@ class Participation:
         self._renew()
 
     def tell_epsilon(self) -> None:
-        """Put what was spent up to now into the status."""
+        """Write what was spent so far into the status."""
         if self.run.unit is None or self.status.epsilon_round == self.run.state.round > 0:
             return
         begun = time.monotonic()

@@ -95,7 +95,8 @@ class Member(Deployment):
         membership: the contract, as this member needs it.
         post: carries frames to the other members.
         clock: seconds, of any origin.
-        seeded_noise: noise and sampling from the seed as in a simulation, for tests; nothing is private then.
+        seeded_noise: take noise and sampling from the seed, as in a simulation. For tests: nothing is
+            private then.
         heart: show signs of life and take in frames while this member computes, in a thread of its own.
     """
 

@@ -64,21 +64,22 @@ def stats(
     seed: int | None = None,
     overwrite: bool = False,
 ) -> "Found":
-    """Answers to questions about the records of all nodes, released once and with noise; every record is protected.
+    """Answer questions about the records of all nodes. The answers are released once, with noise, and every
+    record is protected.
 
     Args:
         nodes: one table per node: a file, a folder that holds `train.csv`, or a pandas frame.
-        schema: what is public of the columns: their ranges and categories.
+        schema: the public description of the columns: their ranges and categories.
         questions: such as `mean(age)`, `quantiles(age, 0.25, 0.5, 0.75)` or `regression(pressure ~ age + sex)`.
-        epsilon: for all questions together.
+        epsilon: total for all questions together.
         delta: well below 1 / (number of records).
-        person: the column that says whose record it is: then all records of a person at one node are protected, and answers are
-            per person.
+        person: the column that identifies a person. All records of a person at one node are then protected
+            together, and answers count persons.
         trust: `Pairs(colluders=C)`: noise of which most cancels in the sum.
-        records_per_node: protects everything that a node contributes, which may be at most so many records; None protects
-            records.
+        records_per_node: protect everything that a node contributes, which may be at most this many
+            records. None protects single records.
         folder: where ledger and answers.json go; None keeps all in memory.
-        seed: for a simulation whose noise can be repeated and which protects nobody; None: noise that nobody knows.
+        seed: seed for a simulation with repeatable noise, which protects nobody. None draws secret noise.
         overwrite: replace the release that the folder holds.
 
     Examples:
