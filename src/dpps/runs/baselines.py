@@ -51,11 +51,11 @@ NO_COST = "nothing, there is none"
 
 
 class Baseline(Run):
-    """A run as another one was, with the same rates, clipping, batches and start, but without noise; nothing is written.
+    """A copy of a run without noise: same rates, clipping, batches and start. Nothing is written.
 
     Args:
         run: the private run, started.
-        alone: every node for itself: nothing is exchanged, and all of its model is its own.
+        alone: train each node by itself: nothing is exchanged, and the whole model is local.
         callbacks: called after every round.
     """
 

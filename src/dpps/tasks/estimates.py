@@ -41,7 +41,7 @@ LEAST = 50
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its uncertainty, which is None where it is not known."""
+    """A number with its uncertainty, which is None if unknown."""
 
     value: float
     standard_error: float | None
@@ -52,7 +52,7 @@ class Estimate:
 
     @property
     def shown(self) -> bool:
-        """Of a difference: whether its 95 % interval excludes zero."""
+        """For a difference: whether its 95 % interval excludes zero."""
         return self.margin is not None and abs(self.value) > self.margin
 
     @classmethod

@@ -101,11 +101,12 @@ class HazardLoss:
 @TASKS.register("survival")
 @dataclass(frozen=True)
 class Survival(Task):
-    """When an event happens, where some are only known to have had none so far.
+    """Predict when an event happens. For some examples it is only known that it had not happened by a
+    certain time.
 
     Attributes:
-        edges: the ends of the intervals of time, in rising order.
-        time: the column with the time of the event, or until which somebody was observed.
+        edges: the ends of the time intervals, in increasing order.
+        time: the column with the time of the event, or of the last observation.
         event: the column that says whether the event was observed (1) or not (0).
     """
 

@@ -72,7 +72,7 @@ class Draft:
 
 
 class Task(ABC):
-    """What is predicted. Attributes of an instance are public: they stand in the schema."""
+    """What a model predicts. The attributes of an instance are public: they are part of the schema."""
 
     name: ClassVar[str]
     """As in `--task`."""
@@ -160,7 +160,7 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Tensor) -> dict[str, list[Any]]:
-        """Columns of a file of predictions."""
+        """The columns of a predictions file."""
 
     def in_units(self, outputs: Tensor, targets: Tensor) -> Set:
         """Outputs and targets as metrics compare them."""
