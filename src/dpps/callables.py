@@ -34,7 +34,7 @@ def imported(option: str, name: str, arguments: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
     except Exception as error:
         raise UsageError(
-            f"{option} {name}: importing {module} raises {first_line(error)}; it must be installed, or lie in the current folder"
+            f"{option} {name}: importing {module} raises {first_line(error)}; install it, or run dpps in the folder that holds it"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

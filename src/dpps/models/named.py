@@ -105,7 +105,7 @@ def _prefixes(name: str, shared: str, known: Shared) -> tuple[str, ...]:
     prefixes = tuple(part.strip() for part in shared.split(","))
     for prefix in prefixes:
         if prefix.split(".")[0] not in known["all"]:
-            raise unknown(f"shared part of {name}", prefix, (*known, *known["all"]))
+            raise unknown(f"shared part of {name}", prefix, dict.fromkeys((*known, *known["all"])))
     return prefixes
 
 
@@ -115,7 +115,8 @@ def _call_own(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         model = make(shape, classes)
     except Exception as error:
         raise UsageError(
-            f"--model {name}: called with shape {shape} and {classes} classes it raises {first_line(error)}"
+            f"--model {name}: called with shape {shape} and {classes} classes it raises {first_line(error)}; it must take these "
+            "two arguments and return an nn.Module"
         ) from error
     if not isinstance(model, nn.Module):
         raise UsageError(
