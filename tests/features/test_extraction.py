@@ -15,26 +15,27 @@ from dpps.learning import NodeData
 
 
 class Counting(nn.Module):
-    """Twice the input, and how often it was asked."""
+    """Twice the input, and of how many examples."""
 
-    calls = 0
+    seen = 0
 
     def __init__(self, factor: float = 2.0) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.tensor(factor))
 
     def forward(self, x: Tensor) -> Tensor:
-        Counting.calls += 1
+        Counting.seen += len(x)
         return x * self.factor
 
 
 X, T = torch.rand(300, 4), torch.arange(300) % 3
 
 
-def calls(module: nn.Module, dataset: Dataset[object], folder: Path) -> int:
-    before = Counting.calls
+def computed(module: nn.Module, dataset: Dataset[object], folder: Path) -> bool:
+    """Whether all features were computed; the first ones always are."""
+    before = Counting.seen
     extract(module, dataset, folder, progress=False)
-    return Counting.calls - before
+    return Counting.seen - before >= len(X)
 
 
 def test_all_examples_in_order() -> None:
@@ -58,27 +59,86 @@ def test_any_map_style_data_set() -> None:
 
 
 def test_the_second_time_they_are_read(tmp_path: Path) -> None:
-    assert calls(Counting(), TensorDataset(X, T), tmp_path) > 0
-    assert calls(Counting(), TensorDataset(X, T), tmp_path) == 0
+    assert computed(Counting(), TensorDataset(X, T), tmp_path)
+    assert not computed(Counting(), TensorDataset(X, T), tmp_path)
     (file,) = tmp_path.glob("features-*.safetensors")
     assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_other_examples_or_another_extractor_are_computed(tmp_path: Path) -> None:
-    calls(Counting(), TensorDataset(X, T), tmp_path)
+    computed(Counting(), TensorDataset(X, T), tmp_path)
     other = X.clone()
     other[299, 3] += 1e-3
-    assert calls(Counting(), TensorDataset(other, T), tmp_path) > 0
-    assert calls(Counting(3.0), TensorDataset(X, T), tmp_path) > 0
+    assert computed(Counting(), TensorDataset(other, T), tmp_path)
+    assert computed(Counting(3.0), TensorDataset(X, T), tmp_path)
+
+
+def test_kept_features_of_changed_code_are_computed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed(Counting(), TensorDataset(X, T), tmp_path)
+    monkeypatch.setattr(Counting, "forward", lambda self, x: x * self.factor + 1)
+    found = extract(Counting(), TensorDataset(X, T), tmp_path, progress=False)
+    torch.testing.assert_close(found.inputs(), (2 * X + 1).half().float())
+    (file,) = tmp_path.glob("features-*.safetensors")
+    assert file.name in caplog.text
+
+
+class Mixes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class Random(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand(1)
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x
+
+
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False)), "0.*BatchNorm"),
+        (Mixes(), "batch"),
+        (Random(), "random"),
+        (Remembers(), "buffers"),
+        (Pair(), "tuple"),
+        (nn.Flatten(0), "shape"),
+    ],
+)
+def test_features_come_from_their_own_example_alone(module: nn.Module, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        extract(module, TensorDataset(X, T), progress=False)
+
+
+def test_running_statistics_do_not_change() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(4)).train()
+    found = extract(module, TensorDataset(X, T), progress=False)
+    torch.testing.assert_close(found.inputs(), X.half().float(), atol=1e-3, rtol=1e-3)
+    assert module[0].num_batches_tracked == 0
 
 
 def test_a_damaged_file_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    calls(Counting(), TensorDataset(X, T), tmp_path)
+    computed(Counting(), TensorDataset(X, T), tmp_path)
     (file,) = tmp_path.glob("features-*.safetensors")
     file.write_bytes(file.read_bytes()[:50])
-    assert calls(Counting(), TensorDataset(X, T), tmp_path) > 0
+    assert computed(Counting(), TensorDataset(X, T), tmp_path)
     assert file.name in caplog.text
-    assert calls(Counting(), TensorDataset(X, T), tmp_path) == 0
+    assert not computed(Counting(), TensorDataset(X, T), tmp_path)
 
 
 def test_the_extractor_stays_as_it_was() -> None:
@@ -135,8 +195,8 @@ def test_a_channel_that_models_want_three_times_is_taken_once(tmp_path: Path) ->
 
 def test_a_read_only_folder_stays_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tmp_path.chmod(0o555)
-    assert calls(Counting(), TensorDataset(X, T), tmp_path) > 0
-    assert calls(Counting(), TensorDataset(X, T), tmp_path / "below") > 0
+    assert computed(Counting(), TensorDataset(X, T), tmp_path)
+    assert computed(Counting(), TensorDataset(X, T), tmp_path / "below")
     assert not list(tmp_path.iterdir())
     assert str(tmp_path) in caplog.text
 

@@ -3,11 +3,12 @@
 import copy
 import hashlib
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from dpps.data import DataSet, FeatureSet, Images, one_at_a_time
+from dpps.data import FeatureSet, Images, one_at_a_time
 from dpps.disk import private_folder, replacing, writable
 from dpps.errors import UsageError
 from dpps.registry import Registry
@@ -30,6 +32,9 @@ FEATURES: Registry[Callable[[Sequence[int]], nn.Module]] = Registry("feature ext
 """By name: what makes the extractor for examples of a shape."""
 
 _BLOCK = 128  # examples at a time: what is computed of them stays in the cache of a core
+_LARGE_BLOCK = 8  # of large images, for networks of one's own
+_ROUNDING = 0.01
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _VERSION = 1  # of what the extractors compute: with another one, features kept on disk are computed anew
 
 
@@ -39,14 +44,15 @@ def extract(
     """Compute the features of all examples and return them as a data set.
 
     The extractor is used as it is, in evaluation mode: it must not have been trained on private data, or its training must be
-    accounted for separately. Its parameters take no part in training.
+    accounted for separately. Its parameters take no part in training. One that mixes examples, such as a BatchNorm without
+    running statistics, is refused: an example's features must be computed from that example alone.
 
     Args:
         extractor: any module from inputs to features: `normalised_scattering(shape)`, or a pretrained network without its head.
         dataset: a map-style data set of (input, label).
         folder: cache folder. None: no cache. A file is named after the SHA-256 of the examples
-            and of the extractor's description and parameters. Features are as private as the examples: the file is its
-            owner's only. (A module's code is not part of the name: with changed code, choose another folder.)
+            and of the extractor's description, parameters and buffers; its first features are computed again and compared,
+            in case the code has changed. Features are as private as the examples: the file is its owner's only.
         progress: show a bar, if standard error is a terminal.
     """
     examples = _Examples.of(dataset)
@@ -55,7 +61,7 @@ def extract(
     file = folder / f"features-{_key(extractor, examples)}.safetensors"
     may_keep = writable(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     with one_at_a_time(folder) if may_keep else nullcontext():
-        features = _kept(file, len(examples.labels))
+        features = _kept(file, extractor, examples)
         if features is None:
             features = _compute(extractor, examples, progress)
             if may_keep:
@@ -63,18 +69,6 @@ def extract(
             else:
                 log.warning("%s may not be written: the next run computes the features again", folder)
     return FeatureSet(features, examples.labels)
-
-
-def of_data_set(dataset: DataSet, name: str, folder: Path | None = None, *, progress: bool = True) -> DataSet:
-    """A named data set with the features of its images in place of them; `name` is one of `FEATURES`, the rest as in `extract`."""
-    # images between 0 and 1, each channel once: models may want channels repeated and shifted, features do not
-    parts = [
-        Images(part.pixels, part.labels) if isinstance(part, Images) else part
-        for part in (dataset.train, dataset.test)
-    ]
-    extractor = FEATURES[name](parts[0].shape)
-    train, test = (extract(extractor, part, folder, progress=progress) for part in parts)
-    return replace(dataset, train=train, test=test)
 
 
 @dataclass(frozen=True)
@@ -97,40 +91,39 @@ class _Examples:
         labels = default_collate([dataset[k][1] for k in range(count)])
         return cls(labels, lambda part: default_collate([dataset[k][0] for k in range(*part.indices(count))]))
 
-    def starts(self) -> range:
-        return range(0, len(self.labels), _BLOCK)
+    def starts(self, size: int = _BLOCK) -> range:
+        return range(0, len(self.labels), size)
 
-    def block(self, first: int) -> Tensor:
-        return self.read(slice(first, first + _BLOCK))
+    def block(self, first: int, size: int = _BLOCK) -> Tensor:
+        return self.read(slice(first, first + size))
 
 
 def _compute(extractor: nn.Module, examples: _Examples, progress: bool) -> Tensor:
-    frozen = copy.deepcopy(extractor).eval().requires_grad_(False)
-    with torch.no_grad():
-        sample = frozen(examples.block(0)[:1])
+    frozen = _frozen(extractor)
+    sample = _checked(frozen, examples.block(0, 2))
     count = len(examples.labels)
     features = torch.empty((count, *sample.shape[1:]), dtype=torch.float16)
+    small = _known_code(frozen)
+    size = _BLOCK if small else _LARGE_BLOCK
 
     def work(first: int) -> int:
         with torch.no_grad():
-            found = frozen(examples.block(first))
+            found = frozen(examples.block(first, size))
         features[first : first + len(found)] = found
         return len(found)
 
     threads = torch.get_num_threads()
-    several = threads > 1 and all(
-        type(m).__module__.startswith(("dpps.features", "torch.nn")) for m in frozen.modules()
-    )
+    several = threads > 1 and small
     columns = (TextColumn("features"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not (progress and sys.stderr.isatty()))
     with bar:
         task = bar.add_task("", total=count)
         if several:  # blocks side by side: two threads within one small transform are hardly faster than one
             with ThreadPoolExecutor(threads, "dpps", torch.set_num_threads, (1,)) as pool:
-                for done in pool.map(work, examples.starts()):
+                for done in pool.map(work, examples.starts(size)):
                     bar.advance(task, done)
         else:
-            for first in examples.starts():
+            for first in examples.starts(size):
                 bar.advance(task, work(first))
     if not bool(torch.isfinite(features).all()):
         raise UsageError(
@@ -140,22 +133,91 @@ def _compute(extractor: nn.Module, examples: _Examples, progress: bool) -> Tenso
     return features
 
 
-def _key(extractor: nn.Module, examples: _Examples) -> str:
-    """Equal when examples and extractor are. Labels are not part of it."""
-    found = hashlib.sha256(f"{_VERSION} {type(extractor).__module__} {extractor!r}".encode())
+def _frozen(extractor: nn.Module) -> nn.Module:
+    return copy.deepcopy(extractor).eval().requires_grad_(False)
 
-    def add(name: str, tensor: Tensor) -> None:
-        found.update(f"{name}{tuple(tensor.shape)} {tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
-    for name, tensor in sorted(extractor.state_dict().items()):
-        add(f"{name} ", tensor)
-    for first in examples.starts():
-        add("", examples.block(first))
+def _known_code(extractor: nn.Module) -> bool:
+    """Whether it consists of modules of this package and of torch."""
+    return all(type(m).__module__.startswith(("dpps.features", "torch.nn")) for m in extractor.modules())
+
+
+def _checked(frozen: nn.Module, two: Tensor) -> Tensor:
+    """The features of the first of two examples. UsageError: it is not a function of that example alone."""
+    for path, module in frozen.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise UsageError(
+                f"the feature extractor's {path} is a BatchNorm without running statistics, so an example's features would "
+                "depend on other examples: use track_running_stats=True, or GroupNorm"
+            )
+    before = checksum(frozen)
+    alone: Tensor
+    with torch.no_grad():
+        alone, again, both = (frozen(part) for part in (two[:1], two[:1], two))
+    for found in (alone, both):
+        if not isinstance(found, Tensor) or not found.is_floating_point() or not found.ndim:
+            raise UsageError(
+                f"the feature extractor gives a {type(found).__name__}: it must give a tensor of numbers, (batch, ...)"
+            )
+    if len(both) != len(two) or both.shape[1:] != alone.shape[1:]:
+        raise UsageError(
+            f"the feature extractor gives shape {tuple(both.shape)} for {len(two)} examples and {tuple(alone.shape)} for one: the "
+            "first dimension must be the examples, the others the same for all"
+        )
+    if checksum(frozen) != before:
+        raise UsageError(
+            "the feature extractor changes its own buffers in evaluation mode, so features would depend on the examples before: "
+            "freeze them"
+        )
+    if not _alike(alone, again):
+        raise UsageError(
+            "the feature extractor gives the same example other features the second time: leave out what is random"
+        )
+    if not _alike(alone, both[:1]):
+        raise UsageError(
+            "the feature extractor gives an example other features beside another example: it must not mix the examples of a batch"
+        )
+    return alone
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Up to rounding, in half precision and in another order of summation. (What is not finite is refused later.)"""
+    one, other = one.double(), other.double()
+    finite = one.isfinite() & other.isfinite()
+    gap, size = ((t[finite]).norm() for t in (one - other, one))
+    return bool(gap <= _ROUNDING * size + 1e-6)
+
+
+def checksum(module: nn.Module) -> str:
+    """Equal for two modules of the same description, parameters and buffers, whatever their code."""
+    found = hashlib.sha256()
+    _describe(module, found)
     return found.hexdigest()[:32]
 
 
-def _kept(file: Path, count: int) -> Tensor | None:
+def _describe(module: nn.Module, found: "hashlib._Hash") -> None:
+    described = _ADDRESS.sub("", f"{_VERSION} {type(module).__module__} {module!r}")
+    found.update(described.encode())
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in sorted(tensors.items()):
+        _add(found, f"{name} ", tensor)
+
+
+def _add(found: "hashlib._Hash", name: str, tensor: Tensor) -> None:
+    found.update(f"{name}{tuple(tensor.shape)} {tensor.dtype}".encode())
+    found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _key(extractor: nn.Module, examples: _Examples) -> str:
+    """Equal when examples and extractor are. Labels are not part of it."""
+    found = hashlib.sha256()
+    _describe(extractor, found)
+    for first in examples.starts():
+        _add(found, "", examples.block(first))
+    return found.hexdigest()[:32]
+
+
+def _kept(file: Path, extractor: nn.Module, examples: _Examples) -> Tensor | None:
     if not file.exists():
         return None
     try:
@@ -163,9 +225,18 @@ def _kept(file: Path, count: int) -> Tensor | None:
     except (SafetensorError, OSError, KeyError) as error:
         log.warning("%s cannot be read (%s): the features are computed anew", file, error)
         return None
-    if len(features) == count:
+    count = len(examples.labels)
+    if len(features) != count:
+        log.warning(
+            "%s has features of %d examples, not %d: they are computed anew", file, len(features), count
+        )
+        return None
+    if _known_code(extractor):
         return features
-    log.warning("%s has features of %d examples, not %d: they are computed anew", file, len(features), count)
+    now = _checked(_frozen(extractor), examples.block(0, 2))
+    if now.shape[1:] == features.shape[1:] and _alike(now, features[:1]):
+        return features
+    log.warning("%s has other features than the extractor gives now: they are computed anew", file)
     return None
 
 

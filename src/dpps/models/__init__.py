@@ -6,7 +6,7 @@ from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.models.mlp import MLP, MLPResidual
-    from dpps.models.named import MODELS, Fitting, NamedModel, build, is_own, shared_prefixes
+    from dpps.models.named import MODELS, Fitting, NamedModel, build, shared_prefixes
     from dpps.models.resnet import ResNet18
     from dpps.models.small import cnn, linear
     from dpps.models.swapping import swapped

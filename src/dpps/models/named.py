@@ -1,16 +1,14 @@
 """Models by name: one of the registry, fitted to the data, or `package.module:callable`; and which part of it is shared."""
 
-import importlib
-import os
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
+from dpps.callables import first_line, imported, is_own
 from dpps.errors import UsageError, unknown
 from dpps.registry import Registry
 
@@ -111,18 +109,13 @@ def _prefixes(name: str, shared: str, known: Shared) -> tuple[str, ...]:
     return prefixes
 
 
-def is_own(name: str) -> bool:
-    """Whether this names something to import and not a model that comes with the package."""
-    return ":" in name
-
-
 def _call_own(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    make = _imported(name)
+    make = imported("--model", name, "(shape, classes)")
     try:
         model = make(shape, classes)
     except Exception as error:
         raise UsageError(
-            f"--model {name}: called with shape {shape} and {classes} classes it raises {_in_short(error)}; it must take these "
+            f"--model {name}: called with shape {shape} and {classes} classes it raises {first_line(error)}; it must take these "
             "two arguments and return an nn.Module"
         ) from error
     if not isinstance(model, nn.Module):
@@ -130,31 +123,3 @@ def _call_own(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
             f"--model {name}: called with shape {shape} and {classes} classes it gives a {type(model).__name__}, not an nn.Module"
         )
     return model
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
-        raise UsageError(f"--model {name}: write package.module:callable, such as my_models:make")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: nothing there takes the place of an installed package
-    try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:
-        raise UsageError(
-            f"--model {name}: importing {module} raises {_in_short(error)}; install it, or run dpps in the folder that holds it"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            offered = [n for n, value in vars(found).items() if callable(value) and not n.startswith("_")]
-            raise unknown(f"name in --model {name}:", part, offered)
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(
-            f"--model {name} is of type {type(found).__name__}: name a function or class of (shape, classes)"
-        )
-    return found  # type: ignore[no-any-return]
-
-
-def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

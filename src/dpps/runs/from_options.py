@@ -267,7 +267,7 @@ def _own_examples(options: Options, rows: range, schema: AnySchema | None) -> Ex
     how = {"shape": shape, "features": options.features, "mean": None, "deviation": None}
     if options.features == "none":
         return Examples(train, held_out, None, split, shape, task, how, columns, schema)
-    extractor, show = features.FEATURES[options.features](shape), not options.quiet
+    extractor, show = features.build(options.features, shape), not options.quiet
     own = [features.extract(extractor, t, f, progress=show) for t, f in zip(train, folders, strict=True)]
     seen = [features.extract(extractor, TensorDataset(*t), progress=show) for t in held_out]
     tests = [(s.inputs(), s.labels) for s in seen]

@@ -15,9 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 from tyro.conf import arg
 
 from dpps import models
+from dpps.callables import is_own
 from dpps.data import DATA_SETS
 from dpps.errors import UsageError, unknown
-from dpps.features import FEATURES
+from dpps.features import FEATURES, with_checksum
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.released import Momentum
 from dpps.learning.sampling import batches, for_every_node, parse_batch, parse_sizes
@@ -147,10 +148,12 @@ class Options:
     By default 0 for iid and 0.1 otherwise. With --node-data, where there are no test files, 0.2 for --baselines and
     --metrics.
     """
-    features: Annotated[str, _names("none", *FEATURES.names())] = "none"
-    """Fixed filters applied once, at no privacy cost.
+    features: Annotated[str, _names("none", *FEATURES.names(), "MODULE:CALLABLE")] = "none"
+    """Fixed features, computed once, at no privacy cost.
 
-    Wavelet scattering of every image, computed before training and kept next to the data. Best with --model linear.
+    scattering is a wavelet transform of every image. Your own, package.module:callable, is called without arguments and
+    returns a frozen module, or a pair of it and its preprocessing. Features are computed before training and kept next to
+    the data. Best with --model linear.
     """
     declared_sizes: Annotated[str | None, _optional("N|N,N,..")] = None
     """Examples each node declares, in public [all].
@@ -384,9 +387,11 @@ class Options:
     def check(self) -> None:
         """Refuse what is wrong by itself, before anything is read. (Not at construction: the parser would wrap the message.)"""
         _known("data set", self.data, (*DATA_SETS.names(), *([] if self.node_data is None else [OWN_DATA])))
-        _known("features", self.features, ("none", *FEATURES.names()))
-        if not models.is_own(self.model):
-            _known("model", self.model, (*models.MODELS.names(), "package.module:callable"))
+        own = "package.module:callable"
+        if not is_own(self.features):
+            _known("features", self.features, ("none", *FEATURES.names(), own))
+        if not is_own(self.model):
+            _known("model", self.model, (*models.MODELS.names(), own))
         _known("algorithm", self.algorithm, ALGORITHMS)
         _known("unit", self.unit, (*UNITS.names(), "none"))
         _known("sensitivity", self.sensitivity, SENSITIVITIES.names())
@@ -489,6 +494,8 @@ class Options:
     def resolve(self) -> "Options":
         """The same, checked, with the defaults that depend on other options filled in."""
         self.check()
+        if (features := with_checksum(self.features)) != self.features:
+            return dataclasses.replace(self, features=features).resolve()
         filled: dict[str, Any] = {
             "batch_size": USUAL_BATCH,
             "epochs": USUAL_EPOCHS,

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from dpps.data.node_files import read_examples
 from dpps.data.schema import ImageSchema, Schema, parse_schema
 from dpps.errors import RunError, UsageError
-from dpps.features import FEATURES
+from dpps.features import build as build_extractor
+from dpps.features import extract
 from dpps.learning.gradients.calling import logits_of
 from dpps.models import build as build_model
 from dpps.runs.folder import RunFolder
@@ -113,9 +115,8 @@ class Saved:
             )
         x = x.expand(len(x), *shape)
         if how["features"] != "none":
-            extractor = FEATURES[how["features"]](shape)
-            with torch.no_grad():
-                return torch.cat([extractor(part) for part in torch.split(x, _AT_ONCE)]), y
+            extractor = build_extractor(how["features"], shape)
+            return extract(extractor, TensorDataset(x, torch.zeros(len(x)))).inputs(), y
         if how["mean"] is not None:
             mean, deviation = (torch.tensor(how[name])[:, None, None] for name in ("mean", "deviation"))
             x = (x - mean) / deviation

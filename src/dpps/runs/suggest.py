@@ -4,13 +4,11 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from dpps import models
 from dpps.data import DATA_SETS
 from dpps.data.schema import read_schema
 from dpps.errors import UsageError
-from dpps.features import FEATURES
+from dpps.features import output_shape
 from dpps.learning.algorithm import ALGORITHMS
 from dpps.learning.nodes import check_record
 from dpps.learning.preflight import refuse_mixing
@@ -49,9 +47,7 @@ def shape(options: "Options") -> tuple[int, ...] | None:
         return None
     if options.features == "none":
         return read
-    with torch.no_grad():
-        features: torch.Tensor = FEATURES[options.features](stored)(torch.zeros(1, *stored))
-    return tuple(features.shape[1:])
+    return output_shape(options.features, stored)
 
 
 def length(options: "Options") -> float | None:
