@@ -12,7 +12,8 @@ from dpps.transport import Link
 
 @dataclass
 class State:
-    """The rows held here, and all that a run needs to go on. Only `DPPS` changes it, once a round is complete."""
+    """The rows in this process, and everything that a run needs to continue. Only `DPPS` changes it, when a
+    round is complete."""
 
     s: Tensor
     """(rows, d): the shared vectors s_i."""
@@ -25,11 +26,11 @@ class State:
     rate: float = 1.0
     """Factor on the noise rate (node-swap) or on the clip (other units)."""
     memory: Memory = field(default_factory=dict)
-    """What the sensitivity remembers."""
+    """State of the sensitivity."""
     watched: dict[str, Memory] = field(default_factory=dict)
-    """What watched sensitivities remember, by name."""
+    """State of the watched sensitivities, by name."""
     link: Link = field(default_factory=dict)
-    """What the fabric remembers."""
+    """State of the fabric."""
 
     @property
     def y(self) -> Tensor:
