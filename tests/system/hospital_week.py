@@ -361,8 +361,10 @@ def check(hospitals: Hospitals, gone: set[int], packets: "Packets") -> float:
     secret = [head[:32] for head in heads if len(set(head)) > 16]
     assert not packets.any_of(secret), "a row passed the switch in the clear"
     if hospitals.week.trust:
-        check_noise(hospitals, {(names.index(n), r): d for (n, p, r), d in arrived.items() if p == LEARNING})
-    total = mass([hospitals.out(k) for k in range(n)])
+        check_noise(
+            hospitals, gone, {(names.index(n), r): d for (n, p, r), d in arrived.items() if p == LEARNING}
+        )
+    total = mass([hospitals.out(k) for k in range(n)], shared=bool(hospitals.week.trust))
     assert abs(total - n) < 1e-9, f"the mass is {total}"
     print(
         f"mass {total!r} of {n}; {packets.count} packets, {len(secret)} starts of rows searched for in them"
@@ -370,7 +372,7 @@ def check(hospitals: Hospitals, gone: set[int], packets: "Packets") -> float:
     return float(sum(each["accuracy"] for each in told.values()) / len(told))
 
 
-def check_noise(hospitals: Hospitals, crossed: dict[tuple[int, int], set[str]]) -> None:
+def check_noise(hospitals: Hospitals, gone: set[int], crossed: dict[tuple[int, int], set[str]]) -> None:
     """Compare every message with the keys: `crossed` has the digests of those that arrived somewhere, by member and round."""
     folder, n = hospitals.folder, hospitals.week.members
     messages, last = [], {}
@@ -393,7 +395,7 @@ def check_noise(hospitals: Hospitals, crossed: dict[tuple[int, int], set[str]]) 
     observer = Observer.of_federation(
         folder / "f" / "federation.toml", members, hospitals.out(0) / "ledger.jsonl"
     )
-    found, lost = observer.find(messages, rounds), {4: last[4]}
+    found, lost = observer.find(messages, rounds), {k: last[k] for k in gone}
     assert not (wrong := found.wrong(lost)), wrong
     assert not (standing := found.standing(rounds, lost)), f"does not cancel: {standing}"
     there = [k for k in range(n) if k not in lost]
@@ -428,15 +430,14 @@ def made_in(place: Path) -> list[tuple[int, str, np.ndarray]]:
                 return found
 
 
-def mass(folders: list[Path]) -> float:
-    """What all members hold and what is on its way, by what is on their disks."""
+def mass(folders: list[Path], shared: bool) -> float:
+    """What all members hold and what is on its way, by what is on their disks; `shared`: whether they share noise."""
     metas = []
     for folder in folders:
         found = Outbox(folder / "outbox").read()
         assert found is not None
         metas.append(found[1]["fabric"])
     # noise that is shared cancels in sums, so these are what is averaged at the end; otherwise the average has a mass of its own
-    shared = metas[0]["reservations"] is not None
     phases = (LEARNING, AVERAGING) if shared else (LEARNING,)
     total = sum(meta["mass"][str(phase)] for meta in metas for phase in phases)
     for k, meta in enumerate(metas):
