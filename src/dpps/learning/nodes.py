@@ -188,6 +188,13 @@ class Nodes(Frozen):
         state.kept = state.kept | {f"{_VELOCITY}{name}": rows for name, rows in kept.items()}
         return change
 
+    def still_to_come(self, state: TrainState, released: Tensor | None) -> Tensor:
+        """By how much rows would still move after the last round, if nothing but this (or nothing at all) were released any more."""
+        optimizer, last = self.algorithm.optimizer, torch.zeros_like(state.shared.s)
+        if released is not None:
+            last = last + released.to(last)
+        return last if optimizer is None else optimizer.rest(_below(state.kept, _VELOCITY), last)
+
     def _average(self, state: TrainState) -> None:
         """The average of iterates so far: made of what was released, and used for what comes out only."""
         if not self.algorithm.averaging:

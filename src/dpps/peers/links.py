@@ -330,6 +330,7 @@ class Rows:
     Updates and noise are scaled by a member's own a, so $y_i = s_i / a_i$ moves by at most the clip and its
     noise, and mixing makes it a convex combination of others': while everybody is honest, $\|s_i\| \le a_i (\|s_0\| + R)$
     at all times, but for a chance of $10^{-12}$, with R what clip, rates and noise can add up to in the whole plan (:mod:`dpps.transport.base`).
+    Where members share noise nothing is scaled, and R is larger by the smallest a that an honest member can have.
     All of it is in the contract: no member's word, not even about its round, makes a row longer.
 
     Rows up to $B = 2 a (\|s_0\| + R)$ count as they are. One that is longer counts as if it were just so long, so the parameters of

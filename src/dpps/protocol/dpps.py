@@ -131,7 +131,6 @@ class DPPS(Frozen):
         Nothing is sent yet, and `state` is unchanged.
         """
         eps, norms = self._admit(state, perturbation)
-        eps = self.fabric.tempered(eps, state.a)
         half = torch.add(state.s, eps, out=self._memory(state.s))  # line 3: s^(t+1/2) = s^(t) + eps^(t)
         view = RoundView(state.config, state.round, state.clock, state.rate, norms, half)
         estimated, level = self._noise_level(state, view)  # line 4: S; node-swap broadcasts one scalar

@@ -176,15 +176,6 @@ class Fabric(ABC):
         """
         return message
 
-    def tempered(self, update: Tensor, a: Tensor) -> Tensor:
-        """The updates before noise is added: as they are, unless nodes come and go and share noise, which must not be scaled.
-
-        Args:
-            update: one per row.
-            a: the normalising scalar of each row.
-        """
-        return update
-
     @abstractmethod
     def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:
         """The mean row over all nodes (or over those present), the same bits everywhere."""
