@@ -1,14 +1,17 @@
-"""Hospitals with their own tables: heart disease, breast cancer survival, and two numbers, by the command line alone.
+"""Nodes with their own tables: heart disease, breast cancer survival, two numbers, three other tables, by the command line alone.
 
 Writes each hospital's CSV files and the public schema, runs `dpps train` with several seeds, and prints one row per setting:
 
     python scripts/hospitals.py FOLDER --seeds 10 --out out/hospitals
+    python scripts/hospitals.py FOLDER --only wine fair anes96 --grid --seeds 5 --out out/grid
+
+`--grid` also varies the clip and the step around those of the rule, and prints how far the rule is from the best of them.
 
 FOLDER holds `heart-disease/processed.*.data` (UCI Heart Disease) and `tcga-brca/brca.csv` with `train_test_split.csv` (as FLamby
-prepares them). The splits are those of FLamby (Ogier du Terrail et al., NeurIPS 2022). `diabetes` comes with scikit-learn.
+prepares them). The splits are those of FLamby (Ogier du Terrail et al., NeurIPS 2022). `diabetes` and `wine` come with scikit-learn; `fair` and `anes96` with statsmodels, which must be installed.
 
 Everything public is written down here and read off nobody's data: ranges of what is physically possible, codes of the
-questionnaires, edges of time. The rule of the library was chosen on `heart`, `tcga` and `diabetes`; `heart-rate` is a target that no constant has seen.
+questionnaires, edges of time. The rule of the library was chosen on `heart`, `tcga` and `diabetes`; no constant has seen the others.
 """
 
 import argparse
@@ -17,6 +20,8 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +61,48 @@ DIABETES = {
     "s5": (3, 6.2),
     "s6": (55, 125),
 }
+WINE = {
+    "alcohol": (11, 15),
+    "malic": (0, 6),
+    "ash": (1, 4),
+    "alcalinity": (10, 30),
+    "magnesium": (70, 170),
+    "phenols": (0, 4),
+    "flavanoids": (0, 6),
+    "nonflavanoids": (0, 1),
+    "proanthocyanins": (0, 4),
+    "color": (0, 15),
+    "hue": (0, 2),
+    "od280": (1, 4),
+    "proline": (200, 1800),
+}
+FAIR = {
+    "rate_marriage": (1, 5),
+    "age": (15, 45),
+    "yrs_married": (0, 25),
+    "children": (0, 6),
+    "religious": (1, 4),
+    "educ": (9, 20),
+    "occupation": "123456",
+    "occupation_husb": "123456",
+}
+ANES96 = {
+    "popul": (0, 7500),
+    "TVnews": (0, 7),
+    "selfLR": (1, 7),
+    "ClinLR": (1, 7),
+    "DoleLR": (1, 7),
+    "PID": (0, 6),
+    "age": (18, 95),
+    "educ": (1, 7),
+    "income": (1, 24),
+}
+CLASSES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "wine": ("kind", ["wine 0", "wine 1", "wine 2"], WINE),
+    "fair": ("affairs", ["no", "yes"], FAIR),
+    "anes96": ("vote", ["Clinton", "Dole"], ANES96),
+}
+"""Tables with classes: the column of the target, the classes, the other columns."""
 
 
 def heart(folder: Path) -> list[Split]:
@@ -99,22 +146,67 @@ def tcga(folder: Path) -> list[Split]:
     ]
 
 
+def dealt(rows: Rows, sizes: Sequence[int]) -> list[Split]:
+    """Rows at made-up nodes of these sizes, each with an equal part of the others for tests."""
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+    rows, found, first = [rows[k] for k in order], [], 0
+    tests = rows[sum(sizes) :]
+    for node, size in enumerate(sizes):
+        found.append((rows[first : first + size], tests[node :: len(sizes)]))
+        first += size
+    return found
+
+
 def diabetes(_: Path) -> list[Split]:
-    """Scikit-learn's diabetes data at four made-up hospitals of very different sizes, each with a part of the test patients."""
+    """Scikit-learn's diabetes data at four made-up hospitals of very different sizes."""
     from sklearn.datasets import load_diabetes
 
     data = load_diabetes(scaled=False)
+    names = (*DIABETES, "progression")
+    return dealt(
+        [dict(zip(names, (*x, y), strict=True)) for x, y in zip(data.data, data.target, strict=True)],
+        (150, 90, 50, 30),
+    )
+
+
+def wine(_: Path) -> list[Split]:
+    """Three kinds of wine by their chemistry."""
+    from sklearn.datasets import load_wine
+
+    data = load_wine()
     rows = [
-        dict(zip((*DIABETES, "progression"), (*x, y), strict=True))
+        {**dict(zip(WINE, x, strict=True)), "kind": f"wine {y}"}
         for x, y in zip(data.data, data.target, strict=True)
     ]
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-    rows, tests, first = [rows[k] for k in order], [rows[k] for k in order[320:]], 0
-    found = []
-    for node, size in enumerate((150, 90, 50, 30)):
-        found.append((rows[first : first + size], tests[node::4]))
-        first += size
-    return found
+    return dealt(rows, (60, 35, 20, 15))
+
+
+def _of_statsmodels(name: str, separator: str) -> Rows:
+    spec = find_spec("statsmodels")
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{name} comes with statsmodels: pip install statsmodels")
+    with open(Path(spec.origin).parent / "datasets" / name / f"{name}.csv", encoding="utf-8") as file:
+        found = csv.reader(file, delimiter=separator)
+        names = [title.strip("'") for title in next(found)]
+        return [dict(zip(names, row, strict=True)) for row in found if row]
+
+
+def fair(_: Path) -> list[Split]:
+    """Fair's survey of 1978: who had an affair."""
+    rows = [
+        row | {"affairs": "yes" if float(row["affairs"]) > 0 else "no"}
+        for row in _of_statsmodels("fair", ",")
+    ]
+    return dealt(rows, (2000, 1200, 700, 400))
+
+
+def anes96(_: Path) -> list[Split]:
+    """The American election study of 1996: Clinton or Dole."""
+    rows = [
+        row | {"vote": ("Clinton", "Dole")[int(float(row["vote"]))]}
+        for row in _of_statsmodels("anes96", "\t")
+    ]
+    return dealt(rows, (330, 200, 110, 60))
 
 
 def column(name: str, what: Any) -> str:
@@ -139,6 +231,9 @@ def schema(of: str, names: Sequence[str]) -> str:
         inputs["pid"] = None
     elif of == "diabetes":
         target, inputs = 'kind = "number"\ncolumn = "progression"\nrange = [0, 350]\n', dict(DIABETES)
+    elif of in CLASSES:
+        label, classes, inputs = CLASSES[of]
+        target = f'kind = "class"\ncolumn = "{label}"\nclasses = {json.dumps(classes)}\n'
     elif of == "heart":
         target = 'kind = "class"\ncolumn = "diagnosis"\nclasses = ["healthy", "ill"]\n'
         inputs = {name: RANGES.get(name, CODES.get(name)) for name in USED[:-1]}
@@ -154,9 +249,13 @@ READERS: dict[str, Callable[[Path], list[Split]]] = {
     "tcga": tcga,
     "diabetes": diabetes,
     "heart-rate": heart,
+    "wine": wine,
+    "fair": fair,
+    "anes96": anes96,
 }
 MEASURED = {
     "heart": ("accuracy", "log-loss", "auroc", "calibration", "calibration-slope"),
+    **dict.fromkeys(CLASSES, ("accuracy", "log-loss")),
     "tcga": ("c-index", "log-loss"),
     "diabetes": ("rmse", "r2"),
     "heart-rate": ("rmse", "r2"),
@@ -191,14 +290,15 @@ def all_pairs(run: Path, data: Path, nodes: int) -> float:
 
 
 def one(
-    of: str, files: tuple[Path, Path, int], epsilon: float, trust: str, seed: int, out: Path
+    of: str, files: tuple[Path, Path, int], epsilon: float, trust: str, seed: int, out: Path, *more: str
 ) -> dict[str, float]:
-    """One run, and what came out."""
+    """One run, with more options or by the rule alone, and what came out."""
     template, declared, nodes = files
     words = ["train", "--nodes", str(nodes), "--node-data", str(template), "--schema", str(declared)]
     words += ["--model", "linear", "--shared", "all", "--topology", "complete", "--delta", str(DELTA)]
     words += ["--colluders", "0"] if trust == "pairs" else []
     words += ["--epsilon", str(epsilon), "--trust", trust, "--seed", str(seed), "--out", str(out)]
+    words += more
     if dpps([*words, "--overwrite", "--quiet"]) != 0:
         raise SystemExit(f"dpps {' '.join(words)} failed")
     summary = json.loads((out / "summary.json").read_text())
@@ -214,37 +314,71 @@ def one(
     return found
 
 
+def around(run: Path) -> dict[str, tuple[str, ...]]:
+    """The settings of the grid: other clips and steps than those that the rule gave this run."""
+    config = json.loads((run / "summary.json").read_text())["config"]
+    clip, rate = config["clip"], config["lr_shared"]
+    return {
+        f"clip x {c:g}, step x {s:g}": ("--clip", f"{clip * c:.3g}", "--lr-shared", f"{rate * s / c:.3g}")
+        for c, s in product((0.5, 1, 2), (0.3, 1, 3))
+        if (c, s) != (1, 1)
+    }
+
+
 def main() -> None:
     """All settings, one line each as soon as it is known, and results.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="heart-disease/ and tcga-brca/")
     parser.add_argument("--out", type=Path, default=Path("out/hospitals"))
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--only", nargs="+", choices=READERS, default=list(READERS))
+    parser.add_argument(
+        "--only", nargs="+", choices=READERS, default=[k for k in READERS if k not in CLASSES]
+    )
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 3.0])
+    parser.add_argument("--trust", nargs="+", choices=("nobody", "pairs"), default=["nobody", "pairs"])
+    parser.add_argument("--grid", action="store_true", help="the rule, and settings around it")
     options = parser.parse_args()
     results = []
     for of in options.only:
         files = write(READERS[of](options.folder), of, options.out / of)
-        for epsilon in options.epsilons:
-            for trust in ("nobody", "pairs"):
-                runs = [
-                    one(of, files, epsilon, trust, seed, options.out / of / "run")
-                    for seed in range(options.seeds)
-                ]
+        for epsilon, trust in product(options.epsilons, options.trust):
+            run = options.out / of / "run"
+            settings: dict[str, tuple[str, ...]] = {"rule": ()}
+            while settings:
+                name, more = settings.popitem()
+                runs = [one(of, files, epsilon, trust, seed, run, *more) for seed in range(options.seeds)]
+                if options.grid and not more:
+                    settings = around(run)
                 row: dict[str, Any] = {"data": of, "epsilon": epsilon, "trust": trust, "seeds": options.seeds}
-                for name in runs[0]:
-                    values = [run[name] for run in runs if not math.isnan(run[name])]
-                    row[name] = [
-                        statistics.fmean(values),
-                        statistics.stdev(values) if len(values) > 1 else 0.0,
-                    ]
+                row["setting"] = name
+                for key in runs[0]:
+                    values = [found[key] for found in runs if not math.isnan(found[key])]
+                    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+                    row[key] = [statistics.fmean(values), spread]
                 results.append(row)
                 shown = "; ".join(
                     f"{k} {v[0]:.4g} ({v[1]:.2g})" for k, v in row.items() if isinstance(v, list)
                 )
-                print(f"RESULT {of}, epsilon {epsilon:g}, {trust}: {shown}", flush=True)
+                print(f"RESULT {of}, epsilon {epsilon:g}, {trust}, {name}: {shown}", flush=True)
+            if options.grid:
+                summarise(
+                    of,
+                    [
+                        row
+                        for row in results
+                        if (row["data"], row["epsilon"], row["trust"]) == (of, epsilon, trust)
+                    ],
+                )
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def summarise(of: str, rows: Rows) -> None:
+    """The rule, and the best of all settings."""
+    for name in MEASURED[of][:2]:
+        higher = name in ("accuracy", "auroc", "c-index", "r2")
+        best = (max if higher else min)(rows, key=lambda row: row[name][0])
+        shown = f"rule {rows[0][name][0]:.4g}, best {best[name][0]:.4g} ({best['setting']})"
+        print(f"GRID {of}, epsilon {rows[0]['epsilon']:g}, {rows[0]['trust']}, {name}: {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ MAY = {
 }
 MAY["learning"] = {"protocol", "models", "data", "tasks"} | MAY["protocol"]
 MAY["runs"] = {"learning", "features"} | MAY["learning"]
-MAY["peers"] = MAY["statistics"] = {"runs"} | MAY["runs"]
+MAY["statistics"] = {"runs"} | MAY["runs"]
+MAY["peers"] = {"statistics"} | MAY["statistics"]
 """What each room may import; audit, paper, report and cli stand above all of them."""
 ABOVE = {"audit", "paper", "report", "cli"}
 ON_CALL = {("runs", "report"): "run.report() writes a page, of which a run knows nothing else"}

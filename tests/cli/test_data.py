@@ -1,12 +1,17 @@
 """dpps data describe, and runs on data of one's own."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dpps.cli import WRONG, main
-from dpps.data import read_schema
+from dpps.cli.data import ask_ranges
+from dpps.data import guess_schema, read_schema, read_table
 from tests.support.hospitals import SIZES, write_hospitals
 
 # From files as they come to a run, without an edit
@@ -233,3 +238,87 @@ def test_each_mistake_is_one_line(words, file, old, new, told, tmp_path: Path, m
     assert "\n" not in shown
     assert len(shown) < 500
     assert not (tmp_path / "runs").exists()
+
+
+# Ranges that a person gives
+
+PATIENTS = "age,months,died,cost\n" + "".join(f"{20 + 3 * k},{k % 50}.5,{k % 2},{k * k}\n" for k in range(60))
+
+
+def answering(*answers):
+    """A person who types this, then nothing but Enter; and what was asked."""
+    waiting, asked = list(answers), []
+
+    def ask(question):
+        asked.append(question)
+        return waiting.pop(0) if waiting else ""
+
+    return ask, asked
+
+
+def marked(text):
+    """The lines of a schema that say that they were guessed."""
+    return [line for line in text.splitlines() if line.endswith("# guessed")]
+
+
+def guessed(tmp_path, **roles):
+    (tmp_path / "t.csv").write_text(PATIENTS)
+    return guess_schema(read_table(tmp_path / "t.csv"), **roles)
+
+
+def test_ranges_are_asked_for_and_only_those_left_open_are_marked(tmp_path):
+    schema = guessed(tmp_path)
+    ask, asked = answering("0 120", "", "0 to 1e6")
+    found, known = ask_ranges(schema, ask)
+    assert [question.split()[0] for question in asked] == ["age", "months", "cost"]
+    ranges = {column.name: column.range for column in found.columns if column.kind == "number"}
+    assert ranges["age"] == (0, 120)
+    assert ranges["cost"] == (0, 1e6)
+    assert ranges["months"] == next(c.range for c in schema.columns if c.name == "months")
+    lines = [line for line in marked(found.to_toml("  # guessed", known)) if line.startswith("range")]
+    assert len(lines) == 1
+    assert "120" not in lines[0]
+
+
+def test_what_is_no_range_is_asked_for_again(tmp_path, capsys):
+    ask, asked = answering("120 0", "old", "1", "1 2 3", "nan 5", "0, 120")
+    found, _ = ask_ranges(guessed(tmp_path), ask)
+    assert found.columns[0].range == (0, 120)
+    assert [question.split()[0] for question in asked].count("age") == 6
+    assert len(capsys.readouterr().out.strip().splitlines()) == 1 + 5
+
+
+@pytest.mark.parametrize(
+    ("roles", "answer", "key", "wanted"),
+    [
+        ({"task": "regression", "label": "cost"}, "0 5000", "range", (0, 5000)),
+        ({"task": "survival", "time": "months", "event": "died"}, "12 24 60", "edges", (12, 24, 60)),
+    ],
+)
+def test_a_target_has_ranges_and_edges_too(tmp_path, roles, answer, key, wanted):
+    schema = guessed(tmp_path, **roles)
+    numbers = [column for column in schema.columns if column.kind == "number"]
+    ask, _ = answering(*([""] * len(numbers)), answer)
+    found, known = ask_ranges(schema, ask)
+    assert found.task.declaration()[key] == wanted
+    text = found.to_toml("  # guessed", known)
+    assert not [line for line in marked(text.split("[[columns]]")[0]) if line.startswith(key)]
+    assert [line for line in marked(schema.to_toml("  # guessed")) if line.startswith(key)]
+
+
+def test_it_asks_on_a_terminal_and_nowhere_else(tmp_path):
+    (tmp_path / "t.csv").write_text(PATIENTS)
+    command = [sys.executable, "-m", "dpps", "data", "describe", "t.csv", "--out"]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*command, "asked.toml"], cwd=tmp_path, stdin=theirs, stdout=theirs) as process:
+        os.close(theirs)
+        os.write(ours, b"0 120\n\n\n")
+        assert process.wait(300) == 0
+    os.close(ours)
+    assert read_schema(tmp_path / "asked.toml").columns[0].range == (0, 120)
+    subprocess.run([*command, "drafted.toml"], cwd=tmp_path, stdin=subprocess.DEVNULL, check=True)
+    drafted = read_schema(tmp_path / "drafted.toml").columns[0].range
+    assert drafted != (0, 120)
+    assert len(marked((tmp_path / "drafted.toml").read_text())) > len(
+        marked((tmp_path / "asked.toml").read_text())
+    )

@@ -1,11 +1,24 @@
 """dpps stats: answers, plans and refusals; a mistake is one line and writes nothing."""
 
 import json
+import os
+import signal
+import threading
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from dpps.cli import main
+from dpps.errors import UsageError
+from dpps.peers import Identity, Key, Participation, Peers, Request, read_plan, read_status
+from dpps.peers import convene as convene_by
+from dpps.peers.contract import questions_for
+from dpps.peers.status import FINISHED
+from dpps.privacy import LedgerFile
+from tests.support.processes import PATIENCE, context, free_port
 
 SCHEMA = """
 columns = [
@@ -24,7 +37,7 @@ def clinics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for node in range(3):
         Path(f"node-{node}").mkdir()
         rows = [f"p{k % 50},{20 + (7 * k + node) % 60},{'fm'[k % 2]},{'I' * (1 + k % 3)}" for k in range(100)]
-        Path(f"node-{node}/train.csv").write_text("\n".join(["patient,age,sex,stage", *rows]) + "\n")
+        Path(f"node-{node}/train.csv").write_text("\n".join(["visitor,age,sex,stage", *rows]) + "\n")
 
 
 def ask(*questions: str, out: str = "out", more: tuple[str, ...] = ()) -> int:
@@ -61,7 +74,7 @@ def test_the_same_seed_gives_the_same_answers_and_no_seed_others() -> None:
 
 
 def test_a_person_counts_once() -> None:
-    assert ask("count()", more=("--person", "patient", "--epsilon", "50")) == 0
+    assert ask("count()", more=("--person", "visitor", "--epsilon", "50")) == 0
     assert abs(json.loads(Path("out/answers.json").read_text())["answers"][0]["value"] - 150) < 5
 
 
@@ -141,11 +154,214 @@ def test_noise_that_can_be_repeated_is_refused_where_messages_leave(
 def test_a_record_of_nobody_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with open("node-1/train.csv", "a") as file:
         file.write(",50,f,I\n")
-    assert ask("count()", more=("--person", "patient")) == 2
+    assert ask("count()", more=("--person", "visitor")) == 2
     assert "line 102" in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ["patient", "Patient-ID", "subject_number", "pid"])
+def test_several_records_of_a_person_are_not_overlooked(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in range(3):
+        table = Path(f"node-{node}/train.csv")
+        table.write_text(table.read_text().replace("visitor", name, 1))
+    assert ask("count()") == 2
+    assert f"--person {name}" in capsys.readouterr().err
+    assert not Path("out").exists()
+    assert ask("count()", more=("--person", name)) == 0
+
+
+def test_a_node_that_holds_more_than_was_declared_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("count()", more=("--records-per-node", "99")) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not Path("out").exists()
+    assert ask("count()", more=("--records-per-node", "100")) == 0
+    assert ask("count()", out="b", more=("--records-per-node", "50", "--person", "visitor")) == 0
+
+
+def test_a_number_without_a_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("schema.toml").write_text('columns = [{name = "age", kind = "number"}]')
+    assert ask("mean(age)") == 2
+    assert "range" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_an_answer_lost_in_noise_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("regression(age ~ sex)", more=("--epsilon", "0.01")) == 0
+    assert "too noisy" in capsys.readouterr().out
+    assert json.loads(Path("out/answers.json").read_text())["answers"][0]["value"] == [None, None]
+
+
+def test_what_was_spent_is_not_spent_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """A release that is continued when it is complete has the answers it had."""
+    assert ask("count()") == 0
+    before, ledger = Path("out/answers.json").read_bytes(), Path("out/ledger.jsonl").read_bytes()
+    assert ask("count()", more=("--resume",)) in (0, 2)
+    assert (Path("out/answers.json").read_bytes(), Path("out/ledger.jsonl").read_bytes()) == (before, ledger)
 
 
 def test_the_person_may_be_a_column_that_is_asked_about() -> None:
     assert ask("mean(age)", more=("--person", "age", "--epsilon", "50")) == 0
     assert not json.loads(Path("out/answers.json").read_text())["answers"][0]["too_noisy"]
+
+
+# As the plan of a federation
+
+PLAN = ["--ask", "count()", "--ask", "mean(age)", "--ask", "histogram(stage)", "--epsilon", "5"]
+
+
+def convene(*more: str, members: str = "abc", rules: tuple[str, ...] = ()) -> int:
+    """A federation that asks, in the folder f."""
+    options = [*PLAN, *more]
+    with open("plan.toml", "w") as file, redirect_stdout(file):
+        assert main([*BASE, *options, "--print-config"]) == 0
+    for name in "abc":
+        if not Path(name).exists():
+            listen = f"127.0.0.1:{free_port()}"
+            assert main(["federation", "key", "--name", name, "--listen", listen, "--out", name]) == 0
+    requests = [word for name in members for word in ("--member", f"{name}/member.csr")]
+    return main(["federation", "create", "plan.toml", *requests, "--out", "f", *rules])
+
+
+def joining(node: int, out: str, *more: str) -> list[str]:
+    member = ["--member", "abc"[node], "--node-data", f"node-{node}", "--out", out]
+    return ["federation", "join", "f/federation.toml", *member, "--quiet", *more]
+
+
+def _joined(folder: Path, node: int, dies: bool) -> None:
+    """A member in a process of its own; one that dies does so when its message is paid for and nothing of it has left."""
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    send = Peers._send_due
+
+    def killed(self: Peers, now: float) -> None:
+        if dies and self.pushed >= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(self, now)
+
+    Peers._send_due = killed  # type: ignore[method-assign]
+    raise SystemExit(main(joining(node, f"run-{node}")))
+
+
+def test_members_have_the_same_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert convene(rules=("--soft-deadline", "60", "--hard-deadline", "120")) == 0
+    joined = [
+        Participation("f/federation.toml", "abc"[k], f"run-{k}", node_data=f"node-{k}") for k in range(3)
+    ]
+    threads = [threading.Thread(target=each.fit, daemon=True) for each in joined]
+    for thread in threads:
+        thread.start()
+    for thread, each in zip(threads, joined, strict=True):
+        thread.join(PATIENCE)
+        each.close()
+    found = [json.loads(Path(f"run-{node}/answers.json").read_text()) for node in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert found[0]["nodes"] == [3, 3]
+    assert abs(found[0]["answers"][0]["value"] - 300) < 6 * found[0]["answers"][0]["noise"]
+    assert joined[0].planned_epsilon == pytest.approx(found[0]["privacy"]["epsilon"])
+    for command in (["ledger", "node-0"], ["report", "run-0"], ["federation", "status", "run-0"]):
+        assert main(command) == 0
+    assert read_status(Path("run-0")).state == FINISHED
+    assert "count()" in Path("run-0/report.html").read_text()
+
+
+@pytest.mark.slow
+def test_members_one_of_whom_never_comes_and_one_is_killed_after_its_charge(tmp_path: Path) -> None:
+    rules = ("--soft-deadline", "2", "--hard-deadline", "10", "--start-deadline", "1")
+    assert convene(rules=rules) == 0
+
+    def started(node: int, dies: bool = False) -> Any:
+        process = context.Process(target=_joined, args=(tmp_path, node, dies))
+        process.start()
+        return process
+
+    first, second = started(0), started(1, dies=True)
+    second.join(PATIENCE)
+    assert second.exitcode == -signal.SIGKILL
+    second = started(1)
+    for process in (first, second):
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    found = [json.loads(Path(f"run-{node}/answers.json").read_text()) for node in (0, 1)]
+    assert found[0] == found[1]
+    assert found[0]["nodes"] == [2, 3]
+    count, mean, _ = found[0]["answers"]
+    assert abs(count["value"] - 200) < 6 * count["noise"]
+    truth = [20 + (7 * k + node) % 60 for node in (0, 1) for k in range(100)]
+    assert abs(mean["value"] - sum(truth) / 200) < 6 * mean["noise"]
+    for node in (0, 1):
+        assert len(LedgerFile.read(Path(f"run-{node}/ledger.jsonl")).history) == 1
+        assert main(["ledger", f"node-{node}"]) == 0
+        assert main(["report", f"run-{node}"]) == 0
+        assert main(["federation", "status", f"run-{node}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "members", "rules"),
+    [
+        ((), "ab", ()),
+        ((), "abc", ("--gossip-clip", "1")),
+        (("--trust", "pairs", "--colluders", "2"), "abc", ()),
+    ],
+)
+def test_plans_that_members_cannot_keep_are_refused(
+    more: tuple[str, ...], members: str, rules: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    try:
+        assert convene(*more, members=members, rules=rules) == 2
+    except AssertionError:
+        assert "--colluders" in more  # the plan itself is refused
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not Path("f/federation.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--metrics", "auroc"),
+        ("--device", "cpu"),
+        ("--node-data", "node-7"),
+        ("--node-data", "bad"),
+        ("--node-data", "other"),
+    ],
+)
+def test_a_member_is_refused_before_it_sends_anything(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convene("--person", "visitor") == 0
+    for name, text in (
+        ("bad", "visitor,age,sex,stage\np1,old,f,I\n"),
+        ("other", "visitor,age,sex\np1,50,f\n"),
+    ):
+        Path(name).mkdir()
+        Path(name, "train.csv").write_text(text)
+    capsys.readouterr()
+    assert main(joining(0, "run-0", *more)) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len([line for line in told if line.startswith("dpps")]) == 1, told
+    assert not Path("run-0/ledger.jsonl").exists()
+    assert not Path("run-0/outbox").exists()
+
+
+def test_another_plan_than_create_makes_is_refused_whoever_signed_it(tmp_path: Path) -> None:
+    Path("plan.toml").write_text('ask = ["count()"]\nschema = "schema.toml"\nnodes = 3\n')
+    plan, schema = read_plan(Path("plan.toml"), 3)
+    identities = [Identity.make(tmp_path / name, name, f"127.0.0.1:{free_port()}") for name in "abc"]
+    requests = [Request.read(identity.folder / "member.csr") for identity in identities]
+    key = Key.make(tmp_path / "f" / "convener.key")
+    assert questions_for(convene_by(plan, requests, key, schema=schema), Path("schema.toml")).ask == (
+        "count()",
+    )
+    for wrong in (
+        {"ask": ["count()", "mean(sex)"]},
+        {"ask": "count()"},
+        {"topology": "ring"},
+        {"unit": "contribution"},
+        {"seed": 1},
+        {"trust": "pairs", "colluders": 1},
+    ):
+        made = convene_by(plan | wrong, requests, key, schema=schema)
+        with pytest.raises(UsageError):
+            questions_for(made, Path("schema.toml"))

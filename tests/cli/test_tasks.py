@@ -4,13 +4,12 @@ import csv
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dpps.cli import main
 from dpps.data import read_schema
+from tests.support.hospitals import write_clinics
 
-SIZES = (150, 80, 40)
 TASKS = {
     "regression": (["--label", "stay"], "rmse", ["prediction"]),
     "survival": (["--time", "stay", "--event", "died"], "c-index", ["risk"]),
@@ -20,26 +19,6 @@ TASKS = {
         ["prediction", "probability of no", "probability of yes"],
     ),
 }
-
-
-def write_clinics(folder: Path) -> Path:
-    """As three hospitals would export them: semicolons, and commas in numbers."""
-    rng = np.random.default_rng(3)
-    for node, size in enumerate(SIZES):
-        for part, rows in (("train", size), ("test", 60)):
-            lines = ["id;admitted;sex;age;crp;ward;stay;died;ill"]
-            for k in range(rows):
-                age, crp, west = rng.integers(20, 95), rng.gamma(2, 20), rng.random() < 0.3
-                stay = max(0.5, 3 + 0.12 * age + 0.08 * crp + 6 * west + 2 * rng.normal())
-                day = f"{rng.integers(1, 28):02}.{rng.integers(1, 12):02}.{rng.integers(2019, 2023)}"
-                ward = "" if k % 11 == 0 else "west" if west else rng.choice(["north", "south"])
-                known = f"{stay:.1f};{int(rng.random() < 0.7)};{'yes' if stay > 18 else 'no'}"
-                numbers = f"{age};{crp:.1f};{ward};{known}".replace(".", ",")
-                lines.append(f"P{node}{k:04};{day};{rng.choice(['m', 'f'])};{numbers}")
-            path = folder / f"clinic-{node}" / f"{part}.csv"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n".join(lines))
-    return folder / "clinic-{rank}"
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -13,11 +13,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
 
 def test_three_clinics_ten_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tables, plan, ask = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    tables, plan, ask, federation = re.findall(
+        r"^```bash\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    )
     execute(tables)
     execute(plan)
     assert not Path("answers").exists()
     execute(ask)
     found = json.loads(Path("answers/answers.json").read_text())
     assert len(found["answers"]) == 10
+    execute(federation)
+    assert Path("f/federation.toml").exists()
     assert found["answers"][0]["low"] < 4500 < found["answers"][0]["high"] + 100

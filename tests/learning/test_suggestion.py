@@ -3,9 +3,13 @@
 import math
 
 import pytest
+import torch
 
 from dpps.errors import UsageError
 from dpps.learning import LONGEST, USUAL_LONGEST, suggest, suggested_batch
+from dpps.models import linear
+from dpps.tasks import TASKS, parse_target
+from tests.support.tasks import made_up
 
 
 def logit_noise(found, sizes, inputs):
@@ -94,3 +98,26 @@ def test_of_other_models_little_noise_means_the_longest_step():
 )
 def test_batches_of_other_models(sizes, batch):
     assert suggested_batch(sizes, softmax=False) == batch
+
+
+@pytest.mark.parametrize("name", TASKS.names())
+def test_a_table_without_noise_settles(name):
+    """Two numbers and two categories of two values, evenly spread: the longest step that the rule takes does not swing."""
+    task = parse_target({"kind": TASKS[name].kind, **TASKS[name].example}, "schema.toml")
+    ((_, targets),) = made_up(task, [200])
+    draw = torch.Generator().manual_seed(0)
+    x = torch.cat([2 * torch.rand(200, 2, generator=draw) - 1, torch.rand(200, 2, generator=draw).round()], 1)
+    length = math.sqrt(1 + 2 / 3 + 2 / 2)
+    rule = {"length": length, "output_noise": task.output_noise, "steepest": task.steepest}
+    found = suggest([200, 200], 4, noise_multiplier=1e-6, **rule)
+    assert found.rate == pytest.approx(task.steepest / length**2, rel=0.01)
+    model = task.head(linear(4, task.outputs))
+    optimizer, losses = torch.optim.SGD(model.parameters(), found.rate), []
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss = task.loss(model(x), targets).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] == pytest.approx(min(losses), rel=1e-4)
+    assert losses[-1] == pytest.approx(losses[-2], rel=1e-4)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpps import data
 from dpps.errors import RunError
-from dpps.paper import Cell, Pool, Store, mean_real, rounds_above, run
+from dpps.paper import Cell, Pool, Store, mean_real, rounds_above, run, runner
 from dpps.runs import Run
 from tests.support.paper import TINY
 
@@ -51,16 +52,24 @@ def test_rounds_above_ignores_rounding_and_finds_the_rest():
 # The pool
 
 
+def twice_the_accuracy(cell, data_dir):
+    """A result of its own for variants; worker processes import it."""
+    found = run(cell.but(variant=""), data_dir)
+    return found | {"accuracy": 2 * found["accuracy"]} if cell.variant == "twice" else found
+
+
 def test_a_pool_keeps_what_worked_reports_what_failed_and_does_not_repeat(tmp_path):
-    bad = TINY.but(batch_size=5000)
-    pool = Pool(Store(tmp_path), workers=1)
-    results = pool.run([TINY, bad, TINY])
-    assert list(results) == [TINY]
+    """With a function of its own, which makes variants."""
+    bad, variant = TINY.but(batch_size=5000), TINY.but(variant="twice")
+    pool = Pool(Store(tmp_path), workers=1, train=twice_the_accuracy)
+    results = pool.run([TINY, bad, TINY, variant])
+    assert list(results) == [TINY, variant]
+    assert results[variant]["accuracy"] == 2 * results[TINY]["accuracy"]
     with pytest.raises(RunError, match=r"1 cells.*: UsageError"):
         pool.raise_errors()
     again = Pool(Store(tmp_path), workers=1)
     again._start = lambda: pytest.fail("nothing is missing")  # type: ignore[method-assign]
-    assert again.run([TINY]) == results
+    assert again.run([TINY, variant]) == results
     torch.manual_seed(0)
     assert results[TINY]["real"] == run(TINY)["real"]
 
@@ -114,28 +123,20 @@ def test_a_warning_of_many_cells_is_said_once(
 ) -> None:
     growing = TINY.but(sensitivity="paper", track_real=True, epochs=5, sync_every=5, shared="all")
     cells = [growing.but(seed=seed) for seed in (1, 2)]
-    Pool(Store(tmp_path), workers=2).run(cells)
+    assert len(Pool(Store(tmp_path), workers=1).run(cells)) == 2
     (said,) = [record.getMessage() for record in caplog.records]
     assert "--sync-every" in said
     assert said not in capfd.readouterr().err
 
 
-def twice_the_accuracy(cell, data_dir):
-    """A result of its own for variants; worker processes import it."""
-    found = run(cell.but(variant=""), data_dir)
-    return found | {"accuracy": 2 * found["accuracy"]} if cell.variant == "twice" else found
-
-
-def test_a_function_of_your_own_makes_variants(tmp_path: Path) -> None:
-    cells = [TINY, TINY.but(variant="twice")]
-    plain, twice = Pool(Store(tmp_path), workers=1, train=twice_the_accuracy).run(cells).values()
-    assert twice["accuracy"] == 2 * plain["accuracy"]
-
-
-def test_features_and_the_options_of_a_user() -> None:
+def test_features_and_the_options_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only the paper's: what `dpps train` takes, over images turned into features."""
-    cell = Cell.of(features="scattering", model="linear", shared="all", epsilon=3.0, epochs=1, batch_size=500)
-    result = run(cell.but(tests=500))
-    assert result["epsilon"] <= 3
+    whole = data.load("mnist-mini")
+    few = dataclasses.replace(whole, train=whole.train.part(0, 1000), test=whole.test.part(0, 200))
+    monkeypatch.setattr(data, "load", lambda *_, **__: few)
+    monkeypatch.setattr(runner, "_load", runner._load.__wrapped__)  # which would keep them for other tests
+    cell = Cell.of(features="scattering", model="linear", shared="all", unit="record", clip=1.0, epochs=5)
+    result = run(cell.but(noise_multiplier=0.5, batch_size=50, lr_shared=1.0, lr_local=1.0))
+    assert 0 < result["epsilon"] < 100
     assert result["accuracy"] > 60
     assert result["real"] == []

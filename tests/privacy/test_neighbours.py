@@ -24,14 +24,12 @@ def own_epsilon(p: np.ndarray, q: np.ndarray, rounds: int, delta: float) -> floa
     counts = np.zeros(_SIZE)
     np.add.at(counts, np.round(loss / _STEP).astype(int) % _SIZE, p / p.sum())
     composed = np.fft.irfft(np.fft.rfft(counts) ** rounds, _SIZE)
-    losses = np.fft.fftfreq(_SIZE, 1 / _SIZE) * _STEP
-    low, high = 0.0, 20.0
-    for _ in range(50):
-        epsilon = (low + high) / 2
-        above = losses > epsilon
-        spent = float((composed[above] * -np.expm1(epsilon - losses[above])).sum())
-        low, high = (epsilon, high) if spent > delta else (low, epsilon)
-    return low
+    losses = np.arange(_SIZE // 2) * _STEP  # negative ones, the other half, cost nothing
+    above, weighted = (
+        np.cumsum(values[::-1])[::-1] - values  # of all larger losses
+        for values in (composed[: _SIZE // 2], composed[: _SIZE // 2] * np.exp(-losses))
+    )
+    return float(losses[np.argmax(above - np.exp(losses) * weighted <= delta)])
 
 
 def output(others: int, rate: float, own: float, own_rate: float, sigma: float) -> np.ndarray:

@@ -21,7 +21,7 @@ from dpps.privacy.accountant import noise_for
 from dpps.protocol import Message
 from dpps.runs.data_ledger import notes_of
 from dpps.statistics import Category, Number, stats
-from dpps.statistics.release import OnceOnly, OneRecord, Release, Survey, WholeNode, noise_of_sums
+from dpps.statistics.release import OnceOnly, OneRecord, Release, Survey, WholeNode
 
 COLUMNS = {
     "age": Number("age", 0, 120),
@@ -135,11 +135,11 @@ def test_all_nodes_have_the_same_answers() -> None:
 def test_noise_compared_with_a_trusted_server(nodes: int) -> None:
     survey, server = Survey(["count()"], COLUMNS), noise_for(1.0, 1e-5, 1, gaussian)
     alone = release(survey, nodes, OneRecord(epsilon=1, delta=1e-5), count=5)
-    assert noise_of_sums(alone, nodes) <= 1.02 * math.sqrt(nodes) * server
+    assert alone.noise_of_sums(range(nodes)) <= 1.02 * math.sqrt(nodes) * server
     colluders, r = nodes // 3, 1.25
     trust = Pairs(colluders, r)
     paired = release(survey, nodes, OneRecord(epsilon=1, delta=1e-5, trust=trust), count=5)
-    assert noise_of_sums(paired, nodes) <= 1.03 * math.sqrt(r * nodes / (nodes - colluders)) * server
+    assert paired.noise_of_sums(range(nodes)) <= 1.03 * math.sqrt(r * nodes / (nodes - colluders)) * server
 
 
 @pytest.mark.parametrize("trust", [None, Pairs(1)])
@@ -148,7 +148,7 @@ def test_the_noise_in_the_sums_is_what_the_intervals_assume(trust: Pairs | None)
     unit = OneRecord(epsilon=1, delta=1e-5, **({} if trust is None else {"trust": trust}))
     run = release(survey, 4, unit)
     exact = sum(survey.sums(records(200, node)) for node in range(4))
-    noise = (4 * run.shared.numpy() - exact) / noise_of_sums(run, 4)
+    noise = (4 * run.shared.numpy() - exact) / run.noise_of_sums(range(4))
     assert kstest(noise, "norm").pvalue > 1e-3
 
     def plausible(scale: float) -> bool:

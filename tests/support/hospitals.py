@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 SIZES = (35, 90, 180)
+CLINICS = (150, 80, 40)
 _ORDERS = (
     ("patient", "age", "temperature", "smoker", "ward", "diagnosis"),
     ("diagnosis", "ward", "temperature", "patient", "age", "smoker"),
@@ -39,3 +40,24 @@ def write_hospitals(folder: Path, sizes: tuple[int, ...] = SIZES) -> Path:
         path.parent.mkdir(parents=True)
         path.write_text("\ufeff" * (node == 1) + "\r\n".join(lines) + "\r\n", encoding="utf-8")
     return folder / "node-{rank}"
+
+
+def write_clinics(folder: Path) -> Path:
+    """Write clinic-0, clinic-1, ... with a date, an id, texts, gaps, decimal commas and a target for every task, and return the template
+    for --node-data."""
+    rng = np.random.default_rng(3)
+    for node, size in enumerate(CLINICS):
+        for part, rows in (("train", size), ("test", 60)):
+            lines = ["id;admitted;sex;age;crp;ward;stay;died;ill"]
+            for k in range(rows):
+                age, crp, west = rng.integers(20, 95), rng.gamma(2, 20), rng.random() < 0.3
+                stay = max(0.5, 3 + 0.12 * age + 0.08 * crp + 6 * west + 2 * rng.normal())
+                day = f"{rng.integers(1, 28):02}.{rng.integers(1, 12):02}.{rng.integers(2019, 2023)}"
+                ward = "" if k % 11 == 0 else "west" if west else rng.choice(["north", "south"])
+                known = f"{stay:.1f};{int(rng.random() < 0.7)};{'yes' if stay > 18 else 'no'}"
+                numbers = f"{age};{crp:.1f};{ward};{known}".replace(".", ",")
+                lines.append(f"P{node}{k:04};{day};{rng.choice(['m', 'f'])};{numbers}")
+            path = folder / f"clinic-{node}" / f"{part}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(lines))
+    return folder / "clinic-{rank}"

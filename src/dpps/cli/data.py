@@ -1,8 +1,13 @@
 """`dpps data describe`: a schema for tables of one's own."""
 
-from dataclasses import dataclass
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from rich.table import Table as Lines
 from tyro.conf import Positional, arg
@@ -10,11 +15,11 @@ from tyro.conf import Positional, arg
 from dpps.cli.console import plain_console
 from dpps.cli.main import DONE, parse_options
 from dpps.data.images import ImageSchema, guess_image_schema
-from dpps.data.schema import Column, Schema, guess_schema
+from dpps.data.schema import ASKED, TARGET, Column, Schema, guess_schema
 from dpps.data.tables import read_table
 from dpps.disk import check_target, write_aside
 from dpps.errors import UsageError, quoted
-from dpps.tasks import TASKS, Classification
+from dpps.tasks import TASKS, Classification, Task, parse_target
 
 _PUBLIC = """# Public: every node of a run reads its data by this file, and anybody may see it. Agree on it before the run.
 # Lines marked "guessed" come from one file. Correct them to what is known without looking at data: the range of a number that is
@@ -25,6 +30,9 @@ _PUBLIC = """# Public: every node of a run reads its data by this file, and anyb
 # format), ignore. What is missing lies in the middle; missing = true gives it an input of its own.
 """
 _GUESSED = "  # guessed"
+_MANY_CLASSES = 20
+"""Above so many different numbers, the column is probably a quantity."""
+Made = TypeVar("Made")
 
 _PUBLIC_IMAGES = """# Public: every node of a run reads its images by this file, and anybody may see it. Agree on it before the run.
 # It was guessed from one folder. Correct it to what is known without looking at data. Images of another size are scaled to this one.
@@ -35,7 +43,8 @@ _PUBLIC_IMAGES = """# Public: every node of a run reads its images by this file,
 class DescribeConfig:
     """Draft a schema from one table (kinds of columns, rounded ranges, categories, classes) or from a folder of images.
 
-    The schema becomes public. Correct it to what is known without looking at data.
+    The schema becomes public. Correct it to what is known without looking at data. On a terminal you are asked for the possible range
+    of every number; what you leave to the guess is marked in the file.
 
     Example: dpps data describe node-0/train.csv --label diagnosis --out schema.toml
     """
@@ -74,10 +83,76 @@ def describe(arguments: list[str]) -> int:
         raise UsageError(
             f"--out {config.out} exists, perhaps with corrections of yours: add --overwrite or choose another file"
         )
-    about = _PUBLIC if isinstance(schema, Schema) else _PUBLIC_IMAGES
-    write_aside(config.out, (about + schema.to_toml(_GUESSED)).encode())
+    if isinstance(schema, ImageSchema):
+        text = _PUBLIC_IMAGES + schema.to_toml(_GUESSED)
+    else:
+        known: set[str] = set()
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            schema, known = ask_ranges(schema, _typed)
+        text = _PUBLIC + schema.to_toml(_GUESSED, known)
+    write_aside(config.out, text.encode())
     _print_schema(schema, config.out)
     return DONE
+
+
+def _typed(question: str) -> str:
+    """What is typed; nothing after Ctrl-D."""
+    try:
+        return input(question)
+    except EOFError:
+        print()
+        return ""
+
+
+def ask_ranges(schema: Schema, ask: Callable[[str], str]) -> tuple[Schema, set[str]]:
+    """The schema with the public ranges and edges that a person gives, and what they were given for.
+
+    Args:
+        schema: as it was guessed.
+        ask: shows a question and returns the answer; an empty one keeps the guess.
+    """
+    known, columns, target = set(), list(schema.columns), schema.target
+    print(
+        "Give the lowest and the highest value that is possible, not those of your data (age: 0 120). Enter keeps the guess."
+    )
+
+    def answered(what: str, guess: Sequence[float], made: Callable[[tuple[float, ...]], Made]) -> Made | None:
+        while text := ask(f"{what} [{' '.join(f'{x:g}' for x in guess)}]: ").strip():
+            try:
+                return made(tuple(float(word) for word in re.split(r"[,;\s]+|to", text) if word))
+            except (ValueError, UsageError) as error:
+                print(
+                    error if isinstance(error, UsageError) else f"{text!r} is no list of numbers: write 0 120"
+                )
+        return None
+
+    for k, column in enumerate(columns):
+        if column.kind == "number":
+            found = answered(column.name, column.range, partial(_with_range, column))
+            if found is not None:
+                columns[k] = found
+                known.add(column.name)
+    declared = {} if target is None else target.declaration()
+    for key in ASKED:
+        if target is not None and key in declared:
+            what = f"{', '.join(schema.targets)}{': ends of the intervals of time' if key == 'edges' else ''}"
+            task = answered(what, declared[key], partial(_with_values, target, key))
+            if task is not None:
+                target = task
+                known.add(TARGET)
+    return replace(schema, columns=tuple(columns), target=target), known
+
+
+def _with_range(column: Column, given: tuple[float, ...]) -> Column:
+    if len(given) != 2 or not -math.inf < given[0] < given[1] < math.inf:
+        raise UsageError(
+            f"{column.name}: {len(given)} numbers: give the lowest and then the highest, such as 0 120"
+        )
+    return replace(column, range=given)
+
+
+def _with_values(target: Task, key: str, given: tuple[float, ...]) -> Task:
+    return parse_target({**target.declaration(), "kind": target.kind, key: list(given)}, "what you typed")
 
 
 def _guess(config: DescribeConfig) -> Schema | ImageSchema:
@@ -116,6 +191,12 @@ def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
     console.print(
         f"\nThese guesses come from the data, and {out} becomes PUBLIC: correct {_correct(schema)}, before anybody else sees it."
     )
+    if isinstance(schema, Schema) and isinstance(schema.target, Classification):
+        classes = schema.target.classes
+        if len(classes) > _MANY_CLASSES and all(re.fullmatch(r"-?[\d.]+", name) for name in classes):
+            console.print(
+                f"The target has {len(classes)} classes, all numbers: to predict a number, add --task regression."
+            )
     if isinstance(schema, Schema) and schema.target is None:
         console.print(
             f"Then: dpps stats --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --ask 'count()' (with --label COLUMN "

@@ -19,6 +19,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from dpps.cli.console import log_lines, plain_console, wide_console
 from dpps.cli.main import DONE, FAILED, STOPPED, parse_options
+from dpps.cli.stats import print_found
 from dpps.cli.train import results
 from dpps.disk import private_folder, write_aside, write_private, writing
 from dpps.errors import UsageError
@@ -40,6 +41,7 @@ from dpps.peers.status import (
 from dpps.privacy.accountant import label
 from dpps.runs.callbacks import RoundLog, rounds_bar
 from dpps.runs.run import Run
+from dpps.statistics.release import Release
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ class CreateConfig:
     """
 
     plan: Positional[Annotated[Path, arg(metavar="PLAN")]]
-    """Options of the run (dpps train --print-config)."""
+    """Plan of the run (--print-config of dpps train or stats)."""
     member: UseAppendAction[Annotated[tuple[Path, ...], arg(metavar="FILE")]]
     """A member's request; once for each member."""
     out: Annotated[Path, arg(metavar="DIR")]
@@ -310,9 +312,7 @@ def _print_federation(federation: Federation, path: Path) -> None:
     console, plan = wide_console(), federation.plan
     console.print(f"[bold]{path}[/]  federation {federation.id}, revision {federation.revision}")
     promised = {k: plan[k] for k in ("epsilon", "delta", "noise-multiplier", "budget") if k in plan}
-    console.print(
-        f"plan         {plan['algorithm']}, model {plan['model']}, topology {plan['topology']}, {plan['epochs']} epochs"
-    )
+    console.print(f"plan         {_plan_in_words(federation)}", markup=False)
     words = ", ".join(f"{name} {value:g}" for name, value in promised.items())
     shared = f", {told}" if (told := against(plan)) else ""
     console.print(f"privacy      unit {plan['unit']}{': ' if words else ''}{words}{shared}")
@@ -324,6 +324,14 @@ def _print_federation(federation: Federation, path: Path) -> None:
         until = "expelled" if member.expelled else f"{member.certificate.not_valid_after_utc:%Y-%m-%d}"
         lines.add_row(member.name, member.address or "dials out", until, read_out(member.fingerprint))
     console.print(lines)
+
+
+def _plan_in_words(federation: Federation) -> str:
+    plan = federation.plan
+    if federation.asks:
+        persons = f", by person ({plan['person']})" if "person" in plan else ""
+        return f"dpps stats: {', '.join(plan['ask'])}{persons}"
+    return f"{plan['algorithm']}, model {plan['model']}, topology {plan['topology']}, {plan['epochs']} epochs"
 
 
 # A member's part
@@ -448,7 +456,8 @@ def _print_begun(console: Console, participation: Participation) -> None:
     promised = "none: messages without noise" if status.unit == "none" else f"unit {status.unit}"
     if (total := participation.planned_epsilon) is not None:
         promised += f", {label(total)} in total"
-    console.print(f"contract   {plan['algorithm']}, {promised}, {len(federation.active)} members")
+    what = f"{len(plan['ask'])} questions" if federation.asks else plan["algorithm"]
+    console.print(f"contract   {what}, {promised}, {len(federation.active)} members")
     console.print(
         f"connects   to {', '.join(sorted(federation.neighbours(status.member)))}; listens at {participation.identity.listen or 'no port'}",
         markup=False,
@@ -461,6 +470,8 @@ def _print_done(console: Console, participation: Participation) -> None:
         console.print(
             f"left       after round {status.round} of {status.rounds}; its share of the model was handed over"
         )
+    elif isinstance(run, Release):
+        print_found(run.found)
     else:
         for what, words in results(run.summary):
             console.print(f"{what:<10} {words}")

@@ -116,7 +116,7 @@ class EvaluateConfig:
     input: Annotated[Path, arg(metavar="FILE")]
     """Labelled examples as for --node-data.
 
-    A table (.csv, .tsv, .parquet, .npz), or a folder of images with a sub-folder for every class.
+    A table (.csv, .tsv, .parquet, .npz), or a folder of images folder with one sub-folder per class.
     """
     node: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
     """Whose model [all]."""
@@ -192,13 +192,21 @@ def _print_metrics(
     measured: Mapping[int, Mapping[str, Estimate | None]],
     mean: Mapping[str, Estimate | None],
 ) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("node")
-    for name in metrics:
-        table.add_column(name, justify="right")
-    rows = {str(node): found for node, found in measured.items()}
-    for whose, found in (rows | {"mean": mean} if len(rows) > 1 else rows).items():
-        table.add_row(whose, *(_cell(found[name]) for name in metrics))
+    nodes = {f"node {node}": found for node, found in measured.items()}
+    nodes |= {"mean": mean} if len(nodes) > 1 else {}
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    if len(nodes) < len(
+        metrics
+    ):  # what there is less of stands side by side, so that a terminal is wide enough
+        rows = [[name, *(_cell(found[name]) for found in nodes.values())] for name in metrics]
+        titles = ["metric", *nodes]
+    else:
+        rows = [[whose, *(_cell(found[name]) for name in metrics)] for whose, found in nodes.items()]
+        titles = ["node", *metrics]
+    for k, title in enumerate(titles):
+        table.add_column(title, justify="right" if k else "left", overflow="fold", no_wrap=not k)
+    for row in rows:
+        table.add_row(*row)
     plain_console(soft_wrap=False).print(table)
 
 
@@ -206,7 +214,7 @@ def _cell(found: Estimate | None) -> str:
     """A value and half the width of its 95 % interval."""
     if found is None:
         return "not defined"
-    return f"{found.value:.4f}" + ("" if found.margin is None else f" ± {found.margin:.4f}")
+    return f"{found.value:.3f}" + ("" if found.margin is None else f" ± {found.margin:.3f}")
 
 
 def _rows(table: list[ClassRow], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -533,7 +533,7 @@ def ledger(arguments: list[str]) -> int:
         return DONE
     console = wide_console()
     if not runs:
-        console.print(f"{config.data}: no run of this data has sent anything, as far as is known here.")
+        console.print(f"{config.data}: no run with real noise is recorded for this data on this machine.")
         return DONE
     table = Table(box=box.SIMPLE)
     for title in ("started", "run", "unit", "messages", f"epsilon at delta {config.delta:g}"):

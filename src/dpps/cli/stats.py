@@ -8,77 +8,43 @@ from pathlib import Path
 from typing import Annotated
 
 from rich.table import Table
-from tyro.conf import UseAppendAction, arg
+from tyro.conf import arg
 
 from dpps.cli.console import plain_console, wide_console
 from dpps.cli.main import DONE, parse_options
 from dpps.data.node_files import node_folder
-from dpps.data.schema import Schema, read_schema
+from dpps.data.schema import Schema
 from dpps.errors import UsageError
-from dpps.privacy.partners import TRUSTS
-from dpps.privacy.units import PrivacyOptions, Unit
+from dpps.privacy.units import Unit
 from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.torch_distributed import TorchDistributed
+from dpps.statistics.options import SurveyOptions
 from dpps.statistics.questions import Answer
-from dpps.statistics.release import Found, Release, Survey, choose_unit, columns_of
+from dpps.statistics.release import Found, Release, Survey
 from dpps.transport.cluster import started_distributed
 
 
 @dataclass(frozen=True)
-class StatsOptions:
+class StatsOptions(SurveyOptions):
     """Ask questions about the records of all nodes. All answers come from one release, and every record is protected.
 
     Questions: count(), mean(x), variance(x), histogram(x), table(x, y), quantiles(x, 0.25, 0.5), correlation(x, y),
     regression(y ~ x1 + x2), km(time, event). Each takes by=CATEGORY and weight=W.
 
-    Example: dpps stats --plan --nodes 3 --schema schema.toml --ask 'mean(age)'
+    Examples:
+      dpps stats --plan --nodes 3 --schema schema.toml --ask 'mean(age)'
+      dpps stats --nodes 3 --schema schema.toml --ask 'mean(age)' --print-config
     """
 
-    ask: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="QUESTION")]]
-    """A question; give the option once for each."""
-    schema: Annotated[Path, arg(metavar="FILE")]
-    """Public ranges and categories of the columns.
-
-    Draft it with dpps data describe.
-    """
-    nodes: int
-    """Number of nodes."""
     node_data: Annotated[Path | None, arg(metavar="PATH")] = None
     """Every node's table, or its folder: clinics/node-{rank}.
 
     {rank} stands for the node's number. A folder holds the table as train.csv (.tsv, .parquet, .npz).
     """
-    person: Annotated[str | None, arg(metavar="COLUMN")] = None
-    """Column that names the person, who is then protected as a whole.
-
-    All records of a person at one node are averaged: each person counts once, and all of their records are protected.
-    """
-    epsilon: float = 1.0
-    """Total privacy loss, for all questions together."""
-    delta: float = 1e-5
-    """Probability that the guarantee fails.
-
-    Choose it well below 1 / (number of records).
-    """
-    records_per_node: Annotated[int | None, arg(metavar="N")] = None
-    """Protect whole nodes of at most N records.
-
-    Instead of single records, everything that a node contributes.
-    """
-    trust: Annotated[str, arg(metavar="{" + ",".join(TRUSTS) + "}")] = "nobody"
-    """Whether partners share noise that cancels in the sum."""
-    colluders: Annotated[int | None, arg(metavar="C")] = None
-    """Nodes that may pool their secrets with an observer.
-
-    With --trust pairs; by default a third of the nodes, rounded down.
-    """
-    mean_variance: Annotated[float | None, arg(metavar="R")] = None
-    """Variance of the noise, as a multiple of the minimum.
-
-    With --trust pairs; by default 1.25 times the minimum possible against that many colluders.
-    """
     plan: bool = False
     """Print how wide every interval would be; reads no data."""
+    print_config: bool = False
+    """Print the plan of a federation that asks this; reads no data."""
     records: int = 10_000
     """For --plan: expected number of records of all nodes."""
     out: Annotated[Path | None, arg(metavar="DIR")] = None
@@ -107,19 +73,18 @@ class StatsOptions:
 def stats(arguments: list[str]) -> int:
     """Ask and answer."""
     options = parse_options(StatsOptions, arguments, "dpps stats")
-    if options.trust not in TRUSTS:
-        raise UsageError(f"--trust is {options.trust!r}: choose one of {', '.join(TRUSTS)}")
     together = started_distributed()
     _refuse_useless(arguments, options, together)
-    schema = read_schema(options.schema)
-    if not isinstance(schema, Schema):
-        raise UsageError(f"--schema {options.schema} describes images: questions are asked about tables")
-    survey = Survey(options.ask, columns_of(schema), options.person)
-    trust = PrivacyOptions.of(options).trusted()
-    limits = options.epsilon, options.delta, trust, options.records_per_node
-    unit = choose_unit(survey, options.nodes, *limits)
+    survey, schema, unit = options.opened()
     if options.plan:
-        _print(survey.expected(unit, options.nodes, options.records), options, planned=True)
+        answers = survey.expected(unit, options.nodes, options.records)
+        if options.json:
+            print(json.dumps({"answers": [answer.as_json() for answer in answers]}, indent=1))
+        else:
+            _print_table(answers, planned=True)
+        return DONE
+    if options.print_config:
+        print(options.to_toml(), end="")
         return DONE
     if options.node_data is None:
         raise UsageError("--node-data is missing: name every node's table, such as clinics/node-{rank}")
@@ -133,7 +98,7 @@ def stats(arguments: list[str]) -> int:
 
 def _refuse_useless(arguments: Sequence[str], options: StatsOptions, together: bool) -> None:
     """Refuse an option that would be ignored: whoever writes one means something by it."""
-    alone = "it belongs to runs of several processes (torchrun)"
+    alone, dry = "it belongs to runs of several processes (torchrun)", options.plan or options.print_config
     rules = {
         "colluders": (options.trust == "nobody", "it belongs to --trust pairs"),
         "mean-variance": (options.trust == "nobody", "it belongs to --trust pairs"),
@@ -141,9 +106,10 @@ def _refuse_useless(arguments: Sequence[str], options: StatsOptions, together: b
         "records": (not options.plan, "it belongs to --plan"),
         **dict.fromkeys(
             ("node-data", "out", "overwrite", "resume"),
-            (options.plan, "--plan reads no data and writes nothing"),
+            (dry, f"--{'plan' if options.plan else 'print-config'} reads no data and writes nothing"),
         ),
-        "seed": (together or options.plan, "it is for a simulation, whose noise may be repeated"),
+        "seed": (together or dry, "it is for a simulation, whose noise may be repeated"),
+        "json": (options.print_config, "--print-config prints TOML"),
     }
     given = {
         word.partition("=")[0].replace("_", "-").removeprefix("--") for word in arguments if word[:2] == "--"
@@ -151,8 +117,9 @@ def _refuse_useless(arguments: Sequence[str], options: StatsOptions, together: b
     for name, (useless, why) in rules.items():
         if useless and name in given:
             raise UsageError(f"--{name} would be ignored here ({why}): leave it out")
-    if options.resume and options.overwrite:
-        raise UsageError("--resume and --overwrite exclude each other: choose one")
+    for one, other in (("resume", "overwrite"), ("plan", "print_config")):
+        if getattr(options, one) and getattr(options, other):
+            raise UsageError(f"--{one} and --{other.replace('_', '-')} exclude each other: choose one")
 
 
 def _release(
@@ -177,49 +144,39 @@ def _release(
     with run:
         run.fit(1)
         found = run.found
-    _print(found.answers, options, found=found)
-    if not options.json:
-        plain_console().print(
-            f"\n{found.privacy.statement}\n{run.folder and run.folder.answers}", markup=False
-        )
+    if options.json:
+        print(json.dumps(found.to_json(), indent=1))
+        return DONE
+    print_found(found)
+    plain_console().print(f"{run.folder and run.folder.answers}", markup=False)
     return DONE
 
 
-def _print(
-    answers: Sequence[Answer], options: StatsOptions, found: Found | None = None, planned: bool = False
-) -> None:
-    if options.json:
-        shown = {"answers": [a.as_json() for a in answers]} if found is None else found.to_json()
-        print(json.dumps(shown, indent=1))
-        return
+def print_found(found: Found) -> None:
+    """The answers and what they cost, on the terminal."""
+    _print_table(found.answers)
+    plain_console().print(f"\n{found.privacy.statement}", markup=False)
+
+
+def _print_table(answers: Sequence[Answer], planned: bool = False) -> None:
     console = wide_console()
     table = Table(box=None, pad_edge=False)
-    for name, side in (
-        ("question", "left"),
-        ("", "left"),
-        ("answer", "right"),
-        ("95 % interval", "right"),
-        ("noise", "right"),
-    ):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
-    if planned:
-        table.columns.pop(2)
-        table.columns[2].header = "half-width"
+    table.add_column("question")
+    table.add_column("")
+    for name in ("half-width", "noise") if planned else ("answer", "95 % interval", "noise"):
+        table.add_column(name, justify="right")
     for answer in answers:
         for k, label in enumerate(answer.labels or ("",)):
             name = " / ".join(map(str, label)) if isinstance(label, tuple) else str(label)
             value, low, high, noise = (
                 f"{x[k]:.4g}" for x in (answer.value, answer.low, answer.high, answer.noise)
             )
-            lost = bool(answer.too_noisy[k])
-            query = answer.query if k == 0 else ""
-            if planned:
-                width = "too noisy" if lost else f"{(answer.high[k] - answer.low[k]) / 2:.3g}"
-                table.add_row(query, name, width, noise)
-            else:
-                table.add_row(
-                    query, name, *(("too noisy", "", "") if lost else (value, f"{low} to {high}", noise))
-                )
+            cells = (
+                [f"{(answer.high[k] - answer.low[k]) / 2:.3g}"] if planned else [value, f"{low} to {high}"]
+            )
+            if answer.too_noisy[k]:
+                cells, noise = ["too noisy", ""][: len(cells)], ""
+            table.add_row(answer.query if k == 0 else "", name, *cells, noise)
     console.print(table, markup=False)
     if any(answer.too_noisy.any() for answer in answers):
         console.print(

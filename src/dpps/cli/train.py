@@ -30,7 +30,7 @@ from dpps.runs.folder import RunFolder
 from dpps.runs.from_options import kept_options
 from dpps.runs.options import RETIRED, Options, refuse_ignored
 from dpps.runs.run import Run
-from dpps.runs.summary import Summary
+from dpps.runs.summary import DATA, Summary
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.tasks import METRICS, TASKS, Estimates
 from dpps.transport.cluster import Rendezvous, started_distributed
@@ -150,9 +150,6 @@ def stopped_by_signals(run: Run) -> Iterator[None]:
 # When it is over
 
 
-_DATA = {"test": "on the test set", "own": "on its own test data"}
-
-
 def say_outcome(
     console: Console, summary: Summary, out: Path | None, *, private_noise: bool, prefix: str = ""
 ) -> None:
@@ -166,11 +163,14 @@ def say_outcome(
         prefix: before every line.
     """
 
+    measured = list(results(summary))
+    width = max(9, *(len(what) for what, _ in measured)) + 1
+
     def say(what: str, words: str) -> None:
-        console.print(f"{prefix}{what:<10}{words}")
+        console.print(f"{prefix}{what:<{width}}{words}")
 
     privacy = summary.privacy
-    for what, line in results(summary):
+    for what, line in measured:
         say(what, line)
     if privacy.unit == "none":
         say("privacy", "[bold red]none[/]: messages were sent without noise")
@@ -215,7 +215,7 @@ def results(summary: Summary) -> Iterator[tuple[str, str]]:
     for which, metrics in summary.metrics_by_node.items():
         for name, values in metrics.items():
             shown = ", ".join("undefined" if v is None else f"{v:.3f}" for v in values)
-            yield name if len(name) < 10 else f"{name} ", f"{shown} {_DATA[which]}, by node"
+            yield name, f"{shown} {DATA[which]}, by node"
 
 
 def _scores(summary: Summary, which: str, scores: Mapping[str, Estimates]) -> Iterator[tuple[str, str]]:
@@ -226,7 +226,7 @@ def _scores(summary: Summary, which: str, scores: Mapping[str, Estimates]) -> It
             continue
         metric, found = METRICS[name], scores[name]
         over = f", mean over nodes {metric.interval(found.mean)}" if len(found.by_node) > 1 else ""
-        yield name if len(name) < 10 else f"{name} ", f"{metric.interval(found.pooled)} {_DATA[which]}{over}"
+        yield name, f"{metric.interval(found.pooled)} {DATA[which]}{over}"
 
 
 def _other_epsilons(privacy: Privacy) -> Iterator[str]:

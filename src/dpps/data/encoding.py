@@ -20,12 +20,13 @@ log = logging.getLogger(__name__)
 
 
 def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
-    """The examples of a table as (inputs, targets), for `dpps.Run`; nothing is computed over the data.
+    """Read a table as a data set of (inputs, targets) for `dpps.Run`. No statistics of the data are
+    computed.
 
     Args:
         source: a file (.csv, .tsv, .parquet, .npz), a pandas frame, or what has `to_pandas()` (Arrow tables,
             Hugging Face data sets, polars frames).
-        schema: what the columns mean, or the file that says it (`dpps data describe` drafts one).
+        schema: a schema, or a schema file (`dpps data describe` drafts one).
     """
     found = schema if isinstance(schema, Schema) else read_schema(Path(schema))
     if not isinstance(found, Schema):

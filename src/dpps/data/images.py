@@ -23,11 +23,12 @@ _DEEP = ("I", "F")  # kinds of pixels with more than eight bits
 
 
 def image_dataset(folder: str | Path, schema: ImageSchema | str | Path) -> TensorDataset:
-    """The images of a folder as (inputs from 0 to 1, class numbers), for `dpps.Run`; nothing is computed over the data.
+    """Read a folder of images as a data set of (inputs from 0 to 1, class numbers) for `dpps.Run`. No
+    statistics of the data are computed.
 
     Args:
-        folder: with a sub-folder for every class.
-        schema: the classes and the size, or the file that says them (`dpps data describe FOLDER` drafts one).
+        folder: folder with one sub-folder per class.
+        schema: a schema, or a schema file (`dpps data describe FOLDER` drafts one).
     """
     found = schema if isinstance(schema, ImageSchema) else read_schema(Path(schema))
     if not isinstance(found, ImageSchema):

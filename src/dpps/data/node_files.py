@@ -62,7 +62,8 @@ def node_folder(template: Path, node: int, alone: bool) -> Path:
 
 
 def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = None) -> NodeFiles:
-    """Read `train` and perhaps `test` in a node's folder: tables, or folders of images with a sub-folder for every class.
+    """Read `train` and perhaps `test` in a node's folder: tables, or folders of images folder with one
+    sub-folder per class.
 
     Without a schema every label must lie in 0..classes-1.
     """

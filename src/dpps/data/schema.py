@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -40,6 +40,10 @@ _COLUMN_KEYS = {
     "date": ("name", "kind", "since", "range", "format", "missing"),
     "ignore": ("name", "kind"),
 }
+
+ASKED = ("range", "edges")
+"""What a person can be asked for, of a number or of the target."""
+TARGET = "[target]"
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,8 @@ class Schema:
 
     Attributes:
         columns: all but those of the target.
-        target: what is predicted, and in which columns it stands; None where there is nothing to predict: statistics need none.
-        missing: what stands for a value that is not known.
+        target: what is predicted, and its columns. None if there is nothing to predict, as for statistics.
+        missing: texts that stand for a missing value.
         decimal: "," where numbers are written as 1,5, whatever separates the cells.
     """
 
@@ -164,11 +168,12 @@ class Schema:
         """Equal for schemas that say the same."""
         return hashlib.sha256(self.to_toml().encode()).hexdigest()[:16]
 
-    def to_toml(self, guessed: str = "") -> str:
+    def to_toml(self, guessed: str = "", known: Collection[str] = ()) -> str:
         """The text of a schema file.
 
         Args:
             guessed: a remark behind everything that was guessed.
+            known: columns whose range was not, and "[target]" where its range or edges were not.
         """
         lines = [f"missing = {_toml(self.missing)}"]
         if self.decimal != ".":
@@ -176,7 +181,8 @@ class Schema:
         if self.target is not None:
             lines += ["", "[target]", f"kind = {_toml(self.target.kind)}"]
             lines += [
-                f"{key} = {_toml(value)}" + (guessed if value not in self.targets else "")
+                f"{key} = {_toml(value)}"
+                + ("" if value in self.targets or (key in ASKED and TARGET in known) else guessed)
                 for key, value in self.target.declaration().items()
             ]
         for column in self.columns:
@@ -192,7 +198,11 @@ class Schema:
                 "values": None,
                 "aliases": {},
             }
-            lines += [f"{k} = {_toml(v)}{guessed}" for k, v in given.items() if v != plain[k]]
+            lines += [
+                f"{k} = {_toml(v)}" + ("" if k in ASKED and column.name in known else guessed)
+                for k, v in given.items()
+                if v != plain[k]
+            ]
         return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ _SPLIT, _HOLD_OUT = 1, 2
 
 
 def split(labels: npt.ArrayLike, nodes: int, how: str, seed: int) -> list[Index]:
-    """The indices of the examples each node holds; no example is held twice.
+    """Split examples over nodes: the indices of each node's examples, without overlap.
 
     - `iid`: one shuffle of all examples, node r takes every N-th of them starting at r. The order is that of
       the shuffle, as in the authors' runs.
@@ -62,10 +62,10 @@ def describe(labels: npt.ArrayLike, parts: Sequence[Index]) -> list[list[int]]:
 
 
 def hold_out(parts: Sequence[Index], fraction: float, seed: int) -> tuple[list[Index], list[Index]]:
-    """Each node's examples in two: those it trains on, in their order, and a random part to be tested on.
+    """Split each node's examples into a training part, in the same order, and a random test part.
 
-    The second part follows the node's own distribution, which is what its local parameters learn. Both hold
-    at least one example of every node.
+    The test part follows the node's own distribution, which its local parameters learn. Both parts have at
+    least one example of every node.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"held-out fraction {fraction}: give a number above 0 and below 1")

@@ -89,7 +89,7 @@ def read_table(path: Path, headed: bool | None = True) -> Table:
             return _read_text(path, headed)
         return _read_parquet(path) if path.suffix == ".parquet" else _of_arrays(path, read_arrays(path))
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise UsageError(f"{path} cannot be read ({error.strerror or error}): name another file") from error
 
 
 def frame_table(frame: Any) -> Table:
@@ -178,6 +178,8 @@ def _read_parquet(path: Path) -> Table:
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file."""
+    if not path.is_file():
+        raise UsageError(f"{path} cannot be read (No such file): name another file")
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays}

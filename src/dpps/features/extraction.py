@@ -36,7 +36,7 @@ _VERSION = 1  # of what the extractors compute: with another one, features kept 
 def extract(
     extractor: nn.Module, dataset: Dataset[Any], folder: Path | None = None, *, progress: bool = True
 ) -> FeatureSet:
-    """The features of all examples, as a data set.
+    """Compute the features of all examples and return them as a data set.
 
     The extractor is used as it is, in evaluation mode: it must not have been trained on private data, or its training must be
     accounted for separately. Its parameters take no part in training.
@@ -44,7 +44,7 @@ def extract(
     Args:
         extractor: any module from inputs to features: `normalised_scattering(shape)`, or a pretrained network without its head.
         dataset: a map-style data set of (input, label).
-        folder: where to keep the features, and to look for them; None: nowhere. A file is named after the SHA-256 of the examples
+        folder: cache folder. None: no cache. A file is named after the SHA-256 of the examples
             and of the extractor's description and parameters. Features are as private as the examples: the file is its
             owner's only. (A module's code is not part of the name: with changed code, choose another folder.)
         progress: show a bar, if standard error is a terminal.

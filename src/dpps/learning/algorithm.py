@@ -233,7 +233,7 @@ class Algorithm(Frozen, ABC):
         """The rate of the shared part and the batch: as given, by the rule, or as usual."""
         given = self.batch_size
         if self.lr_shared is None and unit is not None and self._has_rule(unit):
-            partners = unit.trust.partners(len(sizes))
+            partners, task = unit.trust.partners(len(sizes)), self.task or Task
             found = suggest(
                 sizes,
                 self.softmax_inputs,
@@ -249,7 +249,8 @@ class Algorithm(Frozen, ABC):
                 momentum=self._momentum,
                 local=bool(self.partition.local),
                 length=self._length,
-                output_noise=1.0 if self.task is None else self.task.output_noise,
+                output_noise=task.output_noise,
+                steepest=task.steepest,
             )
             return found.rate, found.batch_size
         return 0.1 if self.lr_shared is None else self.lr_shared, USUAL_BATCH if given is None else given

@@ -19,7 +19,7 @@ has not left yet: of the gain 1/m the step takes the square root.
 **Linear models of tables with a schema** have another rule, after which probabilities can be used as such. A schema says how long
 an example's inputs are in the mean, with the 1 of the bias: $R^2 = 1 + \sum_{categories} (k - 1)/k + \sum_{numbers} 1/3$. Clip 0.35 R leaves most gradients as they
 are, so a model learns how sure it may be and not only directions; there is no momentum; and the noise of the
-run moves an output (a logit, a hazard's logit, a scaled number) by a random number of standard deviation c = 1, or 0.2 of a number scaled to -1..1. The rate is at most $8 / R^2$, so that a run without noise settles.
+run moves an output (a logit, a hazard's logit, a scaled number) by a random number of standard deviation c = 1, or 0.2 of a number scaled to -1..1. The rate is at most $4 / R^2$ ($1 / R^2$ of a number, $8 / R^2$ of hazards), so that a run without noise settles.
 
 Of any other model nobody knows beforehand how noise in its parameters moves its logits. There the rule keeps the usual batch, epochs
 and clip and chooses $\eta$ so that all the noise of the run moves a *parameter* by a random number of standard deviation 0.1,
@@ -50,8 +50,6 @@ LONGEST = 20.0
 """The longest step: with little noise a run is limited by itself."""
 TABLE_CLIP = 0.35
 """Of a linear model of a table: the clip, as a multiple of the length of an example's inputs."""
-STEEPEST = 8.0
-"""Of such a model: the largest rate, times the squared length."""
 _PART, _SMALL = 8, 64  # a batch is an eighth of a node's examples, or 64 of few, but at most half of them
 
 USUAL_BATCH, USUAL_EPOCHS, USUAL_CLIP = 100, 12, 1.0
@@ -133,6 +131,7 @@ def suggest(
     local: bool = False,
     length: float | None = None,
     output_noise: float = 1.0,
+    steepest: float = 4.0,
 ) -> Suggestion:
     """Batch, epochs, clip and rate in the unit record; what is given is kept.
 
@@ -152,6 +151,7 @@ def suggest(
         local: whether a part of the model is not shared.
         length: of a linear model of a table with a schema, how long its inputs are, with the 1 of the bias.
         output_noise: of such a model, the standard deviation of an output that the noise of the run may cause (`Task.output_noise`).
+        steepest: of such a model, the largest rate times the squared length (`Task.steepest`).
     """
     reasons, softmax = [], inputs is not None or length is not None
     if batch_size is None:
@@ -185,7 +185,7 @@ def suggest(
     per_step = sigma * math.sqrt(rounds * mean_noise / len(sizes)) / drawn.mean  # in a parameter
     what, allowed, longest = "parameter", WITH_LOCAL if local else PARAMETER_NOISE, USUAL_LONGEST
     if length is not None:
-        what, allowed, longest = "output", output_noise, STEEPEST / length**2 * clip / (1 - momentum)
+        what, allowed, longest = "output", output_noise, steepest / length**2 * clip / (1 - momentum)
         per_step *= length
     elif inputs is not None:
         what, longest, (least, most) = "logit", LONGEST, LOGIT_NOISE

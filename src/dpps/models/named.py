@@ -107,7 +107,7 @@ def _prefixes(name: str, shared: str, known: Shared) -> tuple[str, ...]:
     prefixes = tuple(part.strip() for part in shared.split(","))
     for prefix in prefixes:
         if prefix.split(".")[0] not in known["all"]:
-            raise unknown(f"shared part of {name}", prefix, (*known, *known["all"]))
+            raise unknown(f"shared part of {name}", prefix, dict.fromkeys((*known, *known["all"])))
     return prefixes
 
 
@@ -122,7 +122,8 @@ def _call_own(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         model = make(shape, classes)
     except Exception as error:
         raise UsageError(
-            f"--model {name}: called with shape {shape} and {classes} classes it raises {_in_short(error)}"
+            f"--model {name}: called with shape {shape} and {classes} classes it raises {_in_short(error)}; it must take these "
+            "two arguments and return an nn.Module"
         ) from error
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -141,7 +142,7 @@ def _imported(name: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
     except Exception as error:
         raise UsageError(
-            f"--model {name}: importing {module} raises {_in_short(error)}; it must be installed, or lie in the current folder"
+            f"--model {name}: importing {module} raises {_in_short(error)}; install it, or run dpps in the folder that holds it"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

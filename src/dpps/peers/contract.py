@@ -41,7 +41,9 @@ from dpps.peers.identity import (
 from dpps.peers.reservations import quorum
 from dpps.privacy.partners import Pairs
 from dpps.privacy.units import UNITS, PrivacyOptions
-from dpps.runs.options import RETIRED, Options
+from dpps.runs.options import OWN_DATA, RETIRED, Options, read_config
+from dpps.statistics.options import SurveyOptions
+from dpps.statistics.release import topology_of
 from dpps.topology import Topology, parse
 from dpps.version import __version__
 
@@ -89,13 +91,13 @@ class Contact:
 
 @dataclass(frozen=True)
 class Rules:
-    """How the members deal with those who are late or gone.
+    """What happens when members are late or away.
 
     Attributes:
-        min_members: the run goes on while so many are there.
+        min_members: the run continues while at least this many members are present.
         soft_deadline: seconds that a round waits for a neighbour.
-        hard_deadline: seconds after which a silent neighbour is taken to be away.
-        start_deadline: seconds that the first round waits for members who have not come yet.
+        hard_deadline: seconds after which a silent neighbour counts as away.
+        start_deadline: seconds that the first round waits for missing members.
         gossip_clip: how far (L2) a neighbour's row may pull at most, against members that send nonsense; 0: no limit.
     """
 
@@ -106,7 +108,7 @@ class Rules:
     gossip_clip: float = 0.0
 
     def check(self, members: int) -> None:
-        """Refuse what cannot be kept."""
+        """Check the rules."""
         if not 2 <= self.min_members <= members:
             raise UsageError(
                 f"--min-members is {self.min_members}: it must be 2 to the number of members, {members}"
@@ -129,9 +131,9 @@ class Federation:
     id: str
     revision: int
     version: str
-    """Of dpps: all members run the same."""
+    """Version of dpps, the same for all members."""
     plan: Mapping[str, Any]
-    """The options of `dpps train`, without paths."""
+    """The options of `dpps train` or `dpps stats`, without paths."""
     schema: str
     """What the members' tables mean, as `dpps data describe` writes it; empty where the plan needs none."""
     members: tuple[Contact, ...]
@@ -297,6 +299,11 @@ class Federation:
         return bool(self.plan.get("trust") == Pairs.name)
 
     @property
+    def asks(self) -> bool:
+        """Whether the plan is one of questions (`dpps stats`), not of training."""
+        return "ask" in self.plan
+
+    @property
     def active(self) -> frozenset[str]:
         """Names of the members that are not expelled."""
         return frozenset(member.name for member in self.members if not member.expelled)
@@ -423,7 +430,7 @@ class Membership:
         verify: whether a member (by name) has signed: (name, signature, message).
         active: names of those who are not expelled.
         neighbours: names of those whom this member exchanges messages with.
-        rules: deadlines and how many must be there.
+        rules: deadlines, and how many members must be present.
         revision: of the contract.
         expelled_in: by row of an expelled member, in which revision; where members share noise.
         pair_keys: what this member shares noise with the others from; None: it does not.
@@ -497,15 +504,15 @@ def convene(
     schema: str = "",
     days: int = 365,
 ) -> Federation:
-    """A new federation, signed.
+    """Create and sign a new federation.
 
     Args:
-        plan: the options of `dpps train`, without paths.
+        plan: as `read_plan` has it.
         requests: of the members, in the order of their rows.
         key: of the convener.
-        rules: deadlines and how many must be there.
+        rules: deadlines, and how many members must be present.
         schema: what the members' tables mean.
-        days: how long the certificates hold.
+        days: how many days the certificates are valid.
     """
     for what, found in (
         ("name", [r.name for r in requests]),
@@ -517,6 +524,10 @@ def convene(
     _check_days(days)
     rules = rules or Rules()
     rules.check(len(requests))
+    if "ask" in plan and rules.gossip_clip:
+        raise UsageError(
+            f"--gossip-clip is {rules.gossip_clip:g} in a plan of dpps stats: clipped messages would not add up; leave it out"
+        )
     own = key.certify_itself("dpps convener", max(days, 3650))
     shared = _shared_keys(plan, requests)
     members = tuple(
@@ -550,7 +561,7 @@ def _shared_keys(plan: Mapping[str, Any], requests: Sequence[Request]) -> list[b
 
 
 def expel(federation: Federation, name: str, key: Key) -> Federation:
-    """The next revision, without a member."""
+    """Create the next revision, without a member."""
     if federation.member(name).expelled:
         raise UsageError(
             f"{name} was expelled already (revision {federation.revision}): there is nothing to do"
@@ -569,7 +580,8 @@ def expel(federation: Federation, name: str, key: Key) -> Federation:
 
 
 def renew(federation: Federation, key: Key, days: int = 365) -> Federation:
-    """The next revision, with new certificates of the same keys for all who are not expelled."""
+    """Create the next revision, with new certificates for the same keys of all members that are not
+    expelled."""
     _check_days(days)
 
     def renewed(member: Contact) -> Contact:
@@ -585,14 +597,14 @@ def _check_days(days: int) -> None:
         raise UsageError(f"--days is {days}: it must be 1 to 3650")
 
 
-# From the options of `dpps train` to the plan in the contract, and back to the options of one member
+# From the options of `dpps train` or `dpps stats` to the plan in the contract, and back to the options of one member
 
 _MEMBERS_FOLDER = Path("data")
 """Stands for the member's own folder while the plan is checked."""
 
 
 def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
-    """The plan and the schema of a new federation, from what `dpps train --print-config` wrote.
+    """The plan and the schema of a new federation, from what `--print-config` of `dpps train` or `dpps stats` wrote.
 
     Args:
         path: a TOML file; a schema that it names is read and becomes part of the contract.
@@ -601,6 +613,9 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     Raises:
         UsageError: it asks for something that members who come and go cannot do.
     """
+    table = read_config(path)
+    if "ask" in table:
+        return _read_questions(SurveyOptions.from_table(table, str(path)), path, members)
     config = Options.from_toml(path)
     if config.trust == Pairs.name and config.absentees is None:
         colluders = members // 3 if config.colluders is None else config.colluders
@@ -616,6 +631,45 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     config.network()
     config.privacy()
     return _common(config), schema
+
+
+def _read_questions(options: SurveyOptions, path: Path, members: int) -> tuple[dict[str, Any], str]:
+    """The plan of a federation that asks questions, and its schema."""
+    _check_members(options.nodes, members, "dpps stats")
+    options = replace(options, schema=path.parent / options.schema)
+    schema = read_schema(options.schema).to_toml()
+    return _questions(options.for_members()), schema
+
+
+def _questions(options: SurveyOptions) -> dict[str, Any]:
+    """What all members have alike."""
+    _, _, unit = options.opened()
+    if isinstance(unit.trust, Pairs):
+        _check_enough_partners(options.nodes)
+        unit.trust.partners(options.nodes)  # refuses more colluders than members can hide from
+    chosen = {"data": OWN_DATA, "topology": topology_of(options.nodes), "unit": unit.name}
+    return {name: value for name, value in options.to_table().items() if name != "schema"} | chosen
+
+
+def questions_for(federation: Federation, schema: Path) -> SurveyOptions:
+    """What one member answers by the contract.
+
+    Args:
+        federation: the contract.
+        schema: where its schema was written to at home.
+
+    Raises:
+        UsageError: the plan is none that `read_plan` makes, whoever signed it.
+    """
+    named = "the plan in the federation file"
+    asked = {
+        name: value for name, value in federation.plan.items() if name not in ("data", "topology", "unit")
+    }
+    options = SurveyOptions.from_table(asked | {"schema": str(schema)}, named)
+    _check_members(options.nodes, len(federation.members), "dpps stats")
+    if _questions(options.for_members()) != dict(federation.plan) or federation.rules.gossip_clip:
+        raise UsageError(f"{named} is none that dpps federation create makes: ask the convener for another")
+    return options
 
 
 def config_for(federation: Federation, schema: Path | None = None, **circumstances: Any) -> Options:
@@ -656,11 +710,7 @@ def _check_plan(config: Options, members: int) -> None:
     """Refuse what needs a barrier or a centre."""
     if config.algorithm not in ALGORITHMS:
         raise unknown("algorithm", config.algorithm, ALGORITHMS.names())
-    if config.nodes != members:
-        raise UsageError(
-            f"the plan has nodes = {config.nodes} and there are {members} requests: make it with dpps train --nodes {members} "
-            "--print-config, or give all requests"
-        )
+    _check_members(config.nodes, members, "dpps train")
     if config.declared_sizes is None:
         raise UsageError(
             "the plan has no declared-sizes: the number of rounds follows from them, and nobody is asked again at the start; add "
@@ -686,13 +736,25 @@ def _check_plan(config: Options, members: int) -> None:
         _check_pairs(config, members)
 
 
-def _check_pairs(config: Options, members: int) -> None:
-    """Refuse members that cannot hide each other."""
+def _check_members(nodes: int, members: int, command: str) -> None:
+    if nodes != members:
+        raise UsageError(
+            f"the plan has nodes = {nodes} and there are {members} requests: make it with {command} --nodes {members} "
+            "--print-config, or give all requests"
+        )
+
+
+def _check_enough_partners(members: int) -> None:
     if members < 3:
         raise UsageError(
             f"--trust pairs with {members} members: each knows the noise that it shares, so a third one must be there to hide behind; "
             "use --trust nobody"
         )
+
+
+def _check_pairs(config: Options, members: int) -> None:
+    """Refuse members that cannot hide each other."""
+    _check_enough_partners(members)
     trust = PrivacyOptions.of(config).trusted()
     assert isinstance(trust, Pairs)
     trust.partners(members)  # refuses more colluders and absentees than members can hide from
@@ -761,10 +823,12 @@ def _of(value: Any, *kinds: type) -> Any:
 
 
 def _plain_table(table: Any) -> dict[str, Any]:
-    """A table of options without tables in it."""
-    if type(table) is not dict or any(type(v) not in (str, int, float, bool) for v in table.values()):
+    """A table of options without tables in it; questions are a list of texts."""
+    values = table.values() if type(table) is dict else [None]
+    plain = {type(x) for value in values for x in (value if type(value) is list else [value])}
+    if not plain <= {str, int, float, bool}:
         raise TypeError("the plan is not a table of options")
-    return table
+    return dict(table)
 
 
 def _base64(certificate: x509.Certificate) -> str:

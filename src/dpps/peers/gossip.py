@@ -97,6 +97,7 @@ class Peers(Fabric):
         evidence: what a refused member has signed that no honest one does, and its signature, where there is such a thing.
         refused_by: members that refuse this one, and why.
         reservations: of rounds, where members share noise and may be lost; None otherwise.
+        counts_late: whether the average at the end is of all that members hold, with its mass, and counts what comes late.
         silenced: why nothing is sent any more, not even a sign of life: what is in memory is not what is on disk.
         lock: held while a frame is made or read; who takes in frames while the member computes takes it in between.
     """
@@ -123,6 +124,7 @@ class Peers(Fabric):
         self.refused_by: dict[int, str] = {}
         self.silenced: RunError | None = None
         self.reservations: Reservations | None = None
+        self.counts_late = False
         self.lock = threading.RLock()
         # rows: what is held here by phase, what was released, and the average as each neighbour that has finished says
         self._home: dict[int, tuple[Tensor, float]] = {}
@@ -165,7 +167,7 @@ class Peers(Fabric):
 
     def share_noise(self, colluders: int, absentees: int) -> None:
         """Members share noise that cancels, against so many colluders; so many may be lost. Before the first frame."""
-        self.shares_noise = True
+        self.shares_noise = self.counts_late = True
         if absentees:
             self.reservations = Reservations(self.nodes, self.membership.own, colluders, absentees)
         self.begin(self.start_number)
@@ -516,7 +518,7 @@ class Peers(Fabric):
         """The average of everybody's `row`, by push-sum without noise; for rows made of what was released.
 
         Where members share noise it cancels in the sum of what they hold, so that is averaged, with its mass, instead of `row`; parts
-        of rows that are still on their way count when they come.
+        of rows that are still on their way count when they come (`counts_late`).
 
         In every round each member gives equal parts to all neighbours that it can reach,
         whatever the topology's direction: a member that is gone is simply not one of them.
@@ -544,9 +546,9 @@ class Peers(Fabric):
         vain = 0
         before()
         takes_part = position == first and self._on_time(first, fewest)
-        if takes_part and not self.shares_noise:
+        if takes_part and not self.counts_late:
             self.hold(AVERAGING, row, 1.0)
-        sums = self.shares_noise and (takes_part or position > first)
+        sums = self.counts_late and (takes_part or position > first)
         while position < last and vain * self.rules.soft_deadline < _VAIN * self.rules.hard_deadline:
             if not takes_part and self._final():
                 self.state = HERE
@@ -577,9 +579,9 @@ class Peers(Fabric):
         return mean, self._rows.apart(mean, position - fewest)
 
     def _on_time(self, first: int, fewest: int) -> bool:
-        """Whether this member's row can still be part of the average. Without it noise that it shares would not cancel: there it can until
-        somebody has finished."""
-        if self.shares_noise:
+        """Whether this member's row can still be part of the average. Without it noise that it shares would not cancel, or what it has
+        released not be counted: there it can until somebody has finished."""
+        if self.counts_late:
             return not any(presence.state == DONE for presence in self.view.known)
         return self.behind(first) <= first + fewest // 3
 

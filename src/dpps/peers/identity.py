@@ -261,22 +261,22 @@ def _told_in(request: x509.CertificateSigningRequest, scheme: str) -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """A member at home: its folder and its key."""
+    """A member's own folder and key."""
 
     folder: Path
     name: str
     listen: str
-    """Address and port at which it listens; empty when it only dials out."""
+    """Address and port at which it listens. Empty if it only connects to others."""
     key: Key
 
     @classmethod
     def make(cls, folder: Path, name: str, listen: str = "", address: str = "") -> "Identity":
-        """A new key and a request to be certified.
+        """Create a new key and a certificate request.
 
         Args:
-            folder: where they go; the key is readable by its owner only.
+            folder: folder for both; only its owner can read the key.
             name: of the organisation.
-            listen: HOST:PORT to listen at; empty: only dial out.
+            listen: HOST:PORT to listen at. Empty: only connect to others.
             address: HOST:PORT at which the others reach it; by default where it listens, or, when that is every address of
                 this machine, the machine's name.
         """

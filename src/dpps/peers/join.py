@@ -13,7 +13,7 @@ from dpps.disk import private_folder, write_private, writing
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.peers import status as states
 from dpps.peers.connections import Channel
-from dpps.peers.contract import Federation, Membership, config_for
+from dpps.peers.contract import Federation, Membership, config_for, questions_for
 from dpps.peers.identity import Identity, read_out
 from dpps.peers.links import LEFT
 from dpps.peers.member import Member
@@ -25,6 +25,7 @@ from dpps.privacy.promise import planned_charges
 from dpps.runs.callbacks import RoundLog
 from dpps.runs.options import OWN_DATA
 from dpps.runs.run import Callback, Run
+from dpps.statistics.release import Release
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def join(
     callbacks: Sequence[Callback] = (),
     **options: Any,
 ) -> Run:
-    """Take part in a run until it is finished; after a crash the same call goes on with it.
+    """Take part in a run until it is finished. After a crash, the same call continues it.
 
     Args:
         federation: the signed contract, federation.toml.
@@ -62,20 +63,22 @@ def join(
 
 
 class Participation:
-    """A run that one member takes part in. Everything that can be refused at home is refused before anybody is connected to.
+    """One member's part in a run. Everything is checked before the first connection is made.
 
     Args:
-        federation: the signed contract, federation.toml. It is looked at again while the run goes on:
-            a later revision is adopted.
+        federation: the signed contract, federation.toml. It is read again during the run, and a later
+            revision is adopted.
         member: the folder of this member's key.
         out: folder of the run, with its ledger and outbox.
         node_data: folder with this member's examples.
         data_dir: where a data set that the plan names is looked for.
-        convener: fingerprint of the convener, as read out on the telephone.
-        metrics: names of metrics taken at the end, for the member's own eyes.
+        convener: fingerprint of the convener, as confirmed on the telephone.
+        metrics: names of metrics to compute at the end. They carry no noise: do not publish them.
         device: where model, data and noise live: "cpu", "cuda", or "auto" for CUDA if there is any.
         callbacks: called after every round with the run and the round's log.
     """
+
+    epochs = 1
 
     def __init__(
         self,
@@ -103,26 +106,18 @@ class Participation:
             )
         self.channel = Channel(contract, self.identity, self._adopt)
         self.member = Member(Membership.of(contract, self.identity), self.channel)
-        config = config_for(
-            contract,
-            self._schema(contract),
-            out=self.out,
-            node_data=None if node_data is None else Path(node_data),
-            data_dir=None if data_dir is None else Path(data_dir),
-            metrics=metrics,
-            device=device,
-            quiet=True,
-        ).resolve()
-        assert config.epochs is not None
-        self.epochs = config.epochs
-        self.run = Run.from_options(config, callbacks=(self._after_round, *callbacks), deployment=self.member)
+        own_choice = {"data_dir": data_dir, "metrics": metrics, "device": device}
+        calls = (self._after_round, *callbacks)
+        make = self._release if contract.asks else self._training
+        self.run = make(contract, node_data, calls, own_choice)
+        protected = self.run.unit
         self.status = Status(
             self.channel.own.name,
             contract.id,
             contract.revision,
-            unit=config.unit,
-            promised=config.epsilon,
-            delta=config.delta if config.noisy else None,
+            unit="none" if protected is None else protected.name,
+            promised=None if protected is None else protected.epsilon,
+            delta=None if protected is None else protected.delta,
             against=against(contract.plan),
             links=sorted(contract.pairs),
             since=now(),
@@ -132,6 +127,45 @@ class Participation:
         self._writing = threading.Lock()
         self._expelled, self._connected = "", False
         self._next_epsilon, self._stamp = 0.0, self._stamped()
+
+    def _training(
+        self,
+        contract: Federation,
+        node_data: str | Path | None,
+        callbacks: Sequence[Callback],
+        own_choice: Mapping[str, Any],
+    ) -> Run:
+        """The run of a plan of `dpps train`."""
+        paths = {"node_data": node_data, "data_dir": own_choice["data_dir"], "out": self.out}
+        chosen = dict(own_choice) | {
+            name: None if path is None else Path(path) for name, path in paths.items()
+        }
+        config = config_for(contract, self._schema(contract), quiet=True, **chosen).resolve()
+        assert config.epochs is not None
+        self.epochs = config.epochs
+        return Run.from_options(config, callbacks=callbacks, deployment=self.member)
+
+    def _release(
+        self,
+        contract: Federation,
+        node_data: str | Path | None,
+        callbacks: Sequence[Callback],
+        own_choice: Mapping[str, Any],
+    ) -> Run:
+        """The run of a plan of `dpps stats`."""
+        for name, usual in (("data_dir", None), ("metrics", None), ("device", "auto")):
+            if own_choice[name] != usual:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{option} would be ignored: the plan asks questions (dpps stats); leave it out"
+                )
+        schema = self._schema(contract)
+        assert schema is not None
+        assert node_data is not None
+        survey, described, unit = questions_for(contract, schema).opened()
+        more: dict[str, Any] = {"folder": self.out, "deployment": self.member, "callbacks": callbacks}
+        sources = [Path(node_data)]
+        return Release.of_tables(survey, described, sources, len(contract.members), unit, **more)
 
     def _schema(self, contract: Federation) -> Path | None:
         if not contract.schema:
@@ -144,7 +178,7 @@ class Participation:
     # The run
 
     def prepare(self) -> "Participation":
-        """Make the run ready; nobody is connected to."""
+        """Prepare the run without connecting to anyone."""
         if not self.run.started:
             self.run.start(self.epochs)
             self.status.rounds, self.status.round = self.run.plan.count, self.run.state.round
@@ -152,7 +186,7 @@ class Participation:
 
     @property
     def planned_epsilon(self) -> float | None:
-        """Of all rounds of the plan together, after `prepare`; None without noise."""
+        """Epsilon of all planned rounds together, after `prepare`. None without noise."""
         run = self.run
         if run.unit is None or run.contract is None:
             return None
@@ -173,11 +207,11 @@ class Participation:
         return self
 
     def fit(self) -> Run:
-        """To the end: finished, or left.
+        """Run until the member has finished or left.
 
         Raises:
-            KeyboardInterrupt: stopped on request; all that counts is on disk, and the same command goes on.
-            RunError: it failed, or this member was expelled.
+            KeyboardInterrupt: stopped on request. The state is on disk, and the same command continues.
+            RunError: the run failed, or this member was expelled.
         """
         self._thread = (
             threading.current_thread()
@@ -201,7 +235,7 @@ class Participation:
         return self.run
 
     def close(self) -> None:
-        """Let go of all connections; nothing is written any more when this returns."""
+        """Close all connections. Nothing is written after this returns."""
         self._over.set()
         self.member.close()
         self.channel.close()
@@ -227,7 +261,7 @@ class Participation:
         self._renew()
 
     def tell_epsilon(self) -> None:
-        """Put what was spent up to now into the status."""
+        """Write what was spent so far into the status."""
         if self.run.unit is None or self.status.epsilon_round == self.run.state.round > 0:
             return
         begun = time.monotonic()

@@ -95,7 +95,8 @@ class Member(Deployment):
         membership: the contract, as this member needs it.
         post: carries frames to the other members.
         clock: seconds, of any origin.
-        seeded_noise: noise and sampling from the seed as in a simulation, for tests; nothing is private then.
+        seeded_noise: take noise and sampling from the seed, as in a simulation. For tests: nothing is
+            private then.
         heart: show signs of life and take in frames while this member computes, in a thread of its own.
     """
 
@@ -171,6 +172,7 @@ class Member(Deployment):
                 "that was away cannot make up for: use PartPSP"
             )
         run.topology.check_connected()
+        self.fabric.counts_late = self.fabric.counts_late or not run.skips_rounds
         assert run.folder is not None
         self._outbox = Outbox(run.folder.path / OUTBOX)
         self._run = run
@@ -395,7 +397,11 @@ class Member(Deployment):
             state = run.state.shared
             first = run.state.round * run.mixes
             return self._gone(run, self.fabric.hand_over(state.s[0], float(state.a[0]), first))
-        others = run.plan.count if self.fabric.over() else self.fabric.behind(run.state.round, run.mixes)
+        others = run.state.round
+        if self.fabric.over():
+            others = run.plan.count
+        elif run.skips_rounds:
+            others = self.fabric.behind(run.state.round, run.mixes)
         if others > run.state.round:
             target = min(others, run.plan.count)
             log.warning(
@@ -538,7 +544,7 @@ class Member(Deployment):
 
     def _make_up(self, run: Run) -> None:
         """Add the noise of rounds that were missed and not made up for: it goes out with the first message of the average."""
-        if self.pairs is None or self.fabric.pushed >= run.plan.count * run.mixes:
+        if self.pairs is None or not run.skips_rounds or self.fabric.pushed >= run.plan.count * run.mixes:
             return
         last, state = run.plan.count - 1, run.state.shared
         until = self.clock() + self.membership.rules.hard_deadline

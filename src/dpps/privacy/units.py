@@ -573,7 +573,7 @@ def _positive(**values: float | None) -> None:
     """Refuse a value that is not a positive, finite number."""
     for name, value in values.items():
         if value is not None and not (is_number(value) and 0 < value < math.inf):
-            raise UsageError(f"{name} is {value!r}: it must be a number, positive and finite")
+            raise UsageError(f"{name} is {value!r}: it must be a positive, finite number")
 
 
 def _check_delta(delta: float, *, pure: bool = False) -> None:

@@ -22,7 +22,8 @@ from dpps.transport import Arrived, Exchange, Fabric, Link, Stacked
 
 @dataclass
 class State:
-    """The rows held here, and all that a run needs to go on. Only `DPPS` changes it, once a round is complete."""
+    """The rows in this process, and everything that a run needs to continue. Only `DPPS` changes it, when a
+    round is complete."""
 
     s: Tensor
     """(rows, d): the shared vectors s_i."""
@@ -35,11 +36,11 @@ class State:
     rate: float = 1.0
     """Factor on the noise rate (node-swap) or on the clip (other units)."""
     memory: Memory = field(default_factory=dict)
-    """What the sensitivity remembers."""
+    """State of the sensitivity."""
     watched: dict[str, Memory] = field(default_factory=dict)
-    """What watched sensitivities remember, by name."""
+    """State of the watched sensitivities, by name."""
     link: Link = field(default_factory=dict)
-    """What the fabric remembers."""
+    """State of the fabric."""
 
     @property
     def y(self) -> Tensor:
@@ -99,18 +100,22 @@ class DPPS(Frozen):
     $y_i^{(t+1)} = s_i^{(t+1)} / a_i^{(t+1)}$.
 
     Args:
-        topology: who sends to whom in which round.
+        topology: who sends to whom in each round.
         mechanism: the noise; `NoNoise()` is plain push-sum.
         sensitivity: what the noise is calibrated to; needed unless there is no noise.
         sync_every: P: in every round t with (t+1) mod P = 0 all nodes average with everybody (0 = never).
-        noise: where noise comes from; by default `SecureNoise()`, which nobody can know. `Seeded(7)` repeats, and is faster: for simulation.
-        fabric: where the rows live; by default all of them here.
-        ledger: charged with every message before it leaves; by default one in memory.
-        sampling: the chance that one record's data takes part in a round (Poisson sampling): one number, or one per row here.
-        watch: further sensitivities to evaluate in every round without using them, by names of yours (simulation only).
+        noise: the source of noise; by default `SecureNoise()`, which is secret. `Seeded(7)` is repeatable
+            and faster, for simulations.
+        fabric: where the rows are; by default all in this process.
+        ledger: records the cost of every message before it is sent; by default in memory.
+        sampling: the probability that a record takes part in a round (Poisson sampling): one number, or one
+            per row in this process.
+        watch: further sensitivities to evaluate in every round without using them, by names you choose
+            (simulation only).
             `{"real": Oracle()}` records the real distance of the rows, which costs O(N^2 d).
-        mixes: M, gossip steps per released message. What is passed on after the first is made of messages, so it
-            costs nothing where rows are public; node-swap hides the rows themselves and has one step.
+        mixes: M, gossip steps per released message. Steps after the first only pass on released messages,
+            so they cost nothing where rows are public. node-swap hides the rows themselves and allows one
+            step.
 
     Examples:
         >>> import torch, dpps
@@ -164,9 +169,10 @@ class DPPS(Frozen):
         """The state before round 0: s_i = y_i = values_i, a_i = 1.
 
         Args:
-            values: (rows, d), one row per node held here; kept as a copy.
-            common_start: whether all nodes start from the same public row. A simulation finds out by itself; elsewhere it must be
-                given. It is never true where the sensitivity says that start values are private.
+            values: (rows, d), one row per node in this process; copied.
+            common_start: whether all nodes start from the same public row. A simulation checks this itself;
+                otherwise it must be given. It is never true if the sensitivity says that start values are
+                private.
         """
         check_start(self, values)
         _refuse_non_finite(values.abs().sum(1, dtype=torch.float64), self.fabric, 0, "start value")
@@ -186,13 +192,13 @@ class DPPS(Frozen):
         )
 
     def step(self, state: State, perturbation: Tensor | None = None) -> RoundRecord:
-        """One round. It completes and changes `state`, or raises and leaves it as it was."""
+        """Run one round. It completes and updates `state`, or raises and changes nothing."""
         return self.exchange(state, self.release(state, perturbation))
 
     def release(self, state: State, perturbation: Tensor | None = None) -> Message:
         """Lines 3 to 5: perturb, estimate the sensitivity, charge the ledger, add noise.
 
-        Nothing has been sent yet, and `state` is as it was.
+        Nothing is sent yet, and `state` is unchanged.
         """
         eps, norms = self._admit(state, perturbation)
         eps = self.fabric.tempered(eps, state.a)
@@ -216,16 +222,18 @@ class DPPS(Frozen):
         return self._complete(state, message, steps[0], arrived)  # line 8: y = s / a
 
     def post_process(self, state: State, message: Message, change: Tensor, gain: float = math.inf) -> Message:
-        """The message that moves every row by `change` instead of its released update (`message.rows - state.s`).
+        """Change the message so that it moves every row by `change` instead of by the released update
+        (`message.rows - state.s`).
 
-        Momentum and the like: `change` is made of released updates alone, so it costs nothing where rows are public. It is refused
-        where they are not.
+        For momentum and similar optimizers. `change` must be computed from released updates alone, so it
+        costs nothing where rows are public. Elsewhere it is refused.
 
         Args:
             state: before the round.
             message: of this round.
             change: of every row.
-            gain: how much longer than the updates what is made of them can be, over all rounds; infinite: not known.
+            gain: the most by which `change` can be longer than the updates, over all rounds. Infinite if
+                unknown.
         """
         if self.hides_rows or self._hides_start(state):
             raise UsageError(
@@ -373,7 +381,7 @@ class DPPS(Frozen):
         return self.sync_every > 0 and (clock + 1) % self.sync_every == 0
 
     def present(self, state: State) -> np.ndarray | None:
-        """Who takes part in the next round; None: everybody."""
+        """The nodes that take part in the next round. None: all."""
         return self.topology.present(state.clock * self.mixes)
 
     def gossip_weights(self, clock: int) -> list[Weights]:
@@ -411,7 +419,7 @@ class DPPS(Frozen):
         return self._reach(replace(state, rate=rate), self.level(state, rate).scale)
 
     def level(self, state: State, rate: float) -> NoiseLevel:
-        """The noise of a round with this factor on the rates, where it depends on no data."""
+        """The noise of a round with this factor on the rates, if it does not depend on data."""
         norms = torch.zeros(len(state.s), dtype=torch.float64)
         view = RoundView(state.config, state.round, state.clock, rate, norms, state.s)
         return self._noise_level(replace(state, rate=rate), view)[1]
@@ -423,11 +431,12 @@ class DPPS(Frozen):
     # What it cost, and what it hides
 
     def privacy(self, delta: float, group: int = 1) -> Total:
-        """What all messages so far cost the node that paid most, at this delta, from the ledger.
+        """The cost of all messages so far at this delta, from the ledger, for the node that spent the most.
 
-        Where the sensitivity depends on the data (node-swap) so does the noise, and only the plain sum of the rounds is known, which
-        is no guarantee for all of them together; delta is the chance that the sensitivity fails. A total over seeded noise is marked
-        as `simulated`, and says so when it is printed: these very messages are not protected.
+        If the sensitivity depends on the data (node-swap), so does the noise. Then only the sum over rounds
+        is known, which is no guarantee for the whole run, and delta is the probability that the sensitivity
+        fails. A total over seeded noise is marked as `simulated`, because the messages themselves are not
+        protected.
 
         Args:
             delta: the whole allowance.

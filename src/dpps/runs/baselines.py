@@ -51,11 +51,11 @@ NO_COST = "nothing, there is none"
 
 
 class Baseline(Run):
-    """A run as another one was, with the same rates, clipping, batches and start, but without noise; nothing is written.
+    """A copy of a run without noise: same rates, clipping, batches and start. Nothing is written.
 
     Args:
         run: the private run, started.
-        alone: every node for itself: nothing is exchanged, and all of its model is its own.
+        alone: train each node by itself: nothing is exchanged, and the whole model is local.
         callbacks: called after every round.
     """
 
@@ -256,7 +256,8 @@ def gained(summary: Summary) -> list[tuple[str, str]]:
     ]
     if len(rows) > MOST_NODES + 1:
         lines.append(("", f"... ({len(single)} nodes; summary.json has them all)"))
-    return [*lines, ("", f"({first.metric.name}; ±: {INTERVAL})")]
+    less = "" if first.metric.higher else ", less is better"
+    return [*lines, ("", f"({first.metric.name}{less}; ±: {INTERVAL})")]
 
 
 def _without_noise(calibration: Calibration | None) -> Calibration | None:

@@ -32,12 +32,13 @@ TOTALS = 20
 
 @dataclass(frozen=True)
 class RoundLog:
-    """One round. `loss` is computed from the data without noise: it is for the node's own eyes.
+    """The log of one round. `loss` is computed without noise: do not publish it.
 
-    `epsilon` is that of this round's message alone, where its noise has a pure one (Laplace). A Gaussian round has none.
-    `epsilon_total` is what all rounds so far cost together, repeated ones included, in the unit node-swap the sum of rounds. In
-    the unit record it takes an accountant too long to be computed after every round: it is there after every twentieth part
-    of the run and after the last round, and None in between.
+    `epsilon` is the epsilon of this round's message alone, if the noise is Laplace. A Gaussian round has
+    none.
+    `epsilon_total` is the cost of all rounds so far, repeated ones included; in the unit node-swap it is
+    the sum over rounds. In the unit record, computing it after every round would take too long: it is given
+    twenty times during a run and after the last round, and is None in between.
     """
 
     round: int
@@ -52,9 +53,10 @@ class RoundLog:
     accuracy: float | None = None
     """Percent on the test set, after the last round of an epoch."""
     clipped: float | None = None
-    """Share of the round's examples whose gradient was clipped (unit record), not noised: for the node's own eyes."""
+    """Share of the round's examples whose gradient was clipped (unit record). Not noised: do not publish
+    it."""
     update_to_noise: float | None = None
-    """Norm of a node's update over the expected norm of the noise of its message, not noised either."""
+    """Norm of a node's update divided by the expected norm of its noise. Not noised: do not publish it."""
     epsilon_total: float | None = None
 
     @classmethod

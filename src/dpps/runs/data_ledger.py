@@ -168,7 +168,8 @@ def notes_of(data: Path, node: int | None = None) -> list[Note]:
     found = [n for n in _notes() if n.data == wanted or n.checksum in contents]
     if not found and not exists:
         names = sorted({n.data for n in _notes()})
-        raise UsageError(f"no run of {data} is noted in {_path()}: it knows {', '.join(names) or 'nothing'}")
+        listed = f"choose one of {', '.join(names)}" if names else "no run with real noise was made here yet"
+        raise UsageError(f"{_path()} has no run on {data}: {listed}")
     return list({(n.first_seal, n.node): n for n in reversed(found)}.values())[::-1]
 
 

@@ -104,14 +104,14 @@ class Simulation(Deployment):
     """All nodes in this process.
 
     Args:
-        fabric: how rows reach each other, for studying what is sent; by default one tensor.
+        fabric: how rows are exchanged, for experiments; by default all rows are one tensor.
     """
 
     def __init__(self, fabric: Fabric | None = None) -> None:
         self._fabric = fabric
 
     def noise(self, secure: bool, seed: int) -> NoiseSource:
-        """Seeded for simulation, the keystream when asked for."""
+        """Seeded noise, or the keystream if secure noise is requested."""
         return SecureNoise() if secure else Seeded(seed)
 
     def connect(self, run: Run) -> Fabric:
@@ -124,7 +124,7 @@ class Simulation(Deployment):
         """Go on from the newest whole checkpoint.
 
         Raises:
-            RunError: the ledger is not the one it was, or what is left to do is more than what is left to spend.
+            RunError: the ledger was replaced, or the remaining rounds cost more than the remaining budget.
         """
         if not run.resumed:
             return
@@ -140,7 +140,7 @@ class Simulation(Deployment):
             raise too_dear(run, found, where, "")
 
     def after_round(self, run: Run) -> None:
-        """There is nobody else whose messages would have to be noted."""
+        """Nothing to do: there are no other processes."""
 
     def remarks(self, run: Run) -> list[str]:
         return [TRACKED] if run.protocol.recorder.watched else []
@@ -159,8 +159,8 @@ def finished(run: Run) -> bool:
 def nothing_left(run: Run, place: Path) -> UsageError:
     """The refusal to go on with a run whose results are there."""
     return UsageError(
-        f"the run in {place} is finished ({run.plan.count} of {run.plan.count} rounds): there is nothing to go on "
-        "with, and nothing was sent; dpps.load opens its models"
+        f"the run in {place} is finished ({run.plan.count} of {run.plan.count} rounds), so there is nothing to "
+        "continue, and nothing was sent; dpps.load opens its models"
     )
 
 

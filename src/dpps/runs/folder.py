@@ -86,7 +86,7 @@ class RunFolder:
         self._check_is_folder()
         if not self.settings.exists():
             raise UsageError(
-                f"there is no run in {self.path} to go on with: leave --resume out (in Python use Run, not Run.open) to start one"
+                f"there is no run in {self.path} to continue: leave --resume out (in Python use Run, not Run.open) to start one"
             )
         before = self.read_settings()
         if before.get("fingerprint") != fingerprint:

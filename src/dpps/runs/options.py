@@ -122,7 +122,7 @@ class Options:
     """Folder of each node's own data: data/node-{rank}.
 
     {rank} stands for the node's number. The folder holds train.csv (.tsv, .parquet, .npz), and the same for test if
-    wanted; or folders train and test of images, with a sub-folder for every class. Replaces --data. Needs --schema, or
+    wanted; or folders train and test of images, folder with one sub-folder per class. Replaces --data. Needs --schema, or
     --classes for plain numbers.
     """
     schema: Annotated[Path | None, _optional("PATH"), Runtime] = None
@@ -164,10 +164,10 @@ class Options:
     linear is a softmax regression on features or columns, cnn a small one with tanh, the others are the paper's. Your
     own, package.module:callable, is called with the shape of an example and the number of classes.
     """
-    norm: Literal["batch", "group"] = "batch"
-    """Normalisation of resnet18.
+    norm: Literal["batch", "group"] | None = None
+    """Normalisation of resnet18 [group in the unit record, else batch].
 
-    The record unit needs group.
+    The unit record refuses batch normalisation, because it mixes examples.
     """
     weights: Annotated[Path | None, _optional("PATH")] = None
     """State dict to start from (.pt, .safetensors).
@@ -386,7 +386,7 @@ class Options:
         _known("data set", self.data, (*DATA_SETS.names(), *([] if self.node_data is None else [OWN_DATA])))
         _known("features", self.features, ("none", *FEATURES.names()))
         if not models.is_own(self.model):
-            _known("model", self.model, models.MODELS.names())
+            _known("model", self.model, (*models.MODELS.names(), "package.module:callable"))
         _known("algorithm", self.algorithm, ALGORITHMS)
         _known("unit", self.unit, (*UNITS.names(), "none"))
         _known("sensitivity", self.sensitivity, SENSITIVITIES.names())
@@ -445,7 +445,8 @@ class Options:
             raise UsageError("--schema names the classes: leave --classes out")
         if (self.node_data is None) != (self.classes is None and self.schema is None):
             raise UsageError(
-                "--node-data and --schema (or, for plain numbers, --classes) belong together: the folder, and what its files mean"
+                "--node-data names the files and --schema says what their columns mean, so give both; dpps data describe drafts "
+                "a schema, and for files of plain numbers --classes K is enough"
             )
 
     def _check_options(self) -> None:
@@ -460,7 +461,7 @@ class Options:
             UNITS[self.unit].check_options(PrivacyOptions.of(self))
         self._check_trust()
         if self.resume and self.out is None:
-            raise UsageError("--resume needs --out DIR: the folder of the run to go on with")
+            raise UsageError("--resume needs --out DIR: the folder of the run to continue")
 
     def _check_trust(self) -> None:
         if self.trust == "nobody":
@@ -492,6 +493,7 @@ class Options:
             "batch_size": USUAL_BATCH,
             "epochs": USUAL_EPOCHS,
             "momentum": 0.0,
+            "norm": "group" if self.per_example and self.has_norm else "batch",
             "lr_shared": 0.1,
             "lr_local": 0.1,
             **({} if self.unit == "none" else UNITS[self.unit].defaults(PrivacyOptions.of(self))),
@@ -508,6 +510,11 @@ class Options:
             filled["lr_local"] = self.lr_shared
         missing = {k: v for k, v in filled.items() if getattr(self, k) is None}
         return dataclasses.replace(self, data=self.data if self.node_data is None else OWN_DATA, **missing)
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether the model has a normalisation to choose."""
+        return self.model in models.MODELS and models.MODELS[self.model].has_norm
 
     def _held_out(self) -> float:
         """The default: baselines and metrics of own data need something to be measured on."""
@@ -574,12 +581,7 @@ class Options:
     @classmethod
     def from_toml(cls, path: Path) -> "Options":
         """The options in a TOML file; the names are those of the command line."""
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"--config {path} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"--config {path} is not TOML: {error}") from error
+        table = read_config(path)
         hints = {name.replace("_", "-"): hint for name, hint in _hints().items()}
         values: dict[str, Any] = {}
         for name, value in table.items():
@@ -640,6 +642,16 @@ class Options:
         return fingerprint(before | self._computed())
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """What a TOML file of options holds."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} is not TOML: {error}") from error
+
+
 # Which options have an effect
 
 
@@ -666,7 +678,7 @@ def ignored(options: Options) -> dict[str, str]:
         "sync-every": (not algorithm.synchronises, f"{named} does not synchronise"),
         "shared": (algorithm.shares_all, f"{named} shares the whole model"),
         "norm": (
-            options.model not in models.MODELS or not models.MODELS[options.model].has_norm,
+            not options.has_norm,
             f"it belongs to --model {' or '.join(n for n in models.MODELS.names() if models.MODELS[n].has_norm)}",
         ),
         "delta": (not options.noisy, "without noise there is no guarantee that could fail"),

@@ -76,12 +76,12 @@ class Results:
 
     @property
     def shared(self) -> Tensor:
-        """The averaged s."""
+        """The average of the nodes' shared parameters."""
         return self._nodes.mean_shared(self._state)
 
     @property
     def local(self) -> Tensor:
-        """Every node's l, one row each: a copy, which later rounds leave as it is."""
+        """The local parameters, one row per node, as a copy."""
         return self._state.local.clone()
 
     @property
@@ -107,7 +107,7 @@ class Results:
 
     @property
     def own_accuracy_by_node(self) -> list[float]:
-        """Percent: each node on examples held out of its own data."""
+        """Accuracy of each node on its own held-out examples, in percent."""
         parts = self._nodes.engine, self.shared, self._state.local, self._class_sets().get("own", ())
         return unless_it_fails(
             partial(own_accuracies, *parts), [], hidden=self._nodes.protocol.hides_failures
@@ -179,7 +179,8 @@ class Results:
     # The models
 
     def models(self) -> list[nn.Module]:
-        """Each node's ready model: the averaged shared parameters with its own local ones and buffers."""
+        """One trained model per node: the averaged shared parameters, and the node's own local parameters
+        and buffers."""
         made = []
         for state in self._state_dicts():
             model = copy.deepcopy(self._algorithm.model)
@@ -188,7 +189,7 @@ class Results:
         return made
 
     def state_dict(self, k: int) -> dict[str, Tensor]:
-        """Parameters and buffers of the k-th node held here."""
+        """Parameters and buffers of the k-th node in this process."""
         return next(islice(self._state_dicts(), k, None))
 
     def _state_dicts(self) -> Iterator[dict[str, Tensor]]:

@@ -67,35 +67,42 @@ class Run(Frozen):
 
     Args:
         algorithm: what is computed, with the model: `PartPSP(model, shared=["layer1"])`.
-        data: one data set per node held here: map-style, or (inputs, targets). Of a DataLoader its data set is used; settings
-            that the run would not follow are refused: it draws its own batches, of the algorithm's `batch_size`.
+        data: one data set per node in this process: map-style, or (inputs, targets). You may pass a DataLoader:
+            the run uses its data set and draws its own batches of the algorithm's `batch_size`. Settings
+            that it would not follow are refused.
         topology: who sends to whom; or its name ("exp", "4-out"), on as many nodes as there are data sets.
         privacy: `Record(...)`, `Contribution(...)`, `NodeSwap(...)`, or None for no noise; or the unit's name ("record"), with
             the defaults of `dpps train`. Fixed when the run starts.
-        test: a data set, or (inputs, labels), evaluated after every epoch (of more than 64 nodes only 64, and all after the last).
-        held_out: one data set per node held here, or (inputs, labels), like the node's own, evaluated at the end.
-        metrics: names (accuracy, balanced-accuracy, auroc, f1, calibration, rmse) or functions of (outputs, targets), taken of
-            every node after every epoch: on the test set and on what was held out of its own data.
-        folder: where ledger, log, checkpoints, models and summary go; None keeps all in memory.
+        test: a data set, or (inputs, labels), evaluated after every epoch. With more than 64 nodes, only 64
+            of them are evaluated until the last epoch.
+        held_out: one data set per node in this process, or (inputs, labels), drawn like the node's own data
+            and evaluated at the end.
+        metrics: names (accuracy, balanced-accuracy, auroc, f1, calibration, rmse) or functions of (outputs,
+            targets). Every node is measured after every epoch, on the test set and on its held-out data.
+        folder: folder for ledger, log, checkpoints, models and summary. None keeps everything in memory.
         deployment: `Simulation()`, the default, or `TorchDistributed(...)`.
         sync_every: P, the synchronisation period (0 = never).
         mixes: M, gossip steps per released message: free in the units record and contribution, refused in node-swap.
-        seed: of noise and sampling in a simulation; None takes one from the operating system.
-        secure_noise: noise from a cryptographic keystream that nobody knows, and a ledger that is on disk before a message leaves.
-        noise: another source of noise, for studying a run in a simulation.
-        declared_sizes: how many examples each node says it holds, one number for all or one per node; by default what it
-            holds at the start. Public. The number of rounds and, in the unit record, the sampling rates follow from it, so
-            that an example more or less changes nothing else.
-        spare_rounds: rounds paid for beyond the plan, so that rounds repeated after a crash stay within a target epsilon.
-        checkpoint_every: rounds between checkpoints (0 = only when the run ends before its last round, or its messages left).
-        callbacks: called after every round with the run and the round's log. One that has a method `close()` is closed with
-            the run.
-        watch: sensitivities to evaluate along without using them.
+        seed: seed of noise and sampling in a simulation. None draws one from the operating system.
+        secure_noise: draw noise from a cryptographic keystream that nobody knows, and write the ledger to
+            disk before each message is sent.
+        noise: a different source of noise, for experiments in a simulation.
+        declared_sizes: the number of examples that each node declares: one number for all nodes or one per
+            node. By default, what the node holds at the start. It is public. The number of rounds and, in
+            the unit record, the sampling rates depend on it alone, so that adding or removing an example
+            does not change them.
+        spare_rounds: extra rounds included in the privacy budget, so that rounds repeated after a crash
+            stay within the target epsilon.
+        checkpoint_every: rounds between checkpoints. 0 writes one only if the run stops early, or at the end of
+            a distributed run or a run with secure noise.
+        callbacks: functions called after every round with the run and the round's log. If one has a
+            `close()` method, it is called when the run is closed.
+        watch: further sensitivities to evaluate in every round without using them.
         track_real: record the real sensitivity of every round (simulation).
         engine: how gradients are computed; "auto" decides by the model.
         device: where model, data and noise live: "cpu", "cuda", "cuda:1", or "auto" for CUDA if there is any.
         overwrite: replace the run that the folder holds.
-        description: the run's settings, where it was made by options; otherwise read off the arguments.
+        description: the settings of a run made from options. Otherwise they are derived from the arguments.
 
     Examples:
         >>> import dpps, torch
@@ -113,6 +120,8 @@ class Run(Frozen):
 
     kind: type[DPPS] = DPPS
     """The protocol's class."""
+    skips_rounds = True
+    """Whether a node that comes late leaves out the rounds that it missed."""
 
     def __init__(
         self,
@@ -214,11 +223,12 @@ class Run(Frozen):
         callbacks: Sequence[Callback] = (),
         deployment: Deployment | None = None,
     ) -> Run:
-        """The run that the options of `dpps train` describe; nothing is written before it starts.
+        """Create a run from the options of `dpps train`. Nothing is written before it starts.
 
         Args:
-            options: what to do; they are resolved here.
-            folder: where results go; by default the options' `out`, and without that they are kept in memory.
+            options: the options; this method resolves them.
+            folder: folder for the results, by default the options' `out`. Without either, results stay in
+                memory.
             callbacks: called after every round.
             deployment: where the nodes are; by default all in this process.
         """
@@ -234,10 +244,10 @@ class Run(Frozen):
         data: Sequence[Any] | None = None,
         **options: Any,
     ) -> Run:
-        """Go on with the run in a folder: its contract decides what may still be spent.
+        """Continue the run in a folder. Its contract decides what may still be spent.
 
-        A run that `dpps train` started is made again from the options in its folder. One made in Python keeps no code and no
-        data there: give algorithm, data and the same arguments as at its first start.
+        A run started by `dpps train` is rebuilt from the options in its folder. A run made in Python stores
+        neither code nor data: pass the algorithm, the data and the same arguments as at its first start.
         """
         if algorithm is None and data is None:
             from dpps.runs.from_options import reopen
@@ -262,21 +272,21 @@ class Run(Frozen):
 
     @property
     def started(self) -> bool:
-        """Whether the contract is made: from then on nothing it rests on can change."""
+        """Whether the run has started. From then on, nothing that the guarantee depends on can change."""
         return "nodes" in self.__dict__
 
     @property
     def keeps_ledger(self) -> bool:
-        """Whether every charge must be on disk before its message leaves: where messages really leave, and wherever nobody knows
-        the noise, so that a guarantee is stated."""
+        """Whether every charge must be on disk before its message is sent. True where messages leave this
+        process, and where the noise is secret, so that a guarantee is stated."""
         return self.deployment.durable or self.secure_noise or self.protocol.noise.private
 
     def start(self, epochs: int | None = None) -> Self:
-        """Check everything that can be checked, then make the run ready. Nothing is written before all checks have passed.
+        """Check all arguments, then prepare the run. Nothing is written before all checks have passed.
 
         Args:
-            epochs: how many passes over the data are planned, over which a target epsilon is spread; None: what the run's
-                options or its first start say, otherwise by the rule, or 12.
+            epochs: planned passes over the data; a target epsilon is spread over them. None: as many as the
+                run's options or its first start say; otherwise the rule chooses, or 12.
         """
         if epochs is not None:
             validation.check_count("epochs", epochs, 1)
@@ -450,11 +460,12 @@ class Run(Frozen):
     # Rounds
 
     def fit(self, epochs: int | None = None, *, progress: bool | None = None) -> Self:
-        """Train to the end (or until a callback answers true) and evaluate.
+        """Train to the end, or until a callback returns True, and evaluate.
 
         Args:
-            epochs: passes over the data; without a number as many as `start` says.
-            progress: whether a bar is shown on the standard error; None: if that is a terminal.
+            epochs: passes over the data; None as in `start`.
+            progress: whether to show a progress bar on standard error. None shows it if standard error is a
+                terminal.
         """
         from rich.console import Console
 
@@ -466,12 +477,13 @@ class Run(Frozen):
         return self
 
     def rounds(self, epochs: int | None = None) -> Iterator[RoundLog]:
-        """One round after the other, each yielded when it is complete.
+        """Run the rounds one by one, and yield the log of each when it is complete.
 
-        A loop that is left before the last round, by `break` or by an exception, stops the run there: in its folder it leaves
-        a checkpoint from which `Run.open` goes on, and no models or summary. `finish()` after the loop writes those as the run
-        stands. Of several processes all go on until everybody has heard of it. (After an exception Python ends the loop only
-        when nothing refers to it any more; `with run:` around the loop stops the run at once.)
+        Leaving the loop before the last round, by `break` or an exception, stops the run. It writes a
+        checkpoint to the run's folder, from which `Run.open` continues, but no models or summary. To write
+        those, call `finish()` after the loop. With several processes, all continue until each has heard of
+        the stop. (After an exception, Python ends the loop only when nothing refers to it any more; `with
+        run:` around the loop stops the run at once.)
         """
         self.start(epochs)
         begun, before = time.perf_counter(), self.seconds.get("total", 0.0)
@@ -485,14 +497,16 @@ class Run(Frozen):
         except GeneratorExit:
             self._leave(log)
             raise
-        except BaseException:
+        except BaseException as error:
             self._keep_complete_rounds()
             self.close()
+            if self.out is not None:
+                error.add_note(f"the run is kept in {self.out}: dpps.Run.open continues it")
             raise
         self._end(results=not self.stopped)
 
     def step(self) -> RoundLog:
-        """One round: it completes, or raises and leaves everything as it was. `start` comes first."""
+        """Run one round. It completes, or raises and changes nothing. Call `start` first."""
         if not self.started:
             raise UsageError("the run has not started: call start(epochs) first, or use fit or rounds")
         if self._closed:
@@ -529,7 +543,7 @@ class Run(Frozen):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """How many rounds a pass over the data takes."""
+        """The number of rounds in one pass over the data."""
         return self.plan.count // self.epochs
 
     def _goes_on(self) -> bool:
@@ -553,12 +567,12 @@ class Run(Frozen):
     # Stopping before the last round
 
     def stop(self) -> None:
-        """Stop after the current round, at all processes, so that the run can be opened again."""
+        """Stop all processes after the current round. The run can be continued."""
         self._stop_asked = True
 
     @property
     def stop_asked(self) -> bool:
-        """Whether somebody here wants to stop."""
+        """Whether `stop` was called in this process."""
         return self._stop_asked
 
     def _stops_here(self) -> bool:
@@ -609,10 +623,10 @@ class Run(Frozen):
     # End
 
     def finish(self) -> None:
-        """Write models and summary of the run as it stands, where there is a folder, and close the ledger.
+        """Write models and summary as they are now, if there is a folder, and close the ledger.
 
-        `fit` and a loop over `rounds` that comes to its end do this themselves; it is for a run that was stopped before,
-        which can still be opened and go on.
+        `fit` and a complete loop over `rounds` do this themselves. Call it for a run that was stopped; such
+        a run can still be continued.
         """
         if not self._closed:
             self._end(results=True)
@@ -646,8 +660,8 @@ class Run(Frozen):
             self.close()
 
     def close(self) -> None:
-        """Let go of ledger and log, and call `close()` of callbacks that have it. In memory a run can go on afterwards; from a
-        folder, with `Run.open`."""
+        """Close ledger and log, and call `close()` of the callbacks that have it. A run in memory can
+        continue afterwards; a run with a folder continues with `Run.open`."""
         self.deployment.close()
         for callback in self.callbacks:
             if hasattr(callback, "close"):
@@ -679,15 +693,15 @@ class Run(Frozen):
 
     @property
     def ledger(self) -> Ledger:
-        """All that was released so far and what it cost."""
+        """All messages released so far, with their cost."""
         return self.protocol.ledger
 
     @property
     def privacy(self) -> Privacy:
-        """What is guaranteed, and what has been spent so far, from the ledger, in numbers and in words.
+        """The guarantee and what was spent so far, computed from the ledger, as numbers and as a statement.
 
-        Before the last planned round the guarantee is what was promised for all of them: whoever ends the run then may have looked
-        at its results, so what was spent so far is none.
+        Before the last planned round, the guarantee is the epsilon promised for all rounds. What was spent
+        so far is no guarantee, because whoever ends the run early may have looked at its results.
         """
         messages, done = self.ledger.messages, self.state.round
         paused = self.ended_by_callback and done == self.plan.count
@@ -720,7 +734,8 @@ class Run(Frozen):
         return None if None in found else finite_or_none(max(e for e in found if e is not None))
 
     def affords_rest(self, position: int) -> bool:
-        """Whether a run that goes on from round `position` can be paid to its end: replays are charged again."""
+        """Whether the budget covers a run that continues from round `position`. Repeated rounds are charged
+        again."""
         left, calibration = self.plan.after(position), self.nodes.calibration
         if calibration is None or not left.count:
             return True
@@ -730,8 +745,8 @@ class Run(Frozen):
 
     @property
     def clipped(self) -> float | None:
-        """Share of the examples drawn since this object started that were clipped (unit record), not noised:
-        for the node's own eyes."""
+        """The share of examples that were clipped since this object started (unit record). Not noised: do
+        not publish it."""
         return self._clipped[0] / self._clipped[1] if self._clipped[1] else None
 
     def _count_clipped(self) -> float | None:
@@ -749,8 +764,8 @@ class Run(Frozen):
 
     @property
     def update_to_noise(self) -> float | None:
-        """Norm of a node's update over that of the noise of its message, mean over the rounds since this object started;
-        it is computed from what was not noised: for the node's own eyes."""
+        """Norm of a node's update divided by the norm of its noise, averaged over the rounds since this
+        object started. Not noised: do not publish it."""
         known = [log.update_to_noise for log in self.log if log.update_to_noise]  # a first update may be zero
         return fmean(known) if known else None
 
@@ -766,28 +781,30 @@ class Run(Frozen):
 
     @property
     def shared(self) -> Tensor:
-        """The averaged s."""
+        """The average of the nodes' shared parameters."""
         return self.results.shared
 
     @property
     def local(self) -> Tensor:
-        """Every node's l, one row each: a copy, which later rounds leave as it is."""
+        """The local parameters, one row per node, as a copy."""
         return self.results.local
 
     def models(self) -> list[nn.Module]:
-        """Each node's ready model: the averaged shared parameters with its own local ones and buffers."""
+        """One trained model per node: the averaged shared parameters, and the node's own local parameters
+        and buffers."""
         return self.results.models()
 
     def state_dict(self, k: int) -> dict[str, Tensor]:
-        """Parameters and buffers of the k-th node held here."""
+        """Parameters and buffers of the k-th node in this process."""
         return self.results.state_dict(k)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write every node's model as `node-K.safetensors`, with what is needed to use it; `dpps.load(folder)` reads them."""
+        """Write every node's model to `node-K.safetensors`, with the information needed to use it.
+        `dpps.load(folder)` reads the files."""
         return self.results.save(Path(folder), self.description, self.privacy)
 
     def evaluate(self, data: Examples | None = None) -> list[float]:
-        """Percent right of each node's model (the averaged s with its own l) on the test set, or on other data."""
+        """Accuracy of each node's model in percent, on the test set or on other data."""
         tests = self.results.tests
         if data is not None:
             tests = as_evaluable(self.algorithm, self._device, data, "the data to evaluate on")
@@ -821,12 +838,12 @@ class Run(Frozen):
         return replace(log, accuracy=self.accuracy_by_epoch[-1])
 
     def forget_evaluation(self) -> None:
-        """The parameters have changed since the last round: whoever asks for accuracies gets new ones."""
+        """Discard accuracies computed before, because the parameters have changed since the last round."""
         self._by_node = self._summary = None
 
     @property
     def accuracy_by_node(self) -> list[float]:
-        """Percent on the test set, by node; empty without a test set."""
+        """Accuracy of each node on the test set, in percent. Empty without a test set."""
         tests = self.results.tests
         if self._by_node is None and tests is not None and are_classes(tests[1]):
             self._by_node = self.evaluate()
@@ -834,12 +851,12 @@ class Run(Frozen):
 
     @property
     def accuracy(self) -> float | None:
-        """Percent: the averaged s with each node's own l on the whole test set, mean over nodes."""
+        """Mean over nodes of the accuracy on the whole test set, in percent."""
         return fmean(self.accuracy_by_node) if self.accuracy_by_node else None
 
     @property
     def own_accuracy_by_node(self) -> list[float]:
-        """Percent: each node on examples held out of its own data."""
+        """Accuracy of each node on its own held-out examples, in percent."""
         return self.results.own_accuracy_by_node
 
     @property
@@ -850,22 +867,22 @@ class Run(Frozen):
 
     @property
     def metrics_by_node(self) -> Metrics:
-        """The metrics asked for: by data ("test", "own"), name and node; without noise, so for the node's own eyes."""
+        """The requested metrics, by data ("test", "own"), name and node. Not noised: do not publish them."""
         return self.results.metrics_by_node
 
     @property
     def by_class(self) -> dict[str, list[dict[str, Any]]]:
-        """By data ("test", "own"): a row for every class, of the nodes held here together.
-        Where metrics are asked for; without noise, for their own eyes."""
+        """By data ("test", "own"): one row per class, over all nodes in this process. Only if metrics were
+        requested. Not noised: do not publish it."""
         return self.results.by_class((self.description.input or {}).get("classes"))
 
     @property
     def summary(self) -> Summary:
-        """What summary.json says, of the nodes held here."""
+        """The content of summary.json, for the nodes in this process."""
         return self._summary or Summary.of(self)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """One self-contained HTML page about this run; without a path it is report.html in the run's folder."""
+        """Write a self-contained HTML page about this run, by default report.html in the run's folder."""
         import importlib
 
         path = path or (self.folder.report if self.folder else None)
@@ -892,13 +909,13 @@ class Run(Frozen):
             RunFolder(self.out).write_summary(everybody.to_json())
 
     def write_summary(self, summary: Summary) -> None:
-        """Put a summary in the run's folder, whole or not at all; `summary` is this one from now on."""
+        """Write a summary to the run's folder, atomically. `summary` returns it from now on."""
         assert self.folder is not None
         self.folder.write_summary(summary.to_json())
         self._summary = summary
 
     def checkpoint(self) -> None:
-        """Put everything on disk that a resumed run needs; the ledger first."""
+        """Write everything that a resumed run needs to disk, the ledger first."""
         if self.folder is None:
             raise UsageError("nowhere to put a checkpoint: give the run a folder")
         self.ledger.flush()
@@ -918,7 +935,8 @@ class Run(Frozen):
         self._safe = self.state.round
 
     def restore(self, at: int | None = None) -> int:
-        """Go back to the newest whole checkpoint, or that of round `at`; the round it stands at (0 when there is none)."""
+        """Load the newest complete checkpoint, or that of round `at`. Returns its round, or 0 if there is
+        none."""
         if self.folder is None:
             raise UsageError("nothing to resume: the run has no folder")
         found = load_checkpoint(self.folder.checkpoints, at)

@@ -141,12 +141,12 @@ def choose(folder: str | Path, node: int | None) -> dict[int, Path]:
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> dict[int, nn.Module]:
-    """Every node's ready model, by the node's number, from the folder of a finished run (or of `Run.save`).
+    """Load the trained models of a finished run (or of `Run.save`), by node number.
 
     Args:
-        folder: where the run wrote, such as "runs/x".
-        model: for a run made in Python, which keeps no code: a model like the one trained. It is copied. Parameters that were
-            frozen are not in the files and stay as they are here.
+        folder: folder of the run, such as "runs/x".
+        model: needed for a run made in Python, which stores no code: a model of the same architecture. It
+            is copied. Frozen parameters are not in the files and keep their values from this model.
     """
     return {node: Saved.read(path).load(model) for node, path in saved_models(folder).items()}
 

@@ -196,6 +196,7 @@ def suggestion(options: "Options") -> Suggestion | None:
     held, read = sizes(options), shape(options) if _softmax(options) else ()
     if held is None or read is None:
         return None
+    task = planned_task(options)
     return suggest(
         held,
         prod(read) if _softmax(options) else None,
@@ -210,6 +211,7 @@ def suggestion(options: "Options") -> Suggestion | None:
         clip=options.clip,
         momentum=options.momentum,
         length=length(options) if _softmax(options) else None,
-        output_noise=planned_task(options).output_noise,
+        output_noise=task.output_noise,
+        steepest=task.steepest,
         local=not _softmax(options) and ALGORITHMS[options.algorithm].shares(options.shared) != "all",
     )

@@ -37,11 +37,12 @@ _ROUNDS = 8  # of a topology that are compared
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Summary:
-    """The results of a run, for the nodes held here. Its fields are the keys of summary.json.
+    """The results of a run, for the nodes in this process. Its fields are the keys of summary.json.
 
-    Percentages, losses and metrics are computed from private data without noise. What was not measured is None or empty.
+    Accuracies, losses and metrics are computed from private data without noise. What was not measured is
+    None or empty.
     """
 
     test_accuracy: float | None = None
@@ -77,20 +78,29 @@ class Summary:
     weights_left_fresh: Sequence[str] = ()
     schema: str | None = None
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    """What the run chose itself, because nobody did: epochs, batch and rates, by their options' names."""
+    """Settings that the run chose because they were not given: epochs, batch size and rates, by option
+    name."""
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     node_names: Sequence[str] | None = None
-    """Of the nodes held here, where they have names: members of a federation, or folders of --node-data."""
+    """Names of the nodes in this process, if they have any: members of a federation, or folders of
+    --node-data."""
     members: Sequence[str] | None = None
-    """Of a federation: the names of all its members."""
+    """The names of all members of a federation."""
     bytes_sent_by_rank: Sequence[int] | None = None
     baselines: Mapping[str, Mapping[str, Any]] | None = None
     comparisons: Comparisons | None = None
     task: str | None = None
-    """What is predicted (`dpps.tasks`); None: a loss of one's own."""
+    """What is predicted (`dpps.tasks`). None for a custom loss."""
     scores: Scores | None = None
-    """The task's metrics and those asked for, of all nodes, with standard errors."""
+    """The task's metrics and the requested ones, of all nodes, with standard errors."""
+
+    def __repr__(self) -> str:
+        """Results and privacy in one line; lists by epoch or node, options and versions are left out."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("gradients", "schema")}
+        shown |= {name: getattr(self.privacy, name) for name in ("unit", "epsilon", "delta")}
+        values = {k: v for k, v in shown.items() if isinstance(v, (int, float, str)) and v is not False}
+        return f"Summary({', '.join(f'{name}={value!r}' for name, value in values.items())}, ...)"
 
     @classmethod
     def of(cls, run: Run) -> Summary:
@@ -171,8 +181,8 @@ class Summary:
 
     @property
     def headline(self) -> tuple[str, float | None]:
-        """What a run is judged by: on which data ("test", "own"), and the accuracy in percent, at the end or as far as it has come;
-        of a task without accuracy its own metric, pooled over all examples."""
+        """The main result of a run: on which data ("test", "own"), and the accuracy in percent so far. For
+        a task without accuracy, its own metric, pooled over all examples."""
         if self.test_accuracy is None and self.accuracy_by_epoch:
             return "test", self.accuracy_by_epoch[-1]
         if self.test_accuracy is None and self.own_accuracy is not None:
@@ -197,8 +207,8 @@ class Summary:
 
     @property
     def accuracy_is_covered(self) -> bool:
-        """Whether accuracy on public data may be passed on. Where a unit promises a total but does not clip each example, local
-        parameters and statistics are not noised, and what is computed with them is as private as they are."""
+        """Whether accuracy on public data may be published. If a unit does not clip each example, local
+        parameters and statistics carry no noise, so nothing computed with them may be published."""
         if self.privacy.unit == "none" or not (self.local_parameters or self.own_statistics):
             return True
         if self.privacy.unit not in UNITS:  # what it clips and noises is not known

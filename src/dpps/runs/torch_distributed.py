@@ -42,11 +42,12 @@ SEEDED = (
 
 
 class TorchDistributed(Deployment):
-    """Some of the nodes, in one of many processes that torchrun or the user started.
+    """Some of the nodes, in one of several processes started by torchrun or by the user.
 
     Args:
-        cluster: the processes, joined.
-        seeded_noise: noise and sampling from the seed as in a simulation, for tests; nothing is private then.
+        cluster: the connected processes.
+        seeded_noise: take noise and sampling from the seed, as in a simulation. For tests: nothing is
+            private then.
     """
 
     durable = True
@@ -67,13 +68,14 @@ class TorchDistributed(Deployment):
         timeout: float = 60.0,
         seeded_noise: bool = False,
     ) -> Self:
-        """Join the processes that torchrun started, of which this is one.
+        """Connect to the other processes that torchrun started.
 
-        Use it in a `with` statement, so that the others hear at once when this one fails:
+        Use it in a `with` statement, so that the other processes are told at once if this one fails:
         `with TorchDistributed.from_environment() as deployment: Run(..., deployment=deployment).fit(epochs=5)`.
 
         Args:
-            timeout: seconds within which a dead or hung process is noticed; longer than the longest round.
+            timeout: seconds after which a dead or hung process is noticed. Must be longer than the longest
+                round.
             seeded_noise: as in the constructor.
         """
         cluster = Cluster(Rendezvous.from_environment(), timeout, read_secret(), max(JOINING, timeout))

@@ -6,6 +6,7 @@ from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.statistics.asking import ask
+    from dpps.statistics.options import SurveyOptions
     from dpps.statistics.questions import Answer, Category, Number, Question
     from dpps.statistics.release import Found, OneRecord, Release, Survey, WholeNode, stats
 else:

@@ -58,15 +58,16 @@ Records = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a question found.
+    """The answer to one question.
 
     Attributes:
         query: the question, as it was asked.
         value: a number, or one for each of `labels`.
-        low, high: the 95 % interval, which contains the noise.
-        noise: the standard deviation of what the noise adds to the value.
+        low, high: the 95 % interval, which takes the noise into account.
+        noise: the standard deviation of the noise in the value.
         method: how the interval was made.
-        too_noisy: whether noise has swallowed the answer; then value, low and high say nothing.
+        too_noisy: whether the noise is too large for the answer to mean anything; ignore value, low and
+            high then.
         labels: what the values belong to: categories, cells, terms, probabilities, times. Empty: there is one value.
         axis: the name of `labels` in files: "labels", "terms", "at" or "times".
         counts: of a histogram or table: the noised counts behind the shares.

@@ -7,6 +7,7 @@ sums and every node's only update is its own sum: contract, ledger, deployments 
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from dpps.data.node_files import node_table
 from dpps.data.schema import Schema, read_schema
 from dpps.data.tables import Table, frame_table, read_table
 from dpps.disk import write_private
-from dpps.errors import UsageError, needs_extra, unknown
+from dpps.errors import RunError, UsageError, needs_extra, unknown
 from dpps.learning.algorithms import PartPSP
 from dpps.learning.sampling import NodeData
 from dpps.noise import NoiseLevel
@@ -33,17 +34,19 @@ from dpps.privacy.partners import NOBODY, Trust
 from dpps.privacy.promise import Privacy
 from dpps.privacy.units import Calibration, Contribution, Plan, Record, Unit
 from dpps.protocol import DPPS, State
+from dpps.runs.deployment import Deployment
 from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run
 from dpps.runs.summary import Description, fingerprint, model_facts
 from dpps.sensitivity import Unclipped
 from dpps.statistics.asking import ask
 from dpps.statistics.questions import Answer, Array, Category, Columns, Number, Question, Records
-from dpps.topology import Base, Topology
+from dpps.topology import parse
 from dpps.transport import Fabric
 
 MOST_RECORDS = 1 << 28
 """Of a node: sums of so many vectors are exact in float64."""
+_OF_PERSONS = re.compile(r"(?i)(?:^|[\W_])(?:patient|person|subject|participant|pid)(?:[\W_]|$)")
 _STEP = 2.0**22  # vectors are cut to multiples of 1 / _STEP, so that sums do not depend on their order
 
 
@@ -61,21 +64,22 @@ def stats(
     seed: int | None = None,
     overwrite: bool = False,
 ) -> "Found":
-    """Answers to questions about the records of all nodes, released once and with noise; every record is protected.
+    """Answer questions about the records of all nodes. The answers are released once, with noise, and every
+    record is protected.
 
     Args:
         nodes: one table per node: a file, a folder that holds `train.csv`, or a pandas frame.
-        schema: what is public of the columns: their ranges and categories.
+        schema: the public description of the columns: their ranges and categories.
         questions: such as `mean(age)`, `quantiles(age, 0.25, 0.5, 0.75)` or `regression(pressure ~ age + sex)`.
-        epsilon: for all questions together.
+        epsilon: total for all questions together.
         delta: well below 1 / (number of records).
-        person: the column that says whose record it is: then all records of a person at one node are protected, and answers are
-            per person.
+        person: the column that identifies a person. All records of a person at one node are then protected
+            together, and answers count persons.
         trust: `Pairs(colluders=C)`: noise of which most cancels in the sum.
-        records_per_node: protects everything that a node contributes, which may be at most so many records; None protects
-            records.
+        records_per_node: protect everything that a node contributes, which may be at most this many
+            records. None protects single records.
         folder: where ledger and answers.json go; None keeps all in memory.
-        seed: for a simulation whose noise can be repeated and which protects nobody; None: noise that nobody knows.
+        seed: seed for a simulation with repeatable noise, which protects nobody. None draws secret noise.
         overwrite: replace the release that the folder holds.
 
     Examples:
@@ -94,6 +98,11 @@ def stats(
     options: dict[str, Any] = {"folder": folder, "seed": seed, "overwrite": overwrite}
     with Release.of_tables(survey, known, nodes, len(nodes), unit, **options) as run:
         return run.fit(1).found
+
+
+def topology_of(nodes: int) -> str:
+    """The one that takes the fewest gossip steps until all have the same sums."""
+    return f"base-{min(2, nodes - 1)}"
 
 
 def columns_of(schema: Schema) -> dict[str, Number | Category]:
@@ -119,6 +128,26 @@ def persons_in(table: Table, column: str, schema: Schema) -> NDArray[np.str_]:
                 f"{table.place(row, column)} names no person: say who it is, or leave the line out"
             )
     return np.array(table.columns[column])
+
+
+def _check_table(table: Table, schema: Schema, persons: NDArray[np.str_] | None, unit: Unit) -> None:
+    """Refuse a table whose answers would be wrong, or whose people less protected than its owner thinks."""
+    held = len(table) if persons is None else len(np.unique(persons))
+    if isinstance(unit, WholeNode) and held > unit.records:
+        raise UsageError(
+            f"{table.path} holds {held} records and --records-per-node is {unit.records:g}: all of its answers would be scaled down; "
+            "declare more"
+        )
+    if persons is not None or isinstance(unit, WholeNode):
+        return
+    used = {column.name for column in schema.described}
+    for name, cells in table.columns.items():
+        known = [cell for cell in cells if cell not in schema.missing]
+        if name not in used and _OF_PERSONS.search(name) and len(set(known)) < len(known):
+            raise UsageError(
+                f"{table.path}: {name!r} has the same value in several records: with --person {name} all records of a person are "
+                "protected together; if it does not name persons, take the column out"
+            )
 
 
 def choose_unit(
@@ -280,6 +309,12 @@ class WholeNode(Contribution):
 
     trains: ClassVar[bool] = False
 
+    @property
+    def records(self) -> float:
+        """The largest number of records."""
+        assert self.clip is not None
+        return self.clip
+
     def promise(self, total: Total, rounds: int) -> str:
         return _promise(total)
 
@@ -324,13 +359,17 @@ class OnceOnly(DPPS):
     """
 
     kept: Path | None = None
-    """Where the message is kept; None: it is not."""
+    """Where the message is kept; None: it is not, or a deployment keeps it."""
+    place: slice | None = None
+    """Where in the row the numbers of the only node held here stand, if those of the others have places of their own."""
 
     def _charge(self, round_: int, level: NoiseLevel) -> None:
         if self.kept is None:
             super()._charge(round_, level)
 
     def _add_noise(self, state: State, eps: Tensor, half: Tensor, level: NoiseLevel) -> Tensor:
+        if self.place is not None:
+            return self._fill_place(self.place, state, eps, half, level)
         if self.kept is None:
             return super()._add_noise(state, eps, half, level)
         if self.kept.exists():
@@ -342,9 +381,35 @@ class OnceOnly(DPPS):
             super()._charge(state.round, level)
         return torch.zeros(len(half), dtype=torch.float64)
 
+    def _fill_place(self, place: slice, state: State, eps: Tensor, half: Tensor, level: NoiseLevel) -> Tensor:
+        """Noise for this node's own numbers; rows of others that have arrived already are as they were. After the numbers stands
+        a 1, whatever they are: with what share of the message it arrives somewhere, the numbers arrive there, too."""
+        part, before = half[:, place].contiguous(), state.s[:, place].contiguous()
+        norms = super()._add_noise(replace(state, s=before), eps[:, place].contiguous(), part, level)
+        half[:, place] = torch.round(part * _STEP) / _STEP
+        half[:, place.stop] = 1.0
+        return norms
+
+
+def messages_in(row: Array, nodes: int) -> dict[int, Array]:
+    """By node, the message of everybody from whom anything has arrived.
+
+    Members come and go, and parts of what they send may be lost with one of them, so the mean over all of them need not give
+    everybody the same weight. Each node's numbers have a place of their own, and so has the weight with which they arrived.
+    """
+    places = row.reshape(nodes, -1)
+    return {
+        node: np.round(numbers[:-1] / numbers[-1] * _STEP) / _STEP
+        for node, numbers in enumerate(places)
+        if numbers[-1] > 0
+    }
+
 
 class Release(Run):
     """The run of a survey; `fit` releases, and `found` has the answers.
+
+    Where all nodes are there from beginning to end, the mean of their messages is all that travels. Between organisations, of which
+    some may never come, the messages travel side by side, so that everybody knows whose arrived (`messages_in`).
 
     Args:
         survey: the questions.
@@ -385,6 +450,7 @@ class Release(Run):
         for table in tables:
             records = {name: column_values(table, columns[name], schema) for name in survey.columns}
             persons = None if survey.person is None else persons_in(table, survey.person, schema)
+            _check_table(table, schema, persons, unit)
             sums.append(survey.sums(records, persons))
         if all(isinstance(source, (str, Path)) for source in sources):
             options["sources"] = tuple(map(str, sources))
@@ -395,6 +461,7 @@ class Release(Run):
 
     kind = OnceOnly
     protocol: OnceOnly
+    skips_rounds = False  # there is one, and it is not too late for it while nobody has finished
 
     def __init__(
         self,
@@ -421,22 +488,29 @@ class Release(Run):
             "seed": options.get("seed"),
         }
         named = fingerprint(asked | {"schema": schema or str(survey.columns)})
-        facts = model_facts(Sums(survey.width))
+        deployment: Deployment | None = options.get("deployment")
+        self._place: slice | None = None
+        if deployment is not None and deployment.members:
+            place = deployment.rows(nodes)[0] * (survey.width + 1)
+            row = np.zeros((1, nodes * (survey.width + 1)))
+            row[:, place : place + survey.width] = sums
+            sums, self._place = row, slice(place, place + survey.width)
+        model = Sums(sums.shape[1])
         # no checksum of the sums: there are so few likely ones that it would tell them to whoever tries
         described = Description(
-            asked, asked, named, facts, {}, sources=sources, contents=contents, schema=schema
+            asked, asked, named, model_facts(model), {}, sources=sources, contents=contents, schema=schema
         )
-        topology: Topology = Base(nodes, min(2, nodes - 1))
+        topology = parse(topology_of(nodes), nodes)
         data = [(torch.from_numpy(row[None]), torch.zeros(1, dtype=torch.int64)) for row in sums]
         self.survey = survey
         super().__init__(
-            PartPSP(Sums(survey.width), "all", lr_shared=1.0, batch_size=1, loss=added),
+            PartPSP(model, "all", lr_shared=1.0, batch_size=1, loss=added),
             data,
             topology=topology,
             privacy=unit,
             mixes=topology.period or 1,
             # each holds one sum; only where nobody is asked it has to be said
-            declared_sizes=1 if getattr(options.get("deployment"), "durable", False) else None,
+            declared_sizes=1 if deployment is not None and deployment.durable else None,
             description=described,
             **options,
         )
@@ -453,6 +527,7 @@ class Release(Run):
         )
         if self.folder is not None and self.deployment.repeats_rounds and not shared:
             protocol.kept = self.folder.message
+        protocol.place = self._place
         return protocol
 
     def affords_rest(self, position: int) -> bool:
@@ -468,35 +543,51 @@ class Release(Run):
     @property
     def found(self) -> "Found":
         """The answers, after the release."""
-        released = self.topology.nodes
-        sums = released * self.shared.numpy()
-        return Found(
-            self.survey.answers(sums, noise_of_sums(self, released)), (released, released), self.privacy
-        )
+        nodes, row = self.topology.nodes, self.shared.numpy()
+        if self._place is not None:
+            messages = messages_in(row, nodes)
+            released, sums = tuple(messages), sum(messages.values(), np.zeros(self.survey.width))
+        else:
+            released, sums = tuple(range(nodes)), nodes * row
+        if not released:
+            raise RunError(
+                "no message of any node has arrived, so there are no answers: make a new federation"
+            )
+        names = self.deployment.members
+        absent = ", ".join(name for node, name in enumerate(names) if node not in released)
+        counted = f"{len(released)} of {nodes} nodes released{f' (not {absent})' if absent else ''}."
+        privacy = replace(self.privacy, statement=f"{self.privacy.statement} {counted}")
+        return Found(self.survey.answers(sums, self.noise_of_sums(released)), (len(released), nodes), privacy)
+
+    def noise_of_sums(self, released: Sequence[int]) -> float:
+        """The standard deviation of the noise in the sum over these nodes."""
+        assert self.nodes.calibration is not None
+        scale = self.protocol.level(self.state.shared, 1.0).scale
+        return _of_sum(self.nodes.calibration, scale, released)
 
     def _write_results(self, folder: RunFolder) -> None:
         found = json.dumps(self.found.to_json(), indent=1, allow_nan=False) + "\n"
         write_private(folder.answers, found.encode())
 
 
-def noise_of_sums(run: Run, released: int) -> float:
-    """The standard deviation of the noise in the sum over all nodes."""
-    assert run.nodes.calibration is not None
-    return _of_sum(run.nodes.calibration, run.log[-1].scale, released)
-
-
 def planned_noise(unit: Unit, nodes: int) -> float:
     """The same before any data are read."""
     calibration = unit.calibrate(Plan(((1.0, 1),), 1.0, 1.0, declared_sizes=(1,) * nodes))
     moved = unit.reach if isinstance(unit, OneRecord) else 2 * (unit.clip or 0.0)
-    return _of_sum(calibration, calibration.mechanism.scale(moved), nodes)
+    return _of_sum(calibration, calibration.mechanism.scale(moved), range(nodes))
 
 
-def _of_sum(calibration: Calibration, scale: float, nodes: int) -> float:
-    """What the noise of so many messages adds up to; that of partners cancels."""
-    deviation = scale * (math.sqrt(2) if calibration.mechanism.name == Laplace.name else 1.0)
-    own = 1.0 if calibration.partners is None else calibration.partners.shares().independent
-    return deviation * own * math.sqrt(nodes)
+def _of_sum(calibration: Calibration, scale: float, released: Sequence[int]) -> float:
+    """What the noise of these nodes' messages adds up to; that of partners cancels if both are among them."""
+    if calibration.partners is None:
+        return (
+            scale
+            * (math.sqrt(2) if calibration.mechanism.name == Laplace.name else 1.0)
+            * math.sqrt(len(released))
+        )
+    shares, pairs = calibration.partners.shares(), calibration.partners.among()
+    left = int((np.isin(pairs, list(released)).sum(1) == 1).sum())
+    return scale * math.sqrt(len(released) * shares.independent**2 + left * shares.pair**2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,13 @@ from dpps.tasks.task import TASKS, Draft, TargetColumn, Task, Values, column, on
 @TASKS.register("classification")
 @dataclass(frozen=True)
 class Classification(Task):
-    """Which of several classes.
+    """Predict one of several classes.
 
     Attributes:
-        classes: their names, in the order of the model's outputs.
+        classes: names of the classes, in the order of the model's outputs.
         label: the column they stand in.
-        weights: how much an example of each class counts; scaled so that the largest is 1. None: all the same. Public.
+        weights: weight of an example of each class, scaled so that the largest is 1. None: all classes
+            count the same. Public.
     """
 
     classes: tuple[str, ...]

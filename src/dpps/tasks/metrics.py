@@ -33,13 +33,13 @@ _PAIRS = 1 << 24  # that are compared at once
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One number that says how good a model is.
+    """A number that measures how good a model is.
 
     Attributes:
         name: as users write it.
-        of_sets: measures the examples of several nodes together.
+        of_sets: function that measures the examples of several nodes together.
         about: what outputs and targets are: "classes", "numbers" or "times"; None: only the metric itself knows.
-        higher: whether more is better; None: neither.
+        higher: whether higher is better. None: neither.
         percent: whether it is shown in percent, and a change of it in points.
     """
 

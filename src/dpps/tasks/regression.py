@@ -28,10 +28,11 @@ from dpps.tasks.task import (
 @TASKS.register("regression")
 @dataclass(frozen=True)
 class Regression(Task):
-    """A number. Models learn it scaled from its public range to -1..1, by squared error; they start in the middle of the range.
+    """Predict a number. Models learn it by squared error, scaled from its public range to -1..1, and start
+    in the middle of the range.
 
     Attributes:
-        low: the lowest value that is possible; what lies below counts as this.
+        low: the lowest possible value; lower values count as this one.
         high: the highest.
         label: the column it stands in.
     """
@@ -45,6 +46,7 @@ class Regression(Task):
     about = "numbers"
     metrics = ("rmse", "mae", "r2")
     output_noise = 0.2
+    steepest = 1.0  # a squared error has the curvature 2
     example: ClassVar[Mapping[str, Any]] = {"column": "stay_days", "range": [0, 60]}
 
     def __post_init__(self) -> None:

@@ -72,7 +72,7 @@ class Draft:
 
 
 class Task(ABC):
-    """What is predicted. Attributes of an instance are public: they stand in the schema."""
+    """What a model predicts. The attributes of an instance are public: they are part of the schema."""
 
     name: ClassVar[str]
     """As in `--task`."""
@@ -84,6 +84,9 @@ class Task(ABC):
     """What is measured; the first is the headline."""
     output_noise: ClassVar[float] = 1.0
     """The standard deviation of an output that the noise of a whole run may cause: the step of the rule for linear models."""
+    steepest: ClassVar[float] = 4.0
+    """The largest rate of the rule for linear models, times the squared length of an example's inputs: 2 over the curvature of the
+    loss in the outputs. Beyond it a run without noise would swing. A cross-entropy has the curvature 1/2."""
     example: ClassVar[Mapping[str, Any]]
     """What `parse` reads, as an example for people, and for tests, whose numbers are around 20."""
 
@@ -157,7 +160,7 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Tensor) -> dict[str, list[Any]]:
-        """Columns of a file of predictions."""
+        """The columns of a predictions file."""
 
     def in_units(self, outputs: Tensor, targets: Tensor) -> Set:
         """Outputs and targets as metrics compare them."""
