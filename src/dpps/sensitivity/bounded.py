@@ -59,10 +59,7 @@ class Known(Sensitivity):
 
 @dataclass(frozen=True)
 class Bounded(Known):
-    """The protocol clips every update, so how far two of them can be apart is known beforehand (unit contribution).
-
-    No scalar is broadcast, and nothing can grow: given all earlier messages, the row before the update is known, so only
-    the update is private. Replacing it by any other one moves a message by at most 2 `clip`.
+    """The protocol clips every update, so replacing one by any other moves a message by at most 2 `clip` (unit contribution).
 
     Args:
         distance: how far two updates can be apart, in the mechanism's norm; by default 2 `clip`, and never less. More is needed
