@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from dpps.errors import UsageError, is_number
 from dpps.frozen import Frozen
-from dpps.learning.gradients.calling import Loss
-from dpps.learning.losses import as_function, takes_classes
+from dpps.learning.gradients.calling import Loss, as_function, takes_classes
 from dpps.learning.partition import Partition
 from dpps.learning.released import Averaging, LocalOptimizer, ReleasedOptimizer
 from dpps.learning.sampling import BatchSize, batches, check_batch

@@ -251,9 +251,6 @@ class Stacked(Fabric):
         """For each x the new rows: row i becomes the sum over senders j of W[i, j] x_j."""
         return [combine(x, *self._entries(weights, x.device, x.dtype)) for x in xs]
 
-    def max(self, v: Tensor) -> float:
-        return float(v.max())
-
     def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:
         ids = torch.arange(self.nodes) if present is None else torch.from_numpy(np.flatnonzero(present))
         return average(x, ids.to(x.device))
