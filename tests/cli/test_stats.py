@@ -37,7 +37,7 @@ def clinics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for node in range(3):
         Path(f"node-{node}").mkdir()
         rows = [f"p{k % 50},{20 + (7 * k + node) % 60},{'fm'[k % 2]},{'I' * (1 + k % 3)}" for k in range(100)]
-        Path(f"node-{node}/train.csv").write_text("\n".join(["patient,age,sex,stage", *rows]) + "\n")
+        Path(f"node-{node}/train.csv").write_text("\n".join(["visitor,age,sex,stage", *rows]) + "\n")
 
 
 def ask(*questions: str, out: str = "out", more: tuple[str, ...] = ()) -> int:
@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_answers_and_no_seed_others() -> None:
 
 
 def test_a_person_counts_once() -> None:
-    assert ask("count()", more=("--person", "patient", "--epsilon", "50")) == 0
+    assert ask("count()", more=("--person", "visitor", "--epsilon", "50")) == 0
     assert abs(json.loads(Path("out/answers.json").read_text())["answers"][0]["value"] - 150) < 5
 
 
@@ -154,9 +154,51 @@ def test_noise_that_can_be_repeated_is_refused_where_messages_leave(
 def test_a_record_of_nobody_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with open("node-1/train.csv", "a") as file:
         file.write(",50,f,I\n")
-    assert ask("count()", more=("--person", "patient")) == 2
+    assert ask("count()", more=("--person", "visitor")) == 2
     assert "line 102" in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ["patient", "Patient-ID", "subject_number", "pid"])
+def test_several_records_of_a_person_are_not_overlooked(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in range(3):
+        table = Path(f"node-{node}/train.csv")
+        table.write_text(table.read_text().replace("visitor", name, 1))
+    assert ask("count()") == 2
+    assert f"--person {name}" in capsys.readouterr().err
+    assert not Path("out").exists()
+    assert ask("count()", more=("--person", name)) == 0
+
+
+def test_a_node_that_holds_more_than_was_declared_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("count()", more=("--records-per-node", "99")) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not Path("out").exists()
+    assert ask("count()", more=("--records-per-node", "100")) == 0
+    assert ask("count()", out="b", more=("--records-per-node", "50", "--person", "visitor")) == 0
+
+
+def test_a_number_without_a_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("schema.toml").write_text('columns = [{name = "age", kind = "number"}]')
+    assert ask("mean(age)") == 2
+    assert "range" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_an_answer_lost_in_noise_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("regression(age ~ sex)", more=("--epsilon", "0.01")) == 0
+    assert "too noisy" in capsys.readouterr().out
+    assert json.loads(Path("out/answers.json").read_text())["answers"][0]["value"] == [None, None]
+
+
+def test_what_was_spent_is_not_spent_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """A release that is continued when it is complete has the answers it had."""
+    assert ask("count()") == 0
+    before, ledger = Path("out/answers.json").read_bytes(), Path("out/ledger.jsonl").read_bytes()
+    assert ask("count()", more=("--resume",)) in (0, 2)
+    assert (Path("out/answers.json").read_bytes(), Path("out/ledger.jsonl").read_bytes()) == (before, ledger)
 
 
 def test_the_person_may_be_a_column_that_is_asked_about() -> None:
@@ -288,10 +330,10 @@ def test_plans_that_members_cannot_keep_are_refused(
 def test_a_member_is_refused_before_it_sends_anything(
     more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert convene("--person", "patient") == 0
+    assert convene("--person", "visitor") == 0
     for name, text in (
-        ("bad", "patient,age,sex,stage\np1,old,f,I\n"),
-        ("other", "patient,age,sex\np1,50,f\n"),
+        ("bad", "visitor,age,sex,stage\np1,old,f,I\n"),
+        ("other", "visitor,age,sex\np1,50,f\n"),
     ):
         Path(name).mkdir()
         Path(name, "train.csv").write_text(text)

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from dpps.errors import UsageError
 from dpps.tasks import METRICS, Classification, Estimates, Regression, Survival, Task, compare, measure
-from dpps.tasks.estimates import Estimate, mean, of_nodes, share
+from dpps.tasks.estimates import LEAST, Estimate, mean, of_nodes, share
 
 TASKS = {
     "classes": Classification(("a", "b")),
@@ -183,6 +183,17 @@ def test_one_example_has_no_standard_error() -> None:
     assert mean([np.array([3.0])]).estimate() == Estimate(3.0, None, None, 1)
 
 
+def test_a_node_with_few_examples_has_no_interval_of_its_own() -> None:
+    few, enough = (np.random.default_rng(0).random(size) for size in (LEAST - 1, LEAST))
+    found = of_nodes(mean([few, enough]), [mean([few]), mean([enough])])
+    assert [node.margin is None for node in found.by_node] == [True, False]
+    assert all(node.standard_error > 0 for node in found.by_node)
+    assert found.mean.margin is not None
+    assert (
+        share([few.round()]).estimate() == of_nodes(share([few.round()]), [share([few.round()])]).by_node[0]
+    )
+
+
 def test_models_on_one_common_set_do_not_count_its_examples_twice() -> None:
     task, rng = TASKS["classes"], np.random.default_rng(0)
     sets, other = two_models("classes", (60,), rng)
@@ -281,26 +292,27 @@ def test_the_error_is_that_of_paired_differences() -> None:
 def test_an_interval_covers_the_truth_as_often_as_it_says(
     about: str, name: str, sizes: tuple[int, ...]
 ) -> None:
-    """Of a metric and of the difference of two models, pooled and over the nodes: 93 to 98 %, and half a percent for chance."""
+    """Of a metric and of the difference of two models, pooled, over the nodes, and of every node that has an interval: 93 to 98 %, and
+    half a percent for chance."""
     task, metric = TASKS[about], TASKS[about].metric(name)
     rng, draws, many = np.random.default_rng(0), 2000, 10
 
-    def all_four(sets, other) -> list[Estimate]:
+    def everything(sets, other) -> list[Estimate | None]:
         single, change = measure(task, metric, sets), compare(task, metric, sets, other)
-        return [single.pooled, single.mean, change.pooled, change.mean]
+        return [e for found in (single, change) for e in (found.pooled, found.mean, *found.by_node)]
 
-    large = [all_four(*two_models(about, tuple(many * n for n in sizes), rng)) for _ in range(60)]
-    truth = [np.mean([draw[k].value for draw in large]) for k in range(4)]
-    covered, counted = np.zeros(4), np.zeros(4)
+    large = [everything(*two_models(about, tuple(many * n for n in sizes), rng)) for _ in range(60)]
+    truth = [np.mean([draw[k].value for draw in large]) for k in range(len(large[0]))]
+    covered, counted = np.zeros(len(truth)), np.zeros(len(truth))
     for _ in range(draws):
         try:
-            found = all_four(*two_models(about, sizes, rng))
+            found = everything(*two_models(about, sizes, rng))
         except UsageError:  # nobody can say, and nothing is printed
             continue
         for k, each in enumerate(found):
-            if each.margin is not None:
+            if each is not None and each.margin is not None and each.examples >= LEAST:
                 counted[k] += 1
                 covered[k] += abs(each.value - truth[k]) <= each.margin
-    shares = 100 * covered / counted
-    assert (counted > 0.9 * draws).all()
+    shares = 100 * covered[counted > 0] / counted[counted > 0]
+    assert (counted[:2] > 0.9 * draws).all()
     assert ((shares >= 92.5) & (shares <= 98.5)).all(), shares

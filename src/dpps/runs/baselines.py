@@ -256,7 +256,8 @@ def gained(summary: Summary) -> list[tuple[str, str]]:
     ]
     if len(rows) > MOST_NODES + 1:
         lines.append(("", f"... ({len(single)} nodes; summary.json has them all)"))
-    return [*lines, ("", f"({first.metric.name}; ±: {INTERVAL})")]
+    less = "" if first.metric.higher else ", less is better"
+    return [*lines, ("", f"({first.metric.name}{less}; ±: {INTERVAL})")]
 
 
 def _without_noise(calibration: Calibration | None) -> Calibration | None:

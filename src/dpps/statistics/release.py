@@ -7,6 +7,7 @@ sums and every node's only update is its own sum: contract, ledger, deployments 
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +46,7 @@ from dpps.transport import Fabric
 
 MOST_RECORDS = 1 << 28
 """Of a node: sums of so many vectors are exact in float64."""
+_OF_PERSONS = re.compile(r"(?i)(?:^|[\W_])(?:patient|person|subject|participant|pid)(?:[\W_]|$)")
 _STEP = 2.0**22  # vectors are cut to multiples of 1 / _STEP, so that sums do not depend on their order
 
 
@@ -126,6 +128,26 @@ def persons_in(table: Table, column: str, schema: Schema) -> NDArray[np.str_]:
                 f"{table.place(row, column)} names no person: say who it is, or leave the line out"
             )
     return np.array(table.columns[column])
+
+
+def _check_table(table: Table, schema: Schema, persons: NDArray[np.str_] | None, unit: Unit) -> None:
+    """Refuse a table whose answers would be wrong, or whose people less protected than its owner thinks."""
+    held = len(table) if persons is None else len(np.unique(persons))
+    if isinstance(unit, WholeNode) and held > unit.records:
+        raise UsageError(
+            f"{table.path} holds {held} records and --records-per-node is {unit.records:g}: all of its answers would be scaled down; "
+            "declare more"
+        )
+    if persons is not None or isinstance(unit, WholeNode):
+        return
+    used = {column.name for column in schema.described}
+    for name, cells in table.columns.items():
+        known = [cell for cell in cells if cell not in schema.missing]
+        if name not in used and _OF_PERSONS.search(name) and len(set(known)) < len(known):
+            raise UsageError(
+                f"{table.path}: {name!r} has the same value in several records: with --person {name} all records of a person are "
+                "protected together; if it does not name persons, take the column out"
+            )
 
 
 def choose_unit(
@@ -287,6 +309,12 @@ class WholeNode(Contribution):
 
     trains: ClassVar[bool] = False
 
+    @property
+    def records(self) -> float:
+        """The largest number of records."""
+        assert self.clip is not None
+        return self.clip
+
     def promise(self, total: Total, rounds: int) -> str:
         return _promise(total)
 
@@ -422,6 +450,7 @@ class Release(Run):
         for table in tables:
             records = {name: column_values(table, columns[name], schema) for name in survey.columns}
             persons = None if survey.person is None else persons_in(table, survey.person, schema)
+            _check_table(table, schema, persons, unit)
             sums.append(survey.sums(records, persons))
         if all(isinstance(source, (str, Path)) for source in sources):
             options["sources"] = tuple(map(str, sources))

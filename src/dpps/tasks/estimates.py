@@ -24,7 +24,7 @@ An interval speaks of these nodes and these trained models. Another draw of the 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ Values = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 """How often an interval covers the truth."""
+LEAST = 30
+"""Examples that a single node needs for an interval by the jackknife: with 12 to 20 it covered the truth in 87 to 92 % of simulations."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,9 @@ def of_nodes(pooled: Measured, nodes: Sequence[Measured | None]) -> Estimates:
     freedom = [math.inf if m.share else max(1, m.examples - 1) for _, m in known]
     value = math.fsum(e.value for e, _ in known) / count if count else math.nan
     over_nodes = Estimate.of(value, variances or [math.nan], freedom or [1.0], pooled.examples)
-    return Estimates(pooled.estimate(), over_nodes, single)
+    few = [m is not None and not m.share and m.examples < LEAST for m in nodes]
+    rows = (replace(e, margin=None) if e is not None and f else e for e, f in zip(single, few, strict=True))
+    return Estimates(pooled.estimate(), over_nodes, tuple(rows))
 
 
 def of_one_set(models: Sequence[Measured]) -> Estimates:
