@@ -1,4 +1,4 @@
-"""What a protocol refuses: requests that cannot work or would not be private, and rows that are no numbers."""
+"""Checks of the protocol: requests that cannot work or would not be private, and rows that are not finite."""
 
 import math
 from typing import TYPE_CHECKING

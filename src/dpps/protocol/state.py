@@ -1,4 +1,4 @@
-"""What a protocol knows between rounds, what a round has released, and what a round did."""
+"""The protocol's state between rounds, a round's message, and the record of a round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
