@@ -97,15 +97,7 @@ def note_ledger(
     distance: float = 0.0,
 ) -> None:
     """Note a ledger for each data set of the nodes of a run: its own, or that of numbers which were computed with its model.
-
-    Args:
-        ledger: where the data's costs are charged.
-        run: whose data it is.
-        delta: of the promise.
-        records_per_user: as in `Note`, and so are the others.
-        promised: as in `Note`.
-        distance: as in `Note`.
-    """
+    The other arguments are as in `Note`."""
     assert run.unit is not None
     noted = {(n.first_seal, n.node, n.data) for n in _notes()} if run.resumed else set()
     lines = []

@@ -59,11 +59,7 @@ class Known(Sensitivity):
 
 @dataclass(frozen=True)
 class Bounded(Known):
-    """A fixed bound (unit contribution): the protocol clips every update, so the distance between any two
-    is known beforehand.
-
-    No scalar is broadcast, and nothing can grow: given all earlier messages, the row before the update is known, so only
-    the update is private. Replacing it by any other one moves a message by at most 2 `clip`.
+    """The protocol clips every update, so replacing one by any other moves a message by at most 2 `clip` (unit contribution).
 
     Args:
         distance: bound on the distance of two updates, in the mechanism's norm; by default 2 `clip`, and
