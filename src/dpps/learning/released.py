@@ -68,7 +68,8 @@ class ReleasedOptimizer(ABC):
 class Momentum(ReleasedOptimizer):
     r"""Heavy ball: $v_{t+1} = \beta v_t + u_t$, and the row moves by $v_{t+1}$.
 
-    Equal updates add up to $1 / (1 - \beta)$ of one: with momentum, use a rate that is smaller by this factor.
+    Equal updates add up to $1 / (1 - \beta)$ times one update, so use a learning rate that is smaller by
+    this factor.
 
     Args:
         beta: in [0, 1).
@@ -141,10 +142,11 @@ class Adam(ReleasedOptimizer):
 
 @dataclass(frozen=True)
 class Averaging:
-    """The mean of the rows after the last part of all rounds: free, for rows are functions of what was released.
+    """The mean of the rows over the last part of the run. It costs no privacy, because rows depend only on
+    released messages.
 
     Args:
-        last: the part of the rounds that counts, in (0, 1]; 0.5 averages the second half.
+        last: the fraction of rounds to average, in (0, 1]; 0.5 averages the second half.
     """
 
     last: float = 0.5

@@ -1,4 +1,5 @@
-"""One row here, the others at other organisations: push-sum without a barrier, over links that lose nothing.
+"""Push-sum between organisations: each member holds one row, rounds have no barrier, and links lose
+nothing.
 
 A round pushes parts of the released row to those neighbours that can be reached and goes on with what has
 arrived; parts of those who are late count whenever they come. A part that cannot be given stays at home,

@@ -1,4 +1,5 @@
-"""What one member knows of its links: shares on their way, who is here, and which rows and shares an honest member can send.
+"""The state of a member's links: shares in transit, who is present, and which rows and shares an honest
+member can send.
 
 Every share counts exactly once, whatever happens to frames and processes. A sender numbers the shares of a link and keeps each until
 the receiver says that it is *kept*: counted, and safe on the receiver's disk. A receiver counts a share only if its number follows

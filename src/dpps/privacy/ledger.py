@@ -98,7 +98,8 @@ class Budget:
 
 
 class Ledger:
-    """Releases of the given rows (nodes), in memory. Releases beyond the budget are refused before they are charged."""
+    """A ledger in memory, of the messages of the given rows (nodes). A message that exceeds the budget is
+    refused before it is charged."""
 
     def __init__(self, rows: Sequence[int], budget: Budget | None = None) -> None:
         if not rows:
@@ -114,7 +115,8 @@ class Ledger:
         self._cleared: dict[Release, int] = {}
 
     def charge(self, release: Release) -> None:
-        """Write a release down; its messages may leave only after this returns. RunError: over budget, and nothing was charged."""
+        """Record the cost of a message. The message may be sent only after this returns. Raises RunError if
+        the budget is exceeded; nothing is charged then."""
         release.check(self.rows)
         self._refuse_over_budget(release)
         self._write(release)
@@ -134,16 +136,16 @@ class Ledger:
 
     @property
     def messages(self) -> int:
-        """How many messages were charged to the node that sent most."""
+        """The largest number of messages charged to one node."""
         return self._most_rounds("all")
 
     @property
     def place(self) -> str:
-        """Where the releases can be read, for error messages."""
+        """Where the ledger is, for error messages."""
         return "the ledger in memory"
 
     def flush(self) -> None:
-        """Put everything on disk where there is one; called before a checkpoint is written."""
+        """Write everything to disk, if the ledger has a file. Called before a checkpoint is written."""
 
     def close(self) -> None:
         """No more is charged."""
@@ -155,7 +157,7 @@ class Ledger:
         self.close()
 
     def charges_by_row(self) -> dict[int, list[Charge]]:
-        """What each node sent. Nodes compose in parallel, so a total is the maximum over them."""
+        """What each node sent. Nodes compose in parallel, so the total is the maximum over nodes."""
         sums: dict[int, Counter[Charge]] = {row: Counter() for row in self.rows}
         for (rows, kind), count in self._kinds.items():
             for row in self._named(rows):
@@ -170,7 +172,7 @@ class Ledger:
         return {row: different[each] for row, each in by_row.items()}
 
     def total(self, delta: float, group: int = 1, *, distance: float = 0.0) -> Total:
-        """The cost of the node that paid most; arguments as in :func:`dpps.privacy.accountant.total`."""
+        """The largest cost of a node; arguments as in :func:`dpps.privacy.accountant.total`."""
         found = self.by_row(lambda charges: total(charges, delta, group, distance=distance))
         return max(found.values(), key=lambda each: each.epsilon)
 
@@ -181,7 +183,7 @@ class Ledger:
         return max(self._sent[row] for row in self._named(rows))
 
     def affords(self, charges: Sequence[Charge]) -> bool:
-        """Whether so much more, charged to every node, is within the budget: a run that cannot finish need not begin."""
+        """Whether the budget allows these further charges for every node."""
         if self._budget is None or not sum(charge.count for charge in charges):
             return True
         return self._within("all", charges, self._budget)

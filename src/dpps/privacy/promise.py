@@ -146,8 +146,9 @@ def charges_ahead(calibration: Calibration, plan: Plan, position: int, messages:
 class Privacy:
     """The privacy part of a summary. Numbers that do not exist (no noise, no pure epsilon) are None.
 
-    `epsilon` is the guarantee. Of a run that has reached its last planned round, it is what its messages cost. Before that it is
-    what was promised for all planned rounds, because whoever ends a run may have looked at its results.
+    `epsilon` is the guarantee. After the last planned round, it is the cost of all messages. Before that,
+    it is the epsilon promised for all planned rounds, because whoever ends a run early may have looked at
+    its results.
     """
 
     unit: str
@@ -159,11 +160,12 @@ class Privacy:
     accountant: str
     statement: str
     epsilon_by_node: Sequence[float] = ()
-    """What each node held here has spent; `epsilon_spent` is the largest. Empty where some have no finite number."""
+    """What each node in this process has spent; `epsilon_spent` is the largest. Empty where some have no finite number."""
     simulated: bool = False
-    """Whether the noise came from a seed: whoever knows that can subtract it, so these very messages are not protected."""
+    """Whether the noise came from a seed. Whoever knows the seed can subtract the noise, so the messages
+    are not protected."""
     epsilon_spent: float | None = None
-    """What the messages so far cost. No guarantee before the last planned round."""
+    """The cost of the messages so far. It is no guarantee before the last planned round."""
     epsilon_replacement: float | None = None
     """The guarantee where what is protected is replaced by something else of its kind (unit record: by another example)."""
 

@@ -1,4 +1,4 @@
-"""What a protocol refuses before round 0: requests that cannot work or would not be private."""
+"""Checks before round 0: requests that cannot work or would not be private."""
 
 from typing import TYPE_CHECKING
 

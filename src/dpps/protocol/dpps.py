@@ -438,7 +438,7 @@ class DPPS(Frozen):
         protected.
 
         Args:
-            delta: the whole allowance.
+            delta: the total delta.
             group: how many records one person may own.
         """
         simulated, rounds = not self.noise.private, self.ledger.messages

@@ -1,4 +1,4 @@
-"""What did joining gain, and what did privacy cost? The same run without its noise, and without its messages.
+"""Baselines: what joining gained and what privacy cost. The same run without noise, and without messages.
 
 Baselines are computed on private data without noise, so no guarantee covers them:
 they are for the eyes of those who hold the data, and exist in a simulation only, where nothing leaves.

@@ -1,4 +1,5 @@
-"""Checkpoints: safetensors and JSON, written aside and renamed, the last two kept, a damaged one passed over with a message."""
+"""Checkpoints in safetensors and JSON, written atomically. The last two are kept, and a damaged one is
+skipped with a message."""
 
 import hashlib
 import json

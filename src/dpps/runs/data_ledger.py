@@ -1,4 +1,5 @@
-"""How much a data set has ever spent: every run whose messages really leave is noted for the data of its nodes.
+"""The data ledger: what all runs on a data set have spent together. Every run with real noise is recorded
+for its nodes' data.
 
 The notes are in one file of the user's (`$DPPS_STATE`, or the system's folder for state),
 one JSON object per line: which data, by its path and by a checksum of its files,

@@ -1,4 +1,4 @@
-"""What has come out of a run so far: the models of the nodes held here, and how good they are."""
+"""The results of a run so far: the models of the nodes in this process, and their accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says about itself in JSON: what it computes (`Description`) and what came out (`Summary`, summary.json)."""
+"""A run in JSON: what it computes (`Description`) and its results (`Summary`, summary.json)."""
 
 from __future__ import annotations
 

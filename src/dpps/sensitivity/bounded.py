@@ -62,8 +62,9 @@ class Bounded(Known):
     """The protocol clips every update, so replacing one by any other moves a message by at most 2 `clip` (unit contribution).
 
     Args:
-        distance: how far two updates can be apart, in the mechanism's norm; by default 2 `clip`, and never less. More is needed
-            where several nodes change together: 2 `clip` sqrt(2) for two nodes in the L2 norm.
+        distance: bound on the distance of two updates, in the mechanism's norm; by default 2 `clip`, and
+            never less. A larger one is needed if several nodes change together: 2 `clip` sqrt(2) for two
+            nodes in the L2 norm.
         clip: every update is scaled down to this norm. Required. 0 when only the start values are private: then the rounds
             after the first reveal nothing new and need no noise.
         start_distance: bound on the distance of two start rows, charged in round 0; 0 needs a common, public start. It can be checked

@@ -1,4 +1,4 @@
-r"""How likely when: proportional hazards in discrete time.
+r"""Survival: proportional hazards in discrete time.
 
 Time is cut at public edges $e_1 < ... < e_K$ into intervals $(e_{j-1}, e_j]$. A patient who is under observation at the start of
 interval j and has the linear predictor $\eta(x)$ has the event within it with probability

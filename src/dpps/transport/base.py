@@ -221,7 +221,7 @@ def synchronised(
 
 
 class Stacked(Fabric):
-    """Every node's row in one (N, d) tensor, on any device and in any floating type."""
+    """All rows in one (N, d) tensor, on any device and in any floating-point type."""
 
     simulation = True
 
@@ -248,7 +248,7 @@ class Stacked(Fabric):
         return Arrived(*synchronised(s, a, *means, here), link, took_part)
 
     def mix(self, weights: Weights, *xs: Tensor) -> list[Tensor]:
-        """For each x the new rows: row i becomes the sum over senders j of W[i, j] x_j."""
+        """The mixed rows of each x: row i becomes the sum over senders j of W[i, j] x_j."""
         return [combine(x, *self._entries(weights, x.device, x.dtype)) for x in xs]
 
     def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:

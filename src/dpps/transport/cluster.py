@@ -161,7 +161,7 @@ class Identity:
 
 
 class SignedStore(Store):
-    """A key-value store of which only what members have put down is believed.
+    """A key-value store that accepts only entries written by members.
 
     torch.distributed reads the addresses of the peers from it. Whoever reaches the rendezvous can write there; what does not
     bear a signature over its key and this start's transcript is refused before torch.distributed sees it.
@@ -172,7 +172,7 @@ class SignedStore(Store):
         self._store, self._identity = store, identity
         self._read: dict[str, str] = {}
         self.refused: PeerError | None = None
-        """What was refused last."""
+        """The error of the last refused entry."""
 
     def set(self, key: str, value: str | bytes) -> None:
         """Put down a value with its signature."""
