@@ -86,7 +86,7 @@ def test_it_learns_without_noise_and_metrics_are_told(described, tmp_path, capsy
     assert [100 * share for share in own["accuracy"]] == pytest.approx(summary["own_accuracy_by_node"])
     assert all(value > 0.75 for value in own["auroc"])
     shown = capsys.readouterr().out
-    assert f"auroc     {', '.join(f'{value:.3f}' for value in own['auroc'])} " in shown
+    assert f" {', '.join(f'{value:.3f}' for value in own['auroc'])} " in shown
 
 
 def test_without_test_files_part_of_the_examples_answers_what_joining_gained(described, tmp_path, capsys):
@@ -124,7 +124,8 @@ def test_a_run_goes_on_with_the_same_schema_only(described, tmp_path, capsys):
 @pytest.mark.parametrize(("label", "hint"), [("age", True), ("ill", False)])
 def test_a_quantity_taken_for_classes_is_pointed_out(tmp_path, capsys, label, hint):
     file = tmp_path / "train.csv"
-    file.write_text("age,ill\n" + "".join(f"{20 + k},{k % 2}\n" for k in range(40)))
+    rows = "".join(f"{20 + k % 30},{k % 7 / 2 + k},{k % 2}\n" for k in range(90))
+    file.write_text(f"age,weight,ill\n{rows}")
     assert main(["data", "describe", str(file), "--label", label, "--out", str(tmp_path / "s.toml")]) == 0
     assert ("--task regression" in capsys.readouterr().out) is hint
 
