@@ -189,6 +189,8 @@ def opendp(table: Table, names: list[str], repeats: int) -> dict[str, list[float
 
         return float(dp.binary_search(lambda value: epsilon(value) <= EPSILON, bounds=(1e-6, 1.0)))
 
+    if not measured:
+        return {}
     each = rho(DELTA) / len(measured)
     made = {
         part: dp.binary_search_chain(lambda s, p=part: measurement(p, s), 1, each, bounds=(1e-3, 1e6))
