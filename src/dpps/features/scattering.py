@@ -227,7 +227,8 @@ class ColourScattering(nn.Module):
 
     def _coefficients(self, x: Tensor) -> Tensor:
         mixed = torch.einsum("kc,nchw->nkhw", self.colours, x.float())
-        found = F.avg_pool2d(self.scattering(mixed), 2, ceil_mode=True).unflatten(1, (3, -1))
+        found = F.avg_pool2d(self.scattering(mixed), 2, ceil_mode=True)
+        found = found.view(len(x), 3, -1, *found.shape[2:])
         return torch.cat([found[:, :, :1], (found[:, :, 1:] + 0.02).log()], 2).flatten(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
