@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from measure import Row, compare, main
 from per_example import CASES, QUICK, Case
 
-from dpps.learning import Partition, choose_gradients
+from dpps.learning import Partition, choose_engine
 
 NAMES = ("tanh CNN, 10 x 200", "transformer, 4 x 64", "LSTM, 4 x 64")
 
@@ -25,7 +25,7 @@ def row(name: str, case: Case, turns: int) -> Row:
     y = partition.initial()[0].repeat(case.nodes, 1)
     local = y.new_zeros(case.nodes, 0)
     example = x[0, 0], target[0, 0]
-    engine = choose_gradients(partition, F.cross_entropy, example, range(case.nodes), batch=case.batch)
+    engine = choose_engine(partition, F.cross_entropy, example, range(case.nodes), batch=case.batch)
     models = [copy.deepcopy(partition.model).train() for _ in range(case.nodes)]
 
     def ours() -> None:

@@ -4,6 +4,7 @@ Throughput: two processes on this machine, frames of 4 MB one way, mutual TLS 1.
 what it takes in the bare stream (60 % of its throughput).
 Rounds: four hosts in a ring (network namespaces, see tests/system/lan.py); in every round each sends a row to both neighbours and waits for theirs.
 Claim: at most 2.5 L for a round of `dpps federation join`, which is more than a round of the post alone: gradients, noise, ledger and outbox on disk.
+With noise that cancels a round between eight members on EXP takes at most 1.5 times one with independent noise.
 What the network alone takes is the difference to the same without latency ("more").
 Hosts may have 32 MB on their way over a connection: with the kernel's own 4 MB a row of that size takes two journeys.
 """
@@ -20,15 +21,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from latency import HOSTS, Lan, by_latency, refusal
+from latency import DELAYS, HOSTS, Lan, by_latency, refusal
 from measure import Row, main, spreads
 
 from dpps.peers import REQUEST, Channel, Federation, Identity, Key, Request, Rules, convene
 
 LARGE, SMALL = 4 << 20, 31_400
 ROUNDS, FRAMES, TURNS = 30, 50, 5
-SLOWER, IN_L = 1.67, 2.5
+SLOWER, IN_L, PAIRS = 1.67, 2.5, 1.5
 """Targets."""
+EIGHT = 8
 PLAN = {
     "topology": "ring",
     "unit": "record",
@@ -176,10 +178,11 @@ def round_seconds(lan: Lan, folder: Path, size: int) -> float:
     return float(said[0])
 
 
-def trained(lan: Lan, folder: Path) -> float:
+def trained(lan: Lan, folder: Path, more: str = "--topology ring") -> float:
     """Seconds of a round of dpps federation join on all hosts: rows of 31 kB."""
-    plan = folder / "plan.toml"
-    options = f"--nodes {HOSTS} --declared-sizes 2500 --batch-size 50 --epochs 1 --topology ring"
+    plan, hosts = folder / "plan.toml", lan.hosts
+    size = 10_000 // hosts
+    options = f"--nodes {hosts} --declared-sizes {size} --batch-size 50 --epochs {hosts // HOSTS} {more}"
     with plan.open("w") as file:
         subprocess.run(
             [sys.executable, "-m", "dpps", "train", *options.split(), "--print-config"],
@@ -187,7 +190,7 @@ def trained(lan: Lan, folder: Path) -> float:
             check=True,
         )
     shutil.rmtree(folder / "f", ignore_errors=True)
-    members = [word for k in range(HOSTS) for word in ("--member", str(folder / f"m{k}" / REQUEST))]
+    members = [word for k in range(hosts) for word in ("--member", str(folder / f"m{k}" / REQUEST))]
     subprocess.run(
         [
             sys.executable,
@@ -205,7 +208,7 @@ def trained(lan: Lan, folder: Path) -> float:
     )
     begun = time.time_ns()
     started = []
-    for k in range(HOSTS):
+    for k in range(hosts):
         words = [
             "federation",
             "join",
@@ -249,6 +252,19 @@ def rows(quick: bool) -> Iterator[Row]:
             measure = lambda size=size: round_seconds(lan, folder, size)  # noqa: E731
             yield from by_latency(lan, f"round of {what}", IN_L, measure)
         yield from by_latency(lan, "round of dpps federation join, 31 kB", IN_L, lambda: trained(lan, folder))
+    with Lan(EIGHT, mtu=60_000, send_buffer=32 << 20) as lan, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        federation(folder, [f"{lan.address(k)}:7443" for k in range(EIGHT)])
+        for lan.delay in DELAYS:
+            shared, alone = [], []
+            for _ in range(3):
+                shared.append(
+                    trained(lan, folder, "--topology exp --trust pairs --colluders 0 --absentees 1")
+                )
+                alone.append(trained(lan, folder, "--topology exp"))
+            what = f"round with noise that cancels, eight members, 31 kB, L = {1e3 * lan.delay:.0f} ms"
+            ours, independent, ratio = spreads(shared, alone)
+            yield Row(what, ours, "independent noise", independent, ratio, PAIRS)
 
 
 if __name__ == "__main__":

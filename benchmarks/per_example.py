@@ -19,7 +19,7 @@ from measure import Row, Spread, in_fresh_process, main, peak_memory, seconds, s
 from torch import Tensor, nn
 
 import dpps
-from dpps.learning import OneByOne, Partition, choose_gradients
+from dpps.learning import OneByOne, Partition, choose_per_example
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
 Step = Callable[[], object]
@@ -208,7 +208,7 @@ def ours(case: Case, check: bool = False) -> Step:
     local = y.new_zeros(case.nodes, 0)
     mask = torch.ones(case.nodes, case.batch, dtype=torch.bool)
     example = x[0, 0], target[0, 0]
-    way = choose_gradients(partition, F.cross_entropy, example, clip=CLIP, batch=case.batch)
+    way = choose_per_example(partition, F.cross_entropy, example, clip=CLIP, batch=case.batch)
     if check:
         few = mask.clone()
         few[:, 16:] = False

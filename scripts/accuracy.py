@@ -131,6 +131,8 @@ def pairs_mlp(given: argparse.Namespace) -> Iterator[Setting]:
         "shared": "all",
         "lr_shared": 1.0,
     }  # the rate of the rows without partners, not the rule's
+    for epsilon, mixes in ((1.0, 1), (0.3, 2)):
+        yield "independent", f"{epsilon:g}", Cell.of(epsilon=epsilon, mixes=mixes, **fixed)
     for colluders, (epsilon, mixes) in product((0, 3), ((1.0, 1), (0.3, 2))):
         options = fixed | {"trust": "pairs", "colluders": colluders, "mixes": mixes}
         yield f"pairs, C = {colluders}", f"{epsilon:g}", Cell.of(epsilon=epsilon, **options)

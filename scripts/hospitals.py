@@ -316,10 +316,18 @@ def one(
 
 def around(run: Path) -> dict[str, tuple[str, ...]]:
     """The settings of the grid: other clips and steps than those that the rule gave this run."""
-    config = json.loads((run / "summary.json").read_text())["config"]
-    clip, rate = config["clip"], config["lr_shared"]
+    summary = json.loads((run / "summary.json").read_text())
+    clip, rate = summary["config"]["clip"], summary["chosen"]["lr-shared"]
+    chosen = {name: str(summary["chosen"][name]).split()[0] for name in ("epochs", "batch-size")}
+    same = [word for name, value in chosen.items() for word in (f"--{name}", value)]
     return {
-        f"clip x {c:g}, step x {s:g}": ("--clip", f"{clip * c:.3g}", "--lr-shared", f"{rate * s / c:.3g}")
+        f"clip x {c:g}, step x {s:g}": (
+            *same,
+            "--clip",
+            f"{clip * c:.3g}",
+            "--lr-shared",
+            f"{rate * s / c:.3g}",
+        )
         for c, s in product((0.5, 1, 2), (0.3, 1, 3))
         if (c, s) != (1, 1)
     }

@@ -60,3 +60,14 @@ def test_a_file_is_written_completely_or_not_at_all(
     assert list(tmp_path.iterdir()) == [target], "nothing is left behind"
     write(target, b"after")
     assert target.read_bytes() == b"after"
+
+
+def test_a_private_file_is_on_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr("os.fsync", lambda f: (calls.append("fsync"), sync(f))[1])
+    monkeypatch.setattr(Path, "replace", lambda self, to: (calls.append("replace"), replace(self, to))[1])
+    write_private(tmp_path / "file", b"one")
+    assert calls == ["fsync", "replace", "fsync"], "the file, and afterwards its folder"

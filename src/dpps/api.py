@@ -1,4 +1,4 @@
-"""The names of the package, in one place. `import dpps` loads this file when one of them is first asked for."""
+"""The public names of the package. `import dpps` loads this file when one of them is first used."""
 
 from dpps import data, features, models, tasks
 from dpps.errors import DppsError, RunError, UsageError

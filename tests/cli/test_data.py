@@ -121,6 +121,14 @@ def test_a_run_goes_on_with_the_same_schema_only(described, tmp_path, capsys):
     assert "--schema" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("label", "hint"), [("age", True), ("ill", False)])
+def test_a_quantity_taken_for_classes_is_pointed_out(tmp_path, capsys, label, hint):
+    file = tmp_path / "train.csv"
+    file.write_text("age,ill\n" + "".join(f"{20 + k},{k % 2}\n" for k in range(40)))
+    assert main(["data", "describe", str(file), "--label", label, "--out", str(tmp_path / "s.toml")]) == 0
+    assert ("--task regression" in capsys.readouterr().out) is hint
+
+
 def test_a_schema_that_is_there_is_not_written_over(described, tmp_path, capsys):
     _, schema = described
     file = str(tmp_path / "hospitals" / "node-0" / "train.csv")

@@ -222,6 +222,15 @@ def test_a_table_of_metrics(run, labelled, capsys):
     assert "mean" not in shown  # of one node
 
 
+def test_a_table_of_many_metrics_fits_a_terminal(run, labelled, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["evaluate", str(run.out), "--input", str(labelled)]) == DONE
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    assert "log-loss" in shown
+
+
 def test_a_row_for_every_class(run, labelled, capsys):
     options = ["--input", str(labelled), "--node", "1", "--per-class"]
     assert main(["evaluate", str(run.out), *options, "--json"]) == DONE

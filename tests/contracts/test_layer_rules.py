@@ -18,7 +18,7 @@ from dpps.learning import (
     OneByOne,
     Partition,
     Rule,
-    choose_gradients,
+    choose_per_example,
     pick,
     register,
 )
@@ -253,7 +253,7 @@ def test_the_clipped_sums_of_every_model_are_those_of_plain_autograd(name: str, 
     sums = [OneByOne(partition, F.cross_entropy, 1e9).sums(*given[:4], only)[1:] for only in alone]
     clip = float(torch.stack([torch.cat(parts, 1).norm(dim=1) for parts in sums]).flatten().median())
     with caplog.at_level(logging.WARNING):
-        way = choose_gradients(partition, F.cross_entropy, example, clip=clip)
+        way = choose_per_example(partition, F.cross_entropy, example, clip=clip)
         found = way.sums(*given)
     expected = OneByOne(partition, F.cross_entropy, clip).sums(*given)
     for a, b in zip(found, expected, strict=True):

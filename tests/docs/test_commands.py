@@ -15,6 +15,8 @@ import pytest
 import tyro
 
 from dpps.cli import main
+from dpps.cli.help import options_of
+from dpps.cli.main import commands
 from dpps.runs import Options, refuse_ignored
 
 ROOT = Path(__file__).parents[2]
@@ -163,3 +165,66 @@ def test_every_import_that_a_sentence_names_works() -> None:
                 missing.append(f"{file}: from {module} import {name}")
     assert found
     assert missing == []
+
+
+_WITHIN = re.compile(r"\bdpps ((?:[a-z]+ )+)((?:[A-Z][A-Z./]* |\S+\.\w+ )*)(--[a-z-]+)")
+
+
+def test_options_of_commands_within_messages_exist() -> None:
+    """A message names a command in the middle of a sentence, without marks around it."""
+    known = {" ".join(words): command.kind() for words, command in commands()}
+    strange, found = [], 0
+    for file, text in TEXTS.items():
+        sentences = text if file.endswith(".py") else " ".join(text.split())  # strings of code do not run on
+        for words, _, option in _WITHIN.findall(sentences):
+            path = next((p for p in (words.strip(), words.split()[0]) if p in known), None)
+            if path is None or option in ("--help", "--version"):
+                continue
+            found += 1
+            if option not in {o.flag for o in options_of(known[path])} | {"--resume"}:
+                strange.append(f"{file}: dpps {path} {option}")
+    assert found > 50
+    assert strange == []
+
+
+def test_scripts_that_pages_name_exist_and_know_their_options() -> None:
+    """`python scripts/accuracy.py units --seeds 1`: the file is there, and has these options; those behind `--` are of dpps train."""
+    missing, found = [], 0
+    for file, text in TEXTS.items():
+        for script, words in re.findall(r"python ((?:scripts|benchmarks|examples)/\w+\.py)([^`\n|]*)", text):
+            found += 1
+            path = ROOT / script
+            source = "\n".join(each.read_text(encoding="utf-8") for each in path.parent.glob("*.py"))
+            own = words.split(" -- ")[0].split("#")[0]
+            missing += [f"{file}: {script}"] if not path.exists() else []
+            for option in re.findall(r"(?<= )--[a-z-]+", own):
+                if option not in source and option.removeprefix("--").replace("-", "_") not in source:
+                    missing.append(f"{file}: {script} {option}")
+    assert found > 20
+    assert missing == []
+
+
+def _anchor(heading: str) -> str:
+    """As Markdown's table of contents makes it of a heading."""
+    text = re.sub(r"<[^>]*>|`|\*|\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
+
+
+def test_links_to_sections_lead_to_headings() -> None:
+    """mkdocs mentions a section that is not there, and goes on. (Dotted names are resolved above.)"""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    texts = {
+        page: re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE) for page in pages
+    }
+    anchors = {
+        p: {_anchor(h) for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)} for p, text in texts.items()
+    }
+    lost, found = [], 0
+    for page, text in texts.items():
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#(?!dpps\.)([^)\s]+)\)", text):
+            found += 1
+            place = (page.parent / target).resolve() if target else page
+            if anchor not in anchors.get(place, ()):
+                lost.append(f"{page.name}: {target}#{anchor}")
+    assert found > 50
+    assert lost == []

@@ -7,7 +7,7 @@ from torch import nn
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning import OneByOne, Partition, check_model, choose_gradients
+from dpps.learning import OneByOne, Partition, check_model, choose_per_example
 from dpps.learning.gradients.layers.planning import Batches
 from dpps.learning.preflight import made_up, moved, refuse_inseparable
 
@@ -32,7 +32,7 @@ def test_layers_that_are_silent_on_made_up_examples_are_not_guessed_at(threshold
     torch.manual_seed(0)
     clip, model = 0.05, Positions(threshold)
     partition = Partition(model, "all")
-    way = choose_gradients(
+    way = choose_per_example(
         partition, F.cross_entropy, (torch.rand(5, 6), torch.tensor(0)), clip=clip, batch=8
     )
     s, l = (part[None] for part in partition.initial())

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from dpps.paper import runner
+from tests.support.paper import solve_nothing
 from tests.support.scripts import load_script
 
 FILE = Path(__file__).parents[2] / "scripts" / "accuracy.py"
@@ -21,12 +21,7 @@ def script() -> ModuleType:
 
 
 def test_every_setting_is_a_valid_configuration(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much noise a setting needs is not looked at here, and takes the accountant a second."""
-    for place in ("dpps.privacy.units", "dpps.learning.suggestion"):
-        monkeypatch.setattr(f"{place}.noise_for", lambda *_, **__: 1.0)
-    monkeypatch.setattr(
-        runner, "_config", runner._config.__wrapped__
-    )  # which would keep that for other tests
+    solve_nothing(monkeypatch)
     for name, settings in script.GROUPS.items():
         if name in NEED_DATA and not os.environ.get("DPPS_DATA"):
             continue

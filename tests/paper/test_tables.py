@@ -23,7 +23,7 @@ from dpps.paper import (
     tables,
     text,
 )
-from tests.support.paper import QUICK, TINY
+from tests.support.paper import QUICK, TINY, solve_nothing
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -47,7 +47,8 @@ def test_every_experiment_writes_its_tables_figures_and_page(name, tmp_path):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("size", ["full", "quick"])
-def test_every_cell_is_a_valid_configuration(name, size):
+def test_every_cell_is_a_valid_configuration(name, size, monkeypatch):
+    solve_nothing(monkeypatch)
     experiment = EXPERIMENTS[name]
     for cell in experiment.cells(Scope(size)):
         config = cell.config()

@@ -1,6 +1,7 @@
 """A run's folder and its checkpoints."""
 
 import errno
+import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -143,6 +144,15 @@ def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
     older = load_checkpoint(tmp_path, at=10)
     assert older is not None
     assert older.round == 10
+
+
+def test_it_is_on_disk_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    sync, rename = os.fsync, Path.rename
+    monkeypatch.setattr("os.fsync", lambda f: (calls.append("fsync"), sync(f))[1])
+    monkeypatch.setattr(Path, "rename", lambda self, to: (calls.append("rename"), rename(self, to))[1])
+    _save(tmp_path, 5)
+    assert calls == [*["fsync"] * 3, "rename", "fsync"], "two files, their folder; the one above"
 
 
 def test_a_damaged_one_is_passed_over_and_only_damaged_ones_stop(

@@ -227,6 +227,19 @@ def test_partners_allow_longer_steps():
     assert paired.lr_shared == pytest.approx(alone.lr_shared / 0.16**0.25, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("options", "norm"),
+    [
+        ({}, "group"),  # batch normalisation mixes examples
+        ({"unit": "contribution"}, "batch"),
+        ({"unit": "contribution", "norm": "group"}, "group"),
+        ({"unit": "none"}, "batch"),
+    ],
+)
+def test_a_model_is_normalised_as_its_unit_allows(options, norm):
+    assert Options(model="resnet18", **options).resolve().norm == norm
+
+
 def test_what_is_given_stays():
     found = Options(**LINEAR, noise_multiplier=5.3, batch_size=100, momentum=0.0, lr_shared=2.0).resolve()
     assert (found.batch_size, found.momentum, found.lr_shared, found.lr_local) == (100, 0.0, 2.0, 2.0)

@@ -180,13 +180,18 @@ def test_a_run_that_ends_by_an_exception_goes_on_where_it_was(tmp_path, failure)
         if log.round == 5:
             raise failure
 
-    with pytest.raises(failure):
+    with pytest.raises(failure) as raised:
         make(tmp_path / "run", unit, secure_noise=True, callbacks=[fail]).fit(epochs=2)
+    assert any("Run.open" in note for note in raised.value.__notes__)  # how to go on
     algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
     options = {"topology": dpps.Ring(3), "privacy": unit, "seed": 0, "secure_noise": True}
     again = dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=2)
     assert [round_ for round_, _ in again.ledger.history] == list(range(8))
     assert again.privacy.epsilon <= 2.0
+    shown = repr(again.summary)  # what a run in Python prints: numbers, no lists by node or epoch
+    assert "rounds=8" in shown
+    assert "unit='record'" in shown
+    assert "[" not in shown
 
 
 def test_a_folder_with_a_run_is_not_overwritten_unless_asked(tmp_path):

@@ -188,20 +188,14 @@ def _torchrun(out: Path, *options: str, env: dict[str, str] | None = None) -> su
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
 
 
-def test_torchrun_trains_as_processes_started_by_hand(undisturbed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "train"  # the word is an option's value here, not the command
-    with _torchrun(out, *SEEDED, "--epochs", "2") as agent:
-        said, _ = agent.communicate(timeout=processes.PATIENCE)
-    assert agent.returncode == 0, said.decode()
-    assert furthest(undisturbed, out) == 0.0
-    for rank in range(2):
-        assert f"rank {rank}: privacy" in said.decode()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_torchrun_stopped_on_request(undisturbed: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """All processes finish the same round and write a checkpoint; --resume ends as if nothing had been."""
-    out, options = tmp_path / "run", [*SEEDED, "--epochs", "2"]
+    """All processes finish the same round and write a checkpoint; --resume ends as processes that were started by hand, and never
+    stopped."""
+    out, options = (
+        tmp_path / "train",
+        [*SEEDED, "--epochs", "2"],
+    )  # the word is an option's value here, not the command
     with _torchrun(out, *options, env=processes.holding(40, tmp_path / "gate", needs="RANK")) as agent:
         _until_charged(out, 10, agent)
         agent.send_signal(number)
@@ -216,6 +210,7 @@ def test_torchrun_stopped_on_request(undisturbed: Path, tmp_path: Path, number: 
         said, _ = agent.communicate(timeout=processes.PATIENCE)
     assert agent.returncode == 0, said.decode()
     assert furthest(undisturbed, out) == 0.0
+    assert all(f"rank {rank}: privacy" in said.decode() for rank in range(2))
 
 
 def _until_charged(out: Path, rounds: int, started: subprocess.Popen[bytes]) -> None:

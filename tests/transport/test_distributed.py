@@ -81,7 +81,7 @@ def _all_cases(cluster: Cluster) -> list[list[np.ndarray]]:
     return [_states(fabric, *case) for case in CASES]
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10])
+@pytest.mark.parametrize("size", [2, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 10))])
 def test_bits_of_one_process(size: int) -> None:
     """EXP and 4-Out, synchronisation, absent nodes, one gossip step per message or three: s, a and the noise scale of every round."""
     parts = processes.run(size, _all_cases)
@@ -149,41 +149,34 @@ def test_training_of_resnet() -> None:
 # What is sent
 
 
-def _count_bytes(cluster: Cluster, topology: str, sensitivity: str) -> list[tuple[int, int]]:
-    fabric = _fabric(cluster)
+def _count_bytes(cluster: Cluster) -> tuple[list[tuple[int, int]], int]:
+    """What one process sends: in every round, with how many peers; and for a mean."""
+    fabric, seen = _fabric(cluster), []
     fabric.gather(torch.zeros(1, dtype=torch.float64))  # as a training run does before its first round
-    protocol = _protocol(fabric, topology, sensitivity, 0.0)
-    state = protocol.start(torch.zeros(1, WIDTH), common_start=True)
-    seen = []
-    for t, eps in enumerate(_perturbations()):
+    for topology, sensitivity in (("exp", "paper"), ("4-out", "certified")):
+        protocol = _protocol(fabric, topology, sensitivity, 0.0)
+        state = protocol.start(torch.zeros(1, WIDTH), common_start=True)
+        for t, eps in enumerate(_perturbations()):
+            before = fabric.sent_bytes
+            peers = int(protocol.topology.weights(state.clock).out_degree[fabric.rows[0]])
+            protocol.step(state, eps[list(fabric.rows)])
+            if (t + 1) % protocol.sync_every:
+                seen.append((fabric.sent_bytes - before, peers))
+    for _ in range(2):  # the first mean of a kind is announced
         before = fabric.sent_bytes
-        peers = int(protocol.topology.weights(state.clock).out_degree[fabric.rows[0]])
-        protocol.step(state, eps[list(fabric.rows)])
-        if (t + 1) % protocol.sync_every:
-            seen.append((fabric.sent_bytes - before, peers))
-    return seen
+        fabric.mean(torch.ones(1, LONG_ROW))
+    return seen, fabric.sent_bytes - before
 
 
-@pytest.mark.parametrize(("topology", "sensitivity"), [("exp", "paper"), ("4-out", "certified")])
-def test_bytes_of_a_round(topology: str, sensitivity: str) -> None:
-    """A row to each peer that needs it, and at most 16 N bytes for everything else."""
-    for rank in processes.run(NODES, _count_bytes, topology, sensitivity):
-        for sent, peers in rank:
+LONG_ROW = 64 * NODES * 3
+
+
+def test_bytes_of_a_round_and_of_a_mean() -> None:
+    """A row to each peer that needs it, and at most 16 N bytes for everything else; and those of an all-reduce."""
+    for rounds, mean in processes.run(NODES, _count_bytes):
+        for sent, peers in rounds:
             assert 0 < sent - 4 * WIDTH * peers <= 16 * NODES - (NODES - 1)  # the stop flag takes N - 1 more
-
-
-def _count_mean(cluster: Cluster, width: int) -> int:
-    fabric = _fabric(cluster)
-    x = torch.ones(1, width)
-    fabric.mean(x)
-    before = fabric.sent_bytes
-    fabric.mean(x)
-    return fabric.sent_bytes - before
-
-
-def test_bytes_of_a_mean_are_those_of_an_all_reduce() -> None:
-    width = 64 * NODES * 3
-    assert processes.run(NODES, _count_mean, width) == [2 * (NODES - 1) * 4 * width // NODES] * NODES
+        assert mean == 2 * (NODES - 1) * 4 * LONG_ROW // NODES
 
 
 # Bad rows
@@ -267,7 +260,7 @@ def _with_restarts(fabric: dpps.transport.Fabric) -> list[np.ndarray]:
     return seen
 
 
-@pytest.mark.parametrize("size", [3, 10])
+@pytest.mark.parametrize("size", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_bits_of_one_process_when_the_clock_restarts(size: int) -> None:
     parts, alone = processes.run(size, _restarted), _with_restarts(Stacked(NODES))
     for t, expected in enumerate(alone):
@@ -419,7 +412,7 @@ def _ask_in_rounds(cluster: Cluster, asked: dict[int, int], sync_every: int) -> 
     return control.stop_after, state.round
 
 
-@pytest.mark.parametrize(("sync_every", "stop"), [(0, 7), (1, 5), (3, 5)])
+@pytest.mark.parametrize(("sync_every", "stop"), [(0, 7), pytest.param(1, 5, marks=pytest.mark.slow), (3, 5)])
 def test_all_processes_stop_after_the_same_round(sync_every: int, stop: int) -> None:
     """Five of them, and two ask at different times. The exponential graph takes 3 rounds to reach 5 nodes."""
     found = processes.run(5, _ask_in_rounds, {3: 4, 1: 5}, sync_every)
@@ -558,10 +551,13 @@ def _one_liar(cluster: Cluster, lie: str, sync_every: int, momentum: bool = Fals
     return "accepted"
 
 
-@pytest.mark.parametrize("sync_every", [0, 3])
-@pytest.mark.parametrize("lie", ["1e30", "-10 times"])
-def test_a_row_that_is_too_long_is_refused_with_the_name_of_its_node(lie: str, sync_every: int) -> None:
-    found = processes.run(3, _one_liar, lie, sync_every)
+@pytest.mark.parametrize(
+    ("lie", "sync_every", "momentum"), [("1e30", 3, False), ("-10 times", 0, False), ("1e30", 0, True)]
+)
+def test_a_row_that_is_too_long_is_refused_with_the_name_of_its_node(
+    lie: str, sync_every: int, momentum: bool
+) -> None:
+    found = processes.run(3, _one_liar, lie, sync_every, momentum)
     for said in (found[0], found[2]):
         assert "node 1 (rank 1) has norm" in said, found
 
@@ -601,13 +597,7 @@ def test_a_part_of_the_mean_that_cannot_be_is_refused_with_the_name_of_its_rank(
         assert "from rank 1 has norm" in said, found
 
 
-def test_with_momentum_too() -> None:
-    found = processes.run(3, _one_liar, "1e30", 0, True)
-    for said in (found[0], found[2]):
-        assert "node 1 (rank 1) has norm" in said, found
-
-
-@pytest.mark.parametrize("momentum", [False, True])
+@pytest.mark.parametrize("momentum", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_honest_processes_are_not_refused(momentum: bool) -> None:
     """The liar says the start row itself."""
     assert processes.run(3, _one_liar, "1.0", 0, momentum) == ["accepted"] * 3

@@ -1,4 +1,4 @@
-"""Attacks on the code and on the data: they may import everything."""
+"""Attacks on the code and on the data. This package may import all others."""
 
 from typing import TYPE_CHECKING
 

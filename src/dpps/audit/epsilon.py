@@ -627,15 +627,14 @@ def attack(
     noise: NoiseFor,
     trials: int,
     seed: int,
-    alpha: float = ALPHA,
     progress: Progress | None = None,
 ) -> Bound:
     """Choose a threshold on runs that are not counted, then count `trials` fresh ones in either world."""
     tell = progress or (lambda _: None)
-    threshold, sign = _rule(*_scores(case, noise, pilots(trials), sub_seed(seed, 0), tell), case.delta, alpha)
+    threshold, sign = _rule(*_scores(case, noise, pilots(trials), sub_seed(seed, 0), tell), case.delta)
     zero, one = _directed(*_scores(case, noise, trials, sub_seed(seed, 1), tell), sign)
     hits, false = int((zero >= threshold).sum()), int((one >= threshold).sum())
-    return Bound(epsilon_lower(hits, false, trials, case.delta, alpha), hits, false, trials)
+    return Bound(epsilon_lower(hits, false, trials, case.delta), hits, false, trials)
 
 
 def pilots(trials: int) -> int:
@@ -659,14 +658,14 @@ def _directed(zero: Scores, one: Scores, sign: int) -> tuple[Scores, Scores]:
     return (zero, one) if sign > 0 else (-one, -zero)
 
 
-def _rule(zero: Scores, one: Scores, delta: float, alpha: float) -> tuple[float, int]:
+def _rule(zero: Scores, one: Scores, delta: float) -> tuple[float, int]:
     """The threshold and direction that do best on these scores."""
     best = (-1.0, 0.0, 1)
     for sign in (1, -1):
         right, wrong = _directed(zero, one, sign)
         for threshold in np.unique(np.quantile(np.concatenate([right, wrong]), np.linspace(0.02, 0.98, 97))):
             counts = int((right >= threshold).sum()), int((wrong >= threshold).sum())
-            best = max(best, (epsilon_lower(*counts, len(zero), delta, alpha), float(threshold), sign))
+            best = max(best, (epsilon_lower(*counts, len(zero), delta), float(threshold), sign))
     return best[1:]
 
 
@@ -741,8 +740,8 @@ def audit(
             f"{trials} samples a side show nothing: use {LEAST} or more (100000 for a 5 % error)"
         )
     noise, trials = _source(case, secure_noise), case.leak_trials or trials
-    bound = attack(case, noise, trials, seed, ALPHA, progress)
-    twin = None if case.leaks else attack(case, weakened(noise), trials, sub_seed(seed, 2), ALPHA, progress)
+    bound = attack(case, noise, trials, seed, progress)
+    twin = None if case.leaks else attack(case, weakened(noise), trials, sub_seed(seed, 2), progress)
     return Finding(case, "secure" if secure_noise else "seeded", bound, twin)
 
 

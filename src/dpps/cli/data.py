@@ -1,4 +1,4 @@
-"""`dpps data describe`: a schema for tables of one's own."""
+"""`dpps data describe`: drafts a schema for your own tables."""
 
 import math
 import re

@@ -1,4 +1,5 @@
-"""What `--help`, the completion scripts and the reference say of a command: read off the dataclass of its options.
+"""The texts of `--help`, the completion scripts and the reference, derived from the dataclass of a
+command's options.
 
 The text behind a field is its help: the first paragraph is the line of `--help`, the others are for the reference. Where a
 default depends on other options, the line ends with what it is, in brackets.

@@ -1,4 +1,5 @@
-"""The program: one tree of commands, and how words become options. A command's module is imported when it is called."""
+"""The program: the tree of commands, and the parsing of options. A command's module is imported when it is
+called."""
 
 import importlib
 import os

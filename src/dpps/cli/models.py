@@ -1,4 +1,4 @@
-"""What is done with a run that is over: `dpps predict`, `dpps evaluate`, `dpps report`."""
+"""Commands for finished runs: `dpps predict`, `dpps evaluate`, `dpps report`."""
 
 import csv
 import json

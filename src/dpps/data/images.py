@@ -1,4 +1,4 @@
-"""Images as people have them: a folder with a sub-folder for every class, read by a public schema that names classes and size.
+"""Reads folders of images with one sub-folder per class, by a public schema that names classes and size.
 
 Every image becomes the declared size and bytes become numbers from 0 to 1: nothing is computed over the data.
 """

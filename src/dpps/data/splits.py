@@ -1,4 +1,4 @@
-"""Who holds which examples: splits of a training set over the nodes, and parts held out for testing, by seed and repeatable."""
+"""Splits of a training set over the nodes, and held-out parts for testing. Repeatable by seed."""
 
 import hashlib
 import math

@@ -1,4 +1,4 @@
-"""Reads tables as people have them: CSV (comma, semicolon or tab; quoted), Parquet, .npz and data frames,
+"""Reads tables: CSV (comma, semicolon or tab; quoted), Parquet, .npz and data frames,
 as columns of text with the place of every cell."""
 
 import csv

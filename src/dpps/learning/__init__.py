@@ -7,7 +7,6 @@ from dpps.lazy import lazy_imports
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.algorithm import ALGORITHMS, Algorithm, Step, TrainState
     from dpps.learning.algorithms import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
-    from dpps.learning.clipping import ClipCount, advice, hopeless
     from dpps.learning.evaluation import (
         EVALUATED,
         accuracies,
@@ -27,12 +26,14 @@ if TYPE_CHECKING:  # imported when first asked for
         in_short,
         logits_of,
         loss_of,
+        one_number,
         pick,
+        swapped,
         tensors_in,
         unwritten,
     )
     from dpps.learning.gradients.chain import Chained, is_chain
-    from dpps.learning.gradients.choose import choose_gradients
+    from dpps.learning.gradients.choose import choose_engine, choose_per_example
     from dpps.learning.gradients.clipped import Batched, Chains, OneByOne, PerExample
     from dpps.learning.gradients.contributions import Explicit, Outer, Rows
     from dpps.learning.gradients.layers.rule import Rule, register
@@ -45,7 +46,6 @@ if TYPE_CHECKING:  # imported when first asked for
         check_examples,
         tell_unscaled,
     )
-    from dpps.learning.losses import one_number
     from dpps.learning.nodes import Nodes, check_record
     from dpps.learning.partition import Partition
     from dpps.learning.preflight import check_model, refuse_mixing
@@ -71,6 +71,6 @@ if TYPE_CHECKING:  # imported when first asked for
         suggest,
         suggested_batch,
     )
-    from dpps.learning.updates import clip_rows, into_ball
+    from dpps.learning.updates import ClipCount, advice, clip_rows, hopeless, into_ball
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

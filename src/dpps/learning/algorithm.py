@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from dpps.errors import UsageError, is_number
 from dpps.frozen import Frozen
-from dpps.learning.gradients.calling import Loss
-from dpps.learning.losses import as_function, takes_classes
+from dpps.learning.gradients.calling import Loss, as_function, takes_classes
 from dpps.learning.partition import Partition
 from dpps.learning.released import Averaging, LocalOptimizer, ReleasedOptimizer
 from dpps.learning.sampling import BatchSize, batches, check_batch
@@ -69,43 +68,47 @@ class Step(NamedTuple):
 
 @dataclass
 class Algorithm(Frozen, ABC):
-    r"""What is computed in a round.
+    r"""The computation of a round; base class of all algorithms.
 
     Args:
         model: any `nn.Module`; all nodes start from its parameters.
         shared: prefixes of the names of shared parameters, "all", or a predicate on names.
-        lr_shared: $\gamma_s$; without it, the rule of docs/accuracy.md chooses in the unit record, and it is 0.1 otherwise.
-        lr_local: $\gamma_l$; without it, as `lr_shared`.
+        lr_shared: $\gamma_s$; by default chosen by the rule of docs/accuracy.md in the unit record, and 0.1
+            otherwise.
+        lr_local: $\gamma_l$; by default the same as `lr_shared`.
         lr_step: all rates divided by 10 at the start of epochs K, 2K, ... counted from 1 (0 = never), which also restarts
             the counters of topology and synchronisation. The noise rate $\gamma_n$ decays along in the unit node-swap.
         batch_size: examples per node and round (their expected number in the unit record,
             in which nodes may differ): one number for all, one per node, or a part in (0, 1) of each node's
-            examples. Without it, as `lr_shared`: by the rule, or 100.
+            examples. By default chosen by the rule, or 100.
         local_steps: gradient steps per round; the clipped total change is the perturbation.
         loss: of (outputs, targets): a mean over the batch, or one number per example, which is averaged. Class weights work in
             every unit in the latter form, `nn.CrossEntropyLoss(weight=w, reduction="none")`. A sum over the batch is taken as it is;
             in the unit record, which looks at examples one by one, it is the same as the mean. A loss module of torch with its
             default settings is the same as its function: `nn.CrossEntropyLoss()` is `F.cross_entropy`.
-        local_optimizer: what makes a `torch.optim` optimizer for one node's local parameters; plain SGD without it.
+        local_optimizer: function that returns a `torch.optim` optimizer for one node's local parameters; by
+            default plain SGD.
         optimizer: `Momentum` or `Adam` on released updates, which costs no privacy: of the shared part, and in the unit record of
             the local part, too. Plain SGD without it. (In the unit node-swap, where rows are hidden, it works before the noise.)
-        averaging: the part of the rounds, at the end, over which the shared parameters that come out are averaged (0 = the last).
+        averaging: the fraction of rounds, at the end of the run, over which the final shared parameters are
+            averaged (0 = only the last round).
         task: what is predicted, such as `dpps.tasks.Survival(edges=(365, 730))`: it has a loss of its own, unless another is given, and says how
             models are judged. Without one, of cross-entropy, it is classification.
         input_length: how long an example's inputs are, with a 1 for the bias, where it is public (`Schema.length`): the rule then chooses the
             rate of a linear model so that its probabilities can be used as such.
 
-    All of it is fixed from here on, because noise is calibrated to it; `dataclasses.replace` makes a variant for another run.
+    The settings are frozen, because the noise is calibrated to them. `dataclasses.replace` makes a variant
+    for another run.
     """
 
     noisy: ClassVar[bool] = True
-    """Whether it can keep a unit's promise; without, messages leave as they are."""
+    """Whether it can add noise. If not, messages are sent without noise."""
     sends_updates: ClassVar[bool] = True
     """Whether what it sends is an update of the shared parameters, of which an optimizer can make another."""
     shares_all: ClassVar[bool] = False
     """Whether the command line shares the whole model with it, whatever `--shared` says."""
     synchronises: ClassVar[bool] = True
-    """Whether all nodes average with everybody every `sync_every` rounds."""
+    """Whether all nodes average exactly every `sync_every` rounds."""
     own_sensitivity: ClassVar[str] = ""
     """Which sensitivity it uses in the unit node-swap instead of the one asked for, in words; empty: that one."""
 
@@ -192,7 +195,7 @@ class Algorithm(Frozen, ABC):
         return 10.0 ** -(epoch // self.lr_step) if self.lr_step else 1.0
 
     def epochs(self, sizes: Sequence[int], unit: Unit | None = None) -> int:
-        """How many passes over the data a run takes for which nobody gave a number: by the rule, where there is one; otherwise 12."""
+        """The default number of passes over the data: by the rule if there is one, otherwise 12."""
         if not self._has_rule(unit):
             return USUAL_EPOCHS
         softmax = self.softmax_inputs is not None or self._length is not None
@@ -202,11 +205,11 @@ class Algorithm(Frozen, ABC):
     def plan(
         self, sizes: Sequence[int], epochs: int, spare_rounds: int = 0, unit: Unit | None = None
     ) -> Plan:
-        """What a unit needs to know of a run over `epochs` with nodes of these declared sizes.
+        """The facts that a privacy unit needs about a run of `epochs` with nodes of these declared sizes.
 
         Args:
             spare_rounds: rounds paid for beyond the plan, so that rounds repeated after a crash stay within a target epsilon.
-            unit: the promise, on which rates that were not given depend.
+            unit: the privacy unit; rates that were not given depend on it.
         """
         if epochs < 1:
             raise UsageError(f"epochs is {epochs}: it must be 1 or more")
@@ -290,7 +293,7 @@ class Algorithm(Frozen, ABC):
         return self.input_length if self.linear_inputs is not None else None
 
     def start(self, nodes: "Nodes") -> TrainState:
-        """The state before round 0: every row starts from the model's own parameters, which are public."""
+        """The state before round 0. Every row starts from the model's parameters, which are public."""
         s, l = (part.to(nodes.device) for part in self.partition.initial())
         rows = len(nodes.rows)
         return TrainState(nodes.protocol.start(s.repeat(rows, 1), common_start=True), l.repeat(rows, 1))

@@ -20,8 +20,9 @@ class PartPSP(Algorithm):
     A round, for each node i: a batch; $l_i \leftarrow l_i - \gamma_l \nabla_l F_i(y_i, l_i)$; on the same batch
     $g_i = \nabla_s F_i(y_i, l_i)$, clipped; then one round of DPPS with the perturbation $-\gamma_s g_i$.
 
-    This differs from the paper in the unit record only: both gradients are taken at $l_i^{(t)}$, from before the local step, where the
-    paper's line 5 takes the shared one at $l_i^{(t+1)}$. One joint clip of both parts needs one backward pass for both, and
+    This differs from the paper in the unit record only: both gradients are taken at $l_i^{(t)}$, from before the local step, whereas
+    line 5 of the paper takes the shared one at
+    $l_i^{(t+1)}$. One joint clip of both parts needs one backward pass for both, and
     $l_i^{(t+1)}$ is noised there.
 
     The arguments are those of :class:`~dpps.learning.algorithm.Algorithm`.

@@ -24,8 +24,17 @@ from torch.utils.data import (
 
 from dpps.data import FeatureSet, Images
 from dpps.errors import UsageError, quoted, unknown
-from dpps.learning.gradients.calling import Loss, ModelLoss, call_model, move, pick, tensors_in
-from dpps.learning.losses import ignored_label, takes_classes
+from dpps.learning.gradients.calling import (
+    Loss,
+    ModelLoss,
+    call_model,
+    ignored_label,
+    in_short,
+    move,
+    pick,
+    takes_classes,
+    tensors_in,
+)
 from dpps.privacy.units import UNITS, Unit
 from dpps.topology import Topology, parse
 
@@ -347,7 +356,7 @@ def _try_model(dataset: Dataset[Any], whose: str, model: nn.Module, loss: Loss) 
         x, target = default_collate([dataset[0]])
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{whose}: an example of its {_kind(dataset)} is no pair (input, target): {_first_line(error)}"
+            f"{whose}: an example of its {_kind(dataset)} is no pair (input, target): {in_short(error)}"
         ) from error
     where = next(model.parameters()).device
     training = {module: module.training for module in model.modules()}
@@ -365,7 +374,7 @@ def _try_model(dataset: Dataset[Any], whose: str, model: nn.Module, loss: Loss) 
         if whole and not any(isinstance(module, nn.Embedding) for module in model.modules()):
             remedy = "give the inputs as floats, inputs.float()"
         raise UsageError(
-            f"{whose}: the model cannot read an example of {_looks(x)}: {_first_line(error)}; {remedy}"
+            f"{whose}: the model cannot read an example of {_looks(x)}: {in_short(error)}; {remedy}"
         ) from error
     finally:
         for module, mode in training.items():
@@ -392,7 +401,7 @@ def _try_loss(outputs: Any, target: Any, whose: str, loss: Loss) -> None:
             remedy = "give one class number per example, targets.squeeze(1)"
         raise UsageError(
             f"{whose}: the loss cannot compare an output of {_looks(outputs)} with a target of "
-            f"{_looks(target)}: {_first_line(error)}; {remedy}"
+            f"{_looks(target)}: {in_short(error)}; {remedy}"
         ) from error
     if not isinstance(value, Tensor) or (isinstance(outputs, Tensor) and not value.requires_grad):
         raise UsageError(
@@ -451,7 +460,3 @@ def _looks(batch: Any) -> str:
     if not isinstance(batch, Tensor):
         return " and ".join(_looks(part) for part in tensors_in(batch)) or type(batch).__name__
     return f"shape {tuple(batch.shape[1:])} and type {str(batch.dtype).removeprefix('torch.')}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

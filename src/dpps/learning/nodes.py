@@ -7,23 +7,20 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpps.errors import RunError, UsageError
 from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
-from dpps.learning.clipping import ClipCount
 from dpps.learning.gradients.batch import EngineName
-from dpps.learning.gradients.calling import pick, unwritten
-from dpps.learning.gradients.choose import choose_gradients
+from dpps.learning.gradients.calling import one_number, pick, unwritten, weighted
+from dpps.learning.gradients.choose import choose_engine, choose_per_example
 from dpps.learning.inputs import why_not_finite
-from dpps.learning.losses import one_number, weighted
 from dpps.learning.preflight import check_model
 from dpps.learning.released import Averaging, ReleasedOptimizer
 from dpps.learning.sampling import Cyclic, NodeData, Poisson
-from dpps.learning.updates import BatchUpdates, RecordUpdates, Update, Updates
+from dpps.learning.updates import BatchUpdates, ClipCount, RecordUpdates, Update, Updates
 from dpps.noise import Keystream, NoiseSource, SecureNoise
 from dpps.privacy import Calibration, Plan
 from dpps.protocol import DPPS, RoundRecord
@@ -72,17 +69,17 @@ class Nodes(Frozen):
         example, batch = (pick(x, (0, 0)), pick(target, (0, 0))), math.ceil(plan.largest_batch)
         if calibration is not None and calibration.example_clip is None:
             check_model(self.partition, self.loss, example, per_example=False)
-        self.engine = choose_gradients(
+        self.engine = choose_engine(
             self.partition, whole, example, self.rows, batch=batch, seed=seed, name=engine
         )
         self.engine.hides_failures = protocol.hides_failures
-        self.updates = self._updates()
+        self.updates = self._updates(example, batch)
         self._due: tuple[Tensor, int] | None = None
         """The last update's perturbation, and how often it had been written to, until it is sent."""
         self.protocol_seconds = 0.0
         """Of the last exchange."""
 
-    def _updates(self) -> Updates:
+    def _updates(self, example: tuple[Any, Any], batch: int) -> Updates:
         algorithm, calibration = self.algorithm, self.calibration
         if calibration is None or calibration.example_clip is None:
             local = self.partition.initial()[1].to(self.device).repeat(len(self.rows), 1)
@@ -95,11 +92,8 @@ class Nodes(Frozen):
             return BatchUpdates(algorithm, self.engine, sampler, self.plan, clip, local)
         check_record(algorithm)
         noise = self.protocol.noise
-        x, target = self.data.take(np.zeros((len(self.rows), 1), dtype=np.int64))
-        example = pick(x, (0, 0)), pick(target, (0, 0))
-        clip, batch = calibration.example_clip, math.ceil(self.plan.largest_batch)
-        weigh = None if algorithm.task is None else algorithm.task.weigh
-        clipped = choose_gradients(self.partition, self.loss, example, clip=clip, batch=batch, weigh=weigh)
+        weigh, clip = None if algorithm.task is None else algorithm.task.weigh, calibration.example_clip
+        clipped = choose_per_example(self.partition, self.loss, example, clip, batch=batch, weigh=weigh)
         clipped.hides_failures = self.protocol.hides_failures
         source = self._coins(noise)
         # the audit holds many networks side by side: rows beyond the first one repeat it
@@ -187,6 +181,13 @@ class Nodes(Frozen):
         change, kept = optimizer.advance(_below(state.kept, _VELOCITY), update, self._away(state))
         state.kept = state.kept | {f"{_VELOCITY}{name}": rows for name, rows in kept.items()}
         return change
+
+    def still_to_come(self, state: TrainState, released: Tensor | None) -> Tensor:
+        """By how much rows would still move after the last round, if nothing but this (or nothing at all) were released any more."""
+        optimizer, last = self.algorithm.optimizer, torch.zeros_like(state.shared.s)
+        if released is not None:
+            last = last + released.to(last)
+        return last if optimizer is None else optimizer.rest(_below(state.kept, _VELOCITY), last)
 
     def _average(self, state: TrainState) -> None:
         """The average of iterates so far: made of what was released, and used for what comes out only."""

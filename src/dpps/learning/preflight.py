@@ -24,6 +24,7 @@ from dpps.learning.gradients.calling import (
     WRITES,
     Loss,
     ModelLoss,
+    as_function,
     call_model,
     in_short,
     loss_of,
@@ -31,7 +32,6 @@ from dpps.learning.gradients.calling import (
     tensors_in,
     unwritten,
 )
-from dpps.learning.losses import as_function
 from dpps.learning.partition import Partition
 
 _SEED = 20240623
@@ -42,6 +42,10 @@ _SCALES = (1, 10, -10, 255, -255, 1e4, -1e4)
 _DROPOUT = (
     "dropout masks are drawn for the whole batch, so one example more would change the others'; set dropout to 0 in the record "
     "unit (its noise regularises)"
+)
+_WRITES_INPUTS = (
+    "the model writes over its inputs (an operation in place, such as x.sub_(...) or x -= ...), and the next round would find "
+    "other data; write x = x - ... instead"
 )
 
 _log = logging.getLogger(__name__)
@@ -142,7 +146,7 @@ class _Trial:
         parameters = {name: own[name] for name, _ in self._model.named_parameters()}
         buffers = {name: own[name] for name, _ in self._model.named_buffers()}
         before = {name: tensor.clone() for name, tensor in own.items()}
-        inputs = _refusing_written(batch) if self._per_example else nullcontext()
+        inputs = unwritten(tensors_in(batch), _WRITES_INPUTS) if self._per_example else nullcontext()
         with inputs, unwritten((*parameters.values(), *self._model.parameters())):
             yield
             for name, tensor in parameters.items():  # writing by way of `.data` leaves no other trace
@@ -211,18 +215,6 @@ def _refuse_changed(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> 
         raise UsageError(
             f"{_some(changed)}: the model keeps something of a batch in buffers, so examples mix (or changes them with every "
             "call, as spectral normalisation does); the record unit needs a model without such state"
-        )
-
-
-@contextmanager
-def _refusing_written(batch: Any) -> Iterator[None]:
-    """Refuse a model that writes over its inputs, which are the training data themselves."""
-    before = [part._version for part in tensors_in(batch)]
-    yield
-    if [part._version for part in tensors_in(batch)] != before:
-        raise UsageError(
-            "the model writes over its inputs (an operation in place, such as x.sub_(...) or x -= ...), and the next round "
-            "would find other data; write x = x - ... instead"
         )
 
 

@@ -29,8 +29,8 @@ LocalOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 class ReleasedOptimizer(ABC):
     """Turns a released update into the change of a row."""
 
-    linear: ClassVar[bool] = True
-    """Whether changes add up as updates do; otherwise noise that partners share does not cancel in the sum any more."""
+    linear: ClassVar[bool] = False
+    """Whether changes add up as updates do, and `rest` is there; otherwise noise that partners share does not cancel in the sum."""
 
     @property
     def gain(self) -> float:
@@ -44,6 +44,10 @@ class ReleasedOptimizer(ABC):
     @abstractmethod
     def step(self, state: OptimizerState, released: Tensor) -> tuple[Tensor, OptimizerState]:
         """The change of every row, and the state after it. Neither argument is changed."""
+
+    def rest(self, state: OptimizerState, released: Tensor) -> Tensor:
+        """The sum of all further changes, if this is the last update that is not zero; of linear optimizers."""
+        raise NotImplementedError(f"{type(self).__name__} is not linear")
 
     def advance(
         self, state: OptimizerState, released: Tensor, away: Tensor | None
@@ -64,13 +68,16 @@ class ReleasedOptimizer(ABC):
 class Momentum(ReleasedOptimizer):
     r"""Heavy ball: $v_{t+1} = \beta v_t + u_t$, and the row moves by $v_{t+1}$.
 
-    Equal updates add up to $1 / (1 - \beta)$ of one: with momentum, use a rate that is smaller by this factor.
+    Equal updates add up to $1 / (1 - \beta)$ times one update, so use a learning rate that is smaller by
+    this factor.
 
     Args:
         beta: in [0, 1).
     """
 
     beta: float = 0.9
+
+    linear = True
 
     def __post_init__(self) -> None:
         _below_one("momentum", self.beta)
@@ -85,6 +92,10 @@ class Momentum(ReleasedOptimizer):
     def step(self, state: OptimizerState, released: Tensor) -> tuple[Tensor, OptimizerState]:
         velocity = torch.add(released, state["velocity"], alpha=self.beta)
         return velocity, {"velocity": velocity}
+
+    def rest(self, state: OptimizerState, released: Tensor) -> Tensor:
+        velocity, _ = self.step(state or self.start(released), released)
+        return self.gain * velocity
 
 
 @dataclass(frozen=True)
@@ -106,8 +117,6 @@ class Adam(ReleasedOptimizer):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-
-    linear = False
 
     def __post_init__(self) -> None:
         _below_one("beta1", self.beta1)
@@ -133,10 +142,11 @@ class Adam(ReleasedOptimizer):
 
 @dataclass(frozen=True)
 class Averaging:
-    """The mean of the rows after the last part of all rounds: free, for rows are functions of what was released.
+    """The mean of the rows over the last part of the run. It costs no privacy, because rows depend only on
+    released messages.
 
     Args:
-        last: the part of the rounds that counts, in (0, 1]; 0.5 averages the second half.
+        last: the fraction of rounds to average, in (0, 1]; 0.5 averages the second half.
     """
 
     last: float = 0.5

@@ -9,7 +9,6 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.models.named import MODELS, Fitting, NamedModel, build, shared_prefixes
     from dpps.models.resnet import ResNet18
     from dpps.models.small import cnn, linear
-    from dpps.models.swapping import swapped
     from dpps.models.vit import ViT
     from dpps.models.weights import load_weights
 else:

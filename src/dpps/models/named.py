@@ -64,7 +64,12 @@ MODELS: Registry[type[NamedModel]] = Registry("model", "dpps.models")
 
 
 def build(
-    name: str, shared: str, shape: tuple[int, ...], classes: int, norm: str = "batch", dropout: float = 0.1
+    name: str,
+    shared: str,
+    shape: tuple[int, ...],
+    classes: int,
+    norm: str | None = None,
+    dropout: float = 0.1,
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """The named model, fitted to the data and initialised from torch's generator, and its shared part.
 
@@ -75,7 +80,7 @@ def build(
             one or two parts with parameters.
         shape: shape of one example; (channels, height, width) for models of images.
         classes: number of labels.
-        norm: the norm of resnet18, "batch" or "group"; no other model has one to choose.
+        norm: the normalisation of resnet18, "batch" (the default) or "group"; no other model has a choice.
         dropout: of vit; the unit record needs 0.
     """
     if is_own(name):
@@ -89,7 +94,7 @@ def build(
         raise UsageError(f"{classes} classes: a model needs at least 1")
     if not shape or min(shape) < 1:
         raise UsageError(f"examples of shape {shape} are empty: every dimension must be at least 1")
-    return MODELS[name].fit(Fitting(shape, classes, prefixes, norm, dropout)), prefixes
+    return MODELS[name].fit(Fitting(shape, classes, prefixes, norm or "batch", dropout)), prefixes
 
 
 def shared_prefixes(name: str, shared: str) -> tuple[str, ...]:

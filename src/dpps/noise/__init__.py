@@ -1,4 +1,4 @@
-"""Noise: mechanisms, and where random numbers come from (seeded streams, or a keystream nobody else can know)."""
+"""Noise mechanisms and sources of randomness: seeded streams, or a secret keystream."""
 
 from typing import TYPE_CHECKING
 

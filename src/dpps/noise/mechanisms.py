@@ -193,7 +193,7 @@ class Gaussian(Mechanism):
 
 @dataclass(frozen=True)
 class NoNoise(Mechanism):
-    """Plain push-sum: messages leave as they are. Nothing is private."""
+    """No noise: plain push-sum. Nothing is private."""
 
     name, norm = "none", 1
 

@@ -59,7 +59,7 @@ class Outgoing:
 
 
 class NoiseSource(ABC):
-    """Turns rows into messages. The only place where a row becomes something that may leave."""
+    """Turns rows into messages by adding noise. Only its output may leave a node."""
 
     private = False
     """Whether nobody else can know the noise. Statements of privacy are made only for private sources."""
@@ -175,9 +175,10 @@ def fresh_seed() -> int:
 
 
 class Seeded(NoiseSource):
-    """Noise keyed by (seed, node, round): fast and repeatable. For simulation; a known seed undoes the noise.
+    """Noise keyed by (seed, node, round): fast and repeatable. For simulations only: whoever knows the seed
+    can subtract the noise.
 
-    Without a seed, the operating system gives one. `purpose` chooses among the streams of a seed.
+    Without a seed, one is drawn from the operating system. `purpose` selects one of the streams of a seed.
     """
 
     def __init__(self, seed: int | None = None, purpose: int = NOISE) -> None:
@@ -239,8 +240,9 @@ class SecureNoise(NoiseSource):
     it is rounded toward zero to whole steps, noised, and added to the row. In node-swap the whole row is rounded.
 
     Args:
-        keystream: where the bits come from; by default one with a fresh key of the operating system.
-        pair_keys: what the nodes here share with their partners, for noise that cancels between processes.
+        keystream: source of random bits; by default one with a fresh key from the operating system.
+        pair_keys: keys that the nodes in this process share with their partners, for noise that cancels
+            between processes.
         finer: factor on the step of the grid, at most 1.
     """
 

@@ -1,4 +1,4 @@
-"""The tables and figures of the paper, computed again next to the published numbers, and the runner behind them."""
+"""Reproduces the tables and figures of the paper, next to the published numbers."""
 
 from typing import TYPE_CHECKING
 

@@ -164,6 +164,7 @@ def prepare(cell: Cell, dataset: data.DataSet, algorithm: Any = None, **more: An
         more: further arguments of `dpps.Run`, instead of those that follow from the options.
     """
     config = cell.config()
+    assert config.norm is not None, "resolved"
     torch.manual_seed(config.seed)
     chosen = algorithm or ALGORITHMS[config.algorithm]
     dropout = 0.0 if config.per_example else 0.1

@@ -1,4 +1,4 @@
-"""Organisations as peers: one node each, no centre, no barrier; members come and go and the run goes on.
+"""Runs between organisations: one node each, no server, no barrier. Members may come and go.
 
 Where to look, from what people do down to what travels:
 

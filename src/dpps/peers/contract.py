@@ -824,11 +824,15 @@ def _of(value: Any, *kinds: type) -> Any:
 
 def _plain_table(table: Any) -> dict[str, Any]:
     """A table of options without tables in it; questions are a list of texts."""
-    values = table.values() if type(table) is dict else [None]
-    plain = {type(x) for value in values for x in (value if type(value) is list else [value])}
-    if not plain <= {str, int, float, bool}:
+    if type(table) is not dict:
         raise TypeError("the plan is not a table of options")
-    return dict(table)
+    for name, value in table.items():
+        if name == "ask":
+            for question in _of(value, list):
+                _of(question, str)
+        else:
+            _of(value, str, int, float, bool)
+    return table
 
 
 def _base64(certificate: x509.Certificate) -> str:

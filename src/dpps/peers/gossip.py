@@ -1,4 +1,5 @@
-"""One row here, the others at other organisations: push-sum without a barrier, over links that lose nothing.
+"""Push-sum between organisations: each member holds one row, rounds have no barrier, and links lose
+nothing.
 
 A round pushes parts of the released row to those neighbours that can be reached and goes on with what has
 arrived; parts of those who are late count whenever they come. A part that cannot be given stays at home,
@@ -68,6 +69,9 @@ PATIENCE, LONGEST = 10, 200
 """It gives up after so many times the rounds that it takes when nothing fails, or after so many rounds if that is more."""
 JUMP = 8
 """Where a single other member is here, its word takes this one on by so many rounds at a time."""
+ENOUGH = 0.5
+"""Where members share noise, which is not scaled by a, one with less mass than this gives no parts away: noise would drive its
+parameters too far."""
 _FEWEST, _MOST = 6, 1000
 _LARGEST = 400  # members of whom eigenvalues are computed; more of them get the most rounds
 _LATELY = 4  # rounds
@@ -205,7 +209,8 @@ class Peers(Fabric):
             )
         with self.lock:
             self._take_in()
-            parts = self._given_parts(exchange.weights, self.membership.own)
+            enough = not self.shares_noise or float(a[0]) >= ENOUGH
+            parts = self._given_parts(exchange.weights, self.membership.own) if enough else {}
             self._await_room(exchange.round, parts)
             self._push(LEARNING, exchange.round, parts, self._sources(exchange.weights), s[0], float(a[0]))
 
@@ -217,15 +222,11 @@ class Peers(Fabric):
 
     def scaled(self, base: Tensor, message: Tensor, a: Tensor) -> Tensor:
         """Updates scaled by their node's own a, which depends on the network alone: y moves by the update as it was released.
-        Rows are public, so this is post-processing. Noise that members share must reach all of them alike: there the update was
-        scaled before (`tempered`)."""
+        Rows are public, so this is post-processing. Noise that members share must reach all of them alike, so there
+        nothing is scaled."""
         if self.shares_noise:
             return message
         return base + a.to(base)[:, None] * (message - base)
-
-    def tempered(self, update: Tensor, a: Tensor) -> Tensor:
-        """Where members share noise, which is not scaled: the update scaled by its node's own a, and never lengthened."""
-        return update * a.clamp(max=1.0).to(update)[:, None] if self.shares_noise else update
 
     def collect(self, seconds: float | None = None) -> Arrived:
         with self.lock:

@@ -1,4 +1,4 @@
-"""Who a member is: a key that is made at home and never leaves, a request to be certified, and a fingerprint to read out.
+"""A member's identity: its key, which never leaves its folder, its certificate request and its fingerprint.
 
 The fingerprint is that of the public key (SHA-256 of its standard encoding), so it can be read out on the telephone before
 there is a certificate, and stays the same when the certificate is renewed.

@@ -1,4 +1,4 @@
-"""A member's part in a run between organisations, from opening its folder to letting go of its connections."""
+"""A member's part in a run between organisations, from opening its folder to closing its connections."""
 
 import logging
 import re

@@ -1,4 +1,5 @@
-"""What one member knows of its links: shares on their way, who is here, and which rows and shares an honest member can send.
+"""The state of a member's links: shares in transit, who is present, and which rows and shares an honest
+member can send.
 
 Every share counts exactly once, whatever happens to frames and processes. A sender numbers the shares of a link and keeps each until
 the receiver says that it is *kept*: counted, and safe on the receiver's disk. A receiver counts a share only if its number follows
@@ -330,6 +331,7 @@ class Rows:
     Updates and noise are scaled by a member's own a, so $y_i = s_i / a_i$ moves by at most the clip and its
     noise, and mixing makes it a convex combination of others': while everybody is honest, $\|s_i\| \le a_i (\|s_0\| + R)$
     at all times, but for a chance of $10^{-12}$, with R what clip, rates and noise can add up to in the whole plan (:mod:`dpps.transport.base`).
+    Where members share noise nothing is scaled, and R is larger by the smallest a that an honest member can have.
     All of it is in the contract: no member's word, not even about its round, makes a row longer.
 
     Rows up to $B = 2 a (\|s_0\| + R)$ count as they are. One that is longer counts as if it were just so long, so the parameters of

@@ -29,7 +29,7 @@ from dpps.errors import RunError, UsageError
 from dpps.noise.pairs import MemberNoise, MemberPairs
 from dpps.noise.source import NoiseSource, SecureNoise, Seeded
 from dpps.peers.contract import Membership
-from dpps.peers.gossip import Peers, averaging_rounds
+from dpps.peers.gossip import ENOUGH, Peers, averaging_rounds
 from dpps.peers.links import ACTIVE, DONE, LEFT, TAIL, Terms
 from dpps.peers.messages import LEARNING, Post
 from dpps.peers.store import OUTBOX, Outbox, OutboxLedger
@@ -40,7 +40,6 @@ from dpps.runs.data_ledger import checksum
 from dpps.runs.deployment import Deployment
 from dpps.runs.folder import RunFolder
 from dpps.runs.torch_distributed import SEEDED
-from dpps.transport import Exchange
 
 if TYPE_CHECKING:
     from dpps.runs.run import Run
@@ -54,8 +53,6 @@ OBSERVER = (
     "together, and against whoever reads the wire."
 )
 _BEAT = 0.5  # seconds between looks at what has arrived
-LEAST_MASS, LONGEST_OUT = 0.5, 8
-"""Where members share noise, one with less mass than this releases nothing; for so many rounds in a row at most."""
 
 
 class Heart(threading.Thread):
@@ -122,7 +119,6 @@ class Member(Deployment):
         self._leave_asked = threading.Event()
         self._heart = Heart(self.fabric) if heart else None
         self._met = self._few_left = False
-        self._sat_out = 0
         self._waits_since: float | None = None
         self.staying = False
         """Whether all is done and written, and this member is only there for those who come back late."""
@@ -344,10 +340,6 @@ class Member(Deployment):
             self._tell_waiting(run)
             return False
         self._waits_since = None
-        if float(run.state.shared.a[0]) < LEAST_MASS and self._sat_out < LONGEST_OUT:
-            self._sit_out(run)
-            return False
-        self._sat_out = 0
         for row, last in self.fabric.lost().items():
             if self.pairs.rounds.lose(row, last):
                 log.warning(
@@ -371,18 +363,6 @@ class Member(Deployment):
                 reservations.quorum,
                 run.state.round,
             )
-
-    def _sit_out(self, run: Run) -> None:
-        """A round in which this member passes its row on, which is made of what was released, and releases nothing: it has so little
-        mass that noise, which is not scaled, would count too much. It makes up for the noise later."""
-        state, round_ = run.state.shared, run.state.round
-        if round_ % run.rounds_per_epoch == 0:
-            run.nodes.start_epoch(run.state, round_ // run.rounds_per_epoch + 1)
-        steps = [Exchange(round_, weights) for weights in run.protocol.gossip_weights(state.clock)]
-        arrived = self.fabric.gossip(steps, state.s, state.a, state.link)
-        state.s, state.a, state.link = arrived.s, arrived.a, arrived.link
-        run.nodes.skip_to(run.state, round_ + 1, run.rounds_per_epoch)
-        self._sat_out += 1
 
     def _goes_on(self, run: Run) -> bool:
         """Wait until enough members are here; go where the others are. False: this member takes no further part."""
@@ -518,7 +498,7 @@ class Member(Deployment):
         """Average with all who are here, without noise: rows are made of what was released."""
         if self.fabric.state == DONE:
             return
-        self._make_up(run)
+        self._settle(run)
         state = run.state.shared
         self.fabric.hold(LEARNING, state.s[0], float(state.a[0]))
         if not float(state.a[0]):  # a new start: all that this member had is in the average already
@@ -542,8 +522,12 @@ class Member(Deployment):
         run.forget_evaluation()
         self.fabric.finish()
 
-    def _make_up(self, run: Run) -> None:
-        """Add the noise of rounds that were missed and not made up for: it goes out with the first message of the average."""
+    def _settle(self, run: Run) -> None:
+        """Before the average, what is still missing for noise to cancel; it goes out with the first message of the average.
+
+        That is the noise of rounds that were missed and not made up for, and what an optimizer would still make of everything
+        released: when it has, noise counts alike for both partners, whenever each of them has added it.
+        """
         if self.pairs is None or not run.skips_rounds or self.fabric.pushed >= run.plan.count * run.mixes:
             return
         last, state = run.plan.count - 1, run.state.shared
@@ -553,12 +537,12 @@ class Member(Deployment):
                 return
             self.fabric.reserve(last)
             self.fabric.wait(self.membership.rules.soft_deadline / 3)
+        noise = None
         if self.fabric.cleared(last):
             for row, after in self.fabric.lost().items():
                 self.pairs.rounds.lose(row, after)
             noise = self.pairs.last_message(run.protocol.mechanism, last, state.s.shape[1])
-            if noise is not None:
-                state.s = state.s + noise.to(state.s)
+        state.s = state.s + run.nodes.still_to_come(run.state, noise)
 
     def after_results(self, run: Run) -> None:
         """Be there for neighbours that are not done; Ctrl-C ends that, as all is done here."""
@@ -607,12 +591,14 @@ def _terms(run: Run) -> Terms:
     for rate, count in run.plan.rounds:
         step, deviation = run.protocol.growth(state, rate)
         steps, variance = steps + count * step, variance + count * deviation**2
+    clocks = [clock * run.mixes + k for clock in _clocks(run) for k in range(run.mixes)]
     if isinstance(
         run.protocol.noise, MemberPairs
-    ):  # noise that is not scaled by a >= 1/2, and some of it taken back
-        variance *= (1 / LEAST_MASS + 1) ** 2
+    ):  # nothing is scaled by a, and some of the noise is taken back
+        least = ENOUGH * min(float(run.topology.weights(c).matrix.diagonal().min()) for c in set(clocks))
+        steps = steps / least if least else math.inf
+        variance = variance * (1 / least + 1) ** 2 if least else math.inf
     reach = steps + math.sqrt(variance) * (math.sqrt(state.s.shape[1]) + TAIL)
-    clocks = [clock * run.mixes + k for clock in _clocks(run) for k in range(run.mixes)]
     most = gain * reach if math.isfinite(reach) and math.isfinite(gain) else math.inf
     return Terms(run.topology, len(clocks), most, clocks.__getitem__, run.mixes)
 

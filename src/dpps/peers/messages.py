@@ -1,4 +1,5 @@
-"""What members tell each other, as bytes: a hello when they connect, then frames. Nothing is believed before its sizes and numbers were checked.
+"""Messages between members: a hello when they connect, then frames. Sizes and numbers are checked before
+anything is used.
 
 Every frame says how far its sender is, what it has counted of the receiver's shares, and whom it has heard of lately. Most also
 carry a *share*: a part of a released row. A share has a number on its link, so that it counts exactly once, whatever the

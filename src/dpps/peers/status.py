@@ -1,4 +1,4 @@
-"""How a member's run stands: a small file in its folder, for other terminals and operators, and a live page for browsers on this machine."""
+"""A member's status: a small file in its folder, and a live page for browsers on this machine."""
 
 import ipaddress
 import json

@@ -1,4 +1,4 @@
-"""A member's whole state on disk before anything of a round leaves, and its ledger.
+"""Writes a member's state and ledger to disk before anything of a round is sent.
 
 The *outbox* holds the rows that others have not acknowledged, with the numbers of their shares; what this member has counted of
 others; its parameters; and the newest lines of the ledger, so that one wait for the disk per round puts both the charge and the

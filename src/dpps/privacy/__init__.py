@@ -1,4 +1,4 @@
-"""What privacy costs: who is protected, how much is spent, what was promised, and whether it is worth it."""
+"""Privacy: who is protected, how much is spent, what was promised, and what accuracy to expect."""
 
 from typing import TYPE_CHECKING
 

@@ -57,7 +57,7 @@ DeltaToEpsilon = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Charge:
-    """What one kind of message costs, and how often it was sent."""
+    """The cost of one kind of message, and how often it was sent."""
 
     event: Event
     count: int = 1
@@ -127,8 +127,8 @@ def total(
     """The (epsilon, delta) guarantee of all charges together: min(sum, RDP, PLD).
 
     Args:
-        charges: what happened, in any order.
-        delta: the whole allowance.
+        charges: the charges, in any order.
+        delta: the total delta.
         group: how many records one person may own (group privacy).
         distance: total variation distance between all noise drawn and the noise charged for (samplers are
             truncated, see ``keystream``; a discrete Gaussian is charged as a continuous one). If M' is
@@ -157,7 +157,7 @@ def running_total(
 
     Args:
         charges: what happened.
-        delta: the whole allowance.
+        delta: the total delta.
         planned: the number of rounds of the run, which the grid is made for.
         distance: as in :func:`total`.
 
@@ -258,7 +258,7 @@ def noise_for(
 
 
 def label(epsilon: float) -> str:
-    """Epsilon for people, rounded up to three digits, with the warning that a useless one deserves."""
+    """Epsilon as text, rounded up to three digits, with a warning if it is too large to protect anybody."""
     if not math.isfinite(epsilon):
         return "epsilon infinite (no meaningful protection)"
     exact = Decimal(repr(float(epsilon)))

@@ -6,9 +6,9 @@ sent. A protocol always has one of the two, and nothing leaves a node without be
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from dpps.errors import RunError, UsageError
 from dpps.noise.events import Event
@@ -17,6 +17,7 @@ from dpps.privacy.accountant import Charge, Total, total
 _ROUNDING = 1e-9  # a sum of rounds may miss the total it was divided from in its last digits
 
 Rows = tuple[int, ...] | Literal["all"]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ class Budget:
 
 
 class Ledger:
-    """Releases of the given rows (nodes), in memory. Releases beyond the budget are refused before they are charged."""
+    """A ledger in memory, of the messages of the given rows (nodes). A message that exceeds the budget is
+    refused before it is charged."""
 
     def __init__(self, rows: Sequence[int], budget: Budget | None = None) -> None:
         if not rows:
@@ -113,7 +115,8 @@ class Ledger:
         self._cleared: dict[Release, int] = {}
 
     def charge(self, release: Release) -> None:
-        """Write a release down; its messages may leave only after this returns. RunError: over budget, and nothing was charged."""
+        """Record the cost of a message. The message may be sent only after this returns. Raises RunError if
+        the budget is exceeded; nothing is charged then."""
         release.check(self.rows)
         self._refuse_over_budget(release)
         self._write(release)
@@ -133,16 +136,16 @@ class Ledger:
 
     @property
     def messages(self) -> int:
-        """How many messages were charged to the node that sent most."""
+        """The largest number of messages charged to one node."""
         return self._most_rounds("all")
 
     @property
     def place(self) -> str:
-        """Where the releases can be read, for error messages."""
+        """Where the ledger is, for error messages."""
         return "the ledger in memory"
 
     def flush(self) -> None:
-        """Put everything on disk where there is one; called before a checkpoint is written."""
+        """Write everything to disk, if the ledger has a file. Called before a checkpoint is written."""
 
     def close(self) -> None:
         """No more is charged."""
@@ -154,16 +157,24 @@ class Ledger:
         self.close()
 
     def charges_by_row(self) -> dict[int, list[Charge]]:
-        """What each node sent. Nodes compose in parallel, so a total is the maximum over them."""
+        """What each node sent. Nodes compose in parallel, so the total is the maximum over nodes."""
         sums: dict[int, Counter[Charge]] = {row: Counter() for row in self.rows}
         for (rows, kind), count in self._kinds.items():
             for row in self._named(rows):
                 sums[row][kind] += count
         return {row: [replace(kind, count=n) for kind, n in kinds.items()] for row, kinds in sums.items()}
 
+    def by_row(self, cost: Callable[[Sequence[Charge]], Found], rows: Rows = "all") -> dict[int, Found]:
+        """What `cost` says of each node's charges; it is asked once for nodes with equal ones, because accountants are slow."""
+        charges = {row: tuple(found) for row, found in self.charges_by_row().items()}
+        by_row = {row: charges[row] for row in self._named(rows)}
+        different = {each: cost(each) for each in set(by_row.values())}
+        return {row: different[each] for row, each in by_row.items()}
+
     def total(self, delta: float, group: int = 1, *, distance: float = 0.0) -> Total:
-        """The cost of the node that paid most; arguments as in :func:`dpps.privacy.accountant.total`."""
-        return _most(self.charges_by_row(), delta, group, distance)
+        """The largest cost of a node; arguments as in :func:`dpps.privacy.accountant.total`."""
+        found = self.by_row(lambda charges: total(charges, delta, group, distance=distance))
+        return max(found.values(), key=lambda each: each.epsilon)
 
     def _named(self, rows: Rows) -> list[int]:
         return self.rows if rows == "all" else list(rows)
@@ -172,7 +183,7 @@ class Ledger:
         return max(self._sent[row] for row in self._named(rows))
 
     def affords(self, charges: Sequence[Charge]) -> bool:
-        """Whether so much more, charged to every node, is within the budget: a run that cannot finish need not begin."""
+        """Whether the budget allows these further charges for every node."""
         if self._budget is None or not sum(charge.count for charge in charges):
             return True
         return self._within("all", charges, self._budget)
@@ -205,9 +216,11 @@ class Ledger:
 
     def _within(self, rows: Rows, charges: Sequence[Charge], budget: Budget) -> bool:
         """Whether the budget has room for these charges to these rows."""
-        by_row = self.charges_by_row()
-        planned = {row: [*by_row[row], *charges] for row in self._named(rows)}
-        return _most(planned, budget.delta, budget.group).epsilon <= budget.epsilon * (1 + _ROUNDING)
+
+        def cost(paid: Sequence[Charge]) -> float:
+            return total([*paid, *charges], budget.delta, budget.group).epsilon
+
+        return max(self.by_row(cost, rows).values()) <= budget.epsilon * (1 + _ROUNDING)
 
     def _count(self, release: Release) -> None:
         charge = Charge(release.event)
@@ -217,14 +230,6 @@ class Ledger:
         self._kinds[release.rows, charge] += 1
         for row in self._named(release.rows):
             self._sent[row] += 1
-
-
-def _most(by_row: Mapping[int, Iterable[Charge]], delta: float, group: int, distance: float = 0.0) -> Total:
-    """The largest total over the rows; equal rows are asked once."""
-    different = {tuple(charges) for charges in by_row.values()}
-    return max(
-        (total(charges, delta, group, distance=distance) for charges in different), key=lambda t: t.epsilon
-    )
 
 
 def _number(value: float) -> float | str:

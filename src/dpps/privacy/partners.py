@@ -24,7 +24,7 @@ _STRENGTH = 0.3  # of the degree, that a random regular graph must keep when the
 
 @dataclass(frozen=True)
 class Nobody:
-    """Every node's noise is its own and independent: nothing is shared, nothing cancels."""
+    """Independent noise at every node: nothing is shared, and nothing cancels."""
 
     name = "nobody"
 
@@ -44,17 +44,22 @@ class Nobody:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Partners share noise that cancels in the sum: the mean is nearly as exact as with a trusted server.
+    """Partners share noise that cancels in the sum, so the mean is nearly as accurate as with a trusted
+    server.
 
     Args:
-        colluders: how many other nodes may pool their secrets with the observer; a third of the nodes, rounded down, if left out.
-        mean_variance: variance of the noise in the network's mean over the least that so many colluders allow (which without
-            colluders is a trusted server's). Closer to 1 needs ever more pair noise in every message.
-        graph: who is whose partner, on nodes 0 to N-1; by default everybody up to 32 nodes, above that a random regular graph.
+        colluders: how many other nodes may pool their secrets with the observer; by default a third of the
+            nodes, rounded down.
+        mean_variance: variance of the noise in the mean, as a multiple of the minimum possible against that
+            many colluders. With no colluders, 1 equals a trusted server. The closer to 1, the more pair
+            noise every message carries.
+        graph: the partner graph on nodes 0 to N-1; by default all pairs up to 32 nodes, and a random
+            regular graph above that.
         degree: of that random graph; by default enough for the colluders.
         seed: of that random graph; public.
-        absentees: how many nodes may be lost for good: the noise that the others shared with them is taken back, which an observer
-            then knows, so the noise is solved for so many colluders more. Between organisations only.
+        absentees: how many nodes may be lost for good. The noise shared with them is removed again and so
+            becomes known to an observer; therefore the noise is calibrated for that many more colluders.
+            Between organisations only.
     """
 
     colluders: int | None = None

@@ -5,9 +5,9 @@ sizes that peers announce later, or data that grew meanwhile, change nothing, an
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from dpps.errors import RunError, UsageError
 from dpps.noise.events import sampled
@@ -25,8 +25,6 @@ OWN_EYES = (
     "ratios of update to noise, which stand beside this statement in summary.json, "
     "rounds.csv and report.html, are computed without noise and are for the node's own eyes"
 )
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -148,8 +146,9 @@ def charges_ahead(calibration: Calibration, plan: Plan, position: int, messages:
 class Privacy:
     """The privacy part of a summary. Numbers that do not exist (no noise, no pure epsilon) are None.
 
-    `epsilon` is the guarantee. Of a run that has reached its last planned round, it is what its messages cost. Before that it is
-    what was promised for all planned rounds, because whoever ends a run may have looked at its results.
+    `epsilon` is the guarantee. After the last planned round, it is the cost of all messages. Before that,
+    it is the epsilon promised for all planned rounds, because whoever ends a run early may have looked at
+    its results.
     """
 
     unit: str
@@ -161,11 +160,12 @@ class Privacy:
     accountant: str
     statement: str
     epsilon_by_node: Sequence[float] = ()
-    """What each node held here has spent; `epsilon_spent` is the largest. Empty where some have no finite number."""
+    """What each node in this process has spent; `epsilon_spent` is the largest. Empty where some have no finite number."""
     simulated: bool = False
-    """Whether the noise came from a seed: whoever knows that can subtract it, so these very messages are not protected."""
+    """Whether the noise came from a seed. Whoever knows the seed can subtract the noise, so the messages
+    are not protected."""
     epsilon_spent: float | None = None
-    """What the messages so far cost. No guarantee before the last planned round."""
+    """The cost of the messages so far. It is no guarantee before the last planned round."""
     epsilon_replacement: float | None = None
     """The guarantee where what is protected is replaced by something else of its kind (unit record: by another example)."""
 
@@ -200,19 +200,19 @@ def account(
     if unit is None:
         text = "No protection: messages were sent without noise."
         return Privacy("none", "none", None, None, None, 0.0, "none", text)
-    spent = _by_row(ledger, lambda charges: unit.total(charges, distance=distance))
+    spent = ledger.by_row(lambda charges: unit.total(charges, distance=distance))
     row = max(spent, key=lambda row: spent[row].epsilon)
     total, charges = spent[row], ledger.charges_by_row()[row]
     by_node = [found.epsilon for found in spent.values()]
     early = bool(charges and ahead and unit.has_total)
     rest = tuple(ahead) if early else ()
     guarantee = total.epsilon
-    if early:
-        whole = (
-            _by_row(ledger, lambda c: unit.total([*c, *rest], distance=distance)) if promised is None else {}
-        )
-        guarantee = max(guarantee, promised or 0.0, *(found.epsilon for found in whole.values()))
-    replaced = _by_row(ledger, lambda c: unit.replacement([*c, *rest], distance=distance))
+    if early and promised is None:
+        whole = ledger.by_row(lambda c: unit.total([*c, *rest], distance=distance).epsilon)
+        guarantee = max(guarantee, *whole.values())
+    elif early:
+        guarantee = max(guarantee, promised or 0.0)
+    replaced = ledger.by_row(lambda c: unit.replacement([*c, *rest], distance=distance))
     others = [found.epsilon for found in replaced.values() if found is not None]
     other = max(others, default=guarantee) if unit.has_total else None
     pure = [e for c in charges if (e := c.event.pure_epsilon) is not None and math.isfinite(e)]
@@ -240,13 +240,6 @@ def account(
         epsilon_spent=finite_or_none(total.epsilon),
         epsilon_replacement=finite_or_none(other),
     )
-
-
-def _by_row(ledger: Ledger, total: Callable[[Sequence[Charge]], Found]) -> dict[int, Found]:
-    """What `total` finds for every row; rows with equal charges are asked for once."""
-    by_row = {row: tuple(charges) for row, charges in ledger.charges_by_row().items()}
-    different = {charges: total(charges) for charges in set(by_row.values())}
-    return {row: different[charges] for row, charges in by_row.items()}
 
 
 def _numbers(

@@ -257,15 +257,15 @@ UNITS: Registry[type[Unit]] = Registry("unit", "dpps.privacy")
 @UNITS.register("node-swap")
 @dataclass(frozen=True)
 class NodeSwap(Unit):
-    r"""The paper's unit (Definitions 2 to 5): which node sent a message. Laplace noise, $b/\gamma_n$ a round.
+    r"""The paper's unit (Definitions 2 to 5). Protects which node sent a message. Laplace noise, $b/\gamma_n$ a round.
 
     Args:
-        budget: b. Left out, it is solved from `epsilon`, the wanted sum over all rounds; 5 if that is left out, too.
+        budget: b. By default computed from `epsilon`, the target sum over all rounds, or 5 without it.
         noise_rate: $\gamma_n$.
         sensitivity: `Certified(delta)` (a bound that holds with probability 1 - delta, by default 1e-5),
             `WorstCase()`, `Paper(c_prime, decay)` (tuned by hand), or `Oracle()` (simulation only).
-        clip: the L1 norm to which the shared gradient is clipped; None leaves it.
-        epsilon: wanted sum over the rounds, which is no guarantee for the run.
+        clip: the L1 norm to which the shared gradient is clipped. None: no clipping.
+        epsilon: target sum over the rounds. It is no guarantee for the whole run.
     """
 
     budget: float | None = None
@@ -357,19 +357,21 @@ class NodeSwap(Unit):
 @UNITS.register("contribution")
 @dataclass(frozen=True)
 class Contribution(Unit):
-    """All that one node ever contributes, against an observer of all messages (node-level, local differential privacy).
+    """Protects everything that one node ever contributes against an observer of all messages (node-level,
+    local differential privacy).
 
     Each round's private part is -lr_shared g with ||g|| <= clip; replacing all of a node's data moves it by at most
     2 lr_shared clip, whatever the model. Give `epsilon` (and `delta`) for the whole run, or the noise of a round.
 
     Args:
         clip: norm bound on the shared gradient: L1 for Laplace noise (30 if left out), L2 for Gaussian (1).
-        epsilon: wanted total over the planned rounds.
+        epsilon: target total over the planned rounds.
         delta: total failure probability; 0 with Laplace means plain summation.
         mechanism: the name of a mechanism, such as "laplace" or "gaussian".
         round_epsilon: Laplace (or other pure noise): epsilon of one round.
         noise_multiplier: Gaussian (or other noise without a pure epsilon): scale over sensitivity.
-        trust: `Pairs(colluders=C)`: Gaussian noise of which most cancels in the sum, safe against C other nodes.
+        trust: `Pairs(colluders=C)`: partners share Gaussian noise that mostly cancels in the sum, safe
+            against C colluding nodes.
     """
 
     clip: float = None  # type: ignore[assignment]  # a number from construction on
@@ -471,19 +473,22 @@ def _usual_clip(kind: type[Mechanism]) -> float:
 @UNITS.register("record")
 @dataclass(frozen=True)
 class Record(Unit):
-    """One training example of one node, against an observer of all messages (the usual DP-SGD unit).
+    """Protects one training example of one node against an observer of all messages (the usual DP-SGD
+    unit).
 
     Per-example clipping over shared and local parameters together, Poisson sampling, Gaussian noise on both updates.
-    The total is that of replacing an example by one that teaches nothing. With declared sizes fixed, that is what adding or
-    removing one means. Replacing it by another example costs more, and is stated too (`Privacy.epsilon_replacement`).
+    The guarantee is for replacing an example by one with a zero gradient. With fixed declared sizes, adding
+    or removing an example means the same. Replacing it by another example costs more;
+    `Privacy.epsilon_replacement` has that number.
 
     Args:
-        epsilon: wanted total over the planned rounds; or give `noise_multiplier`.
+        epsilon: target total over the planned rounds; or give `noise_multiplier`.
         delta: total failure probability; choose well below 1 / (number of records).
         clip: L2 norm bound on one example's gradient.
         noise_multiplier: standard deviation of the noise over `clip`.
-        records_per_user: how many records one person may own at a node (group privacy).
-        trust: `Pairs(colluders=C)`: noise of which most cancels in the sum, safe against C other nodes.
+        records_per_user: the most records that one person may have at a node (group privacy).
+        trust: `Pairs(colluders=C)`: partners share noise that mostly cancels in the sum, safe against C
+            colluding nodes.
     """
 
     epsilon: float | None = None

@@ -1,15 +1,12 @@
-"""What a protocol refuses: requests that cannot work or would not be private, and rows that are no numbers."""
+"""Checks before round 0: requests that cannot work or would not be private."""
 
-import math
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from dpps.errors import UsageError
 from dpps.noise import NoNoise
 from dpps.sensitivity import Sensitivity
-from dpps.transport import Fabric
 
 if TYPE_CHECKING:
     from dpps.protocol.dpps import DPPS
@@ -80,7 +77,6 @@ def check_start(protocol: "DPPS", values: Tensor) -> None:
         )
     if not values.is_floating_point():
         raise UsageError(f"start values are {values.dtype}: use a floating type, for example values.float()")
-    refuse_non_finite(values.abs().sum(1, dtype=torch.float64), protocol.fabric, 0, "start value")
 
 
 def starts_in_common(protocol: "DPPS", values: Tensor, said: bool | None) -> bool:
@@ -104,14 +100,3 @@ def starts_in_common(protocol: "DPPS", values: Tensor, said: bool | None) -> boo
             "say whether all nodes start from the same row: start(values, common_start=True or False)"
         )
     return equal
-
-
-def refuse_non_finite(norms: Tensor, fabric: Fabric, round_: int, what: str) -> None:
-    """Stop before anything is sent where a row is NaN or infinite, and say whose."""
-    bad = [fabric.rows[k] for k, norm in enumerate(norms.tolist()) if not math.isfinite(norm)]
-    if bad:
-        names = ", ".join(map(str, bad[:8]))
-        raise UsageError(
-            f"the {what} of node {names} in round {round_} is NaN or infinite: nothing was sent; lower the "
-            "learning rate or clip it"
-        )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,11 +14,80 @@ from dpps.frozen import Frozen
 from dpps.noise import Mechanism, NoiseLevel, NoiseSource, NoNoise, Outgoing, SecureNoise, calibrate, sampled
 from dpps.privacy import Ledger, Release, Total
 from dpps.privacy.ledger import Rows
-from dpps.protocol.checks import check_request, check_start, refuse_non_finite, starts_in_common
-from dpps.protocol.state import Message, RoundRecord, State
-from dpps.sensitivity import ProtocolConfig, Recorder, Released, RoundView, Sensitivity
+from dpps.protocol.checks import check_request, check_start, starts_in_common
+from dpps.sensitivity import Memory, ProtocolConfig, Recorder, Released, RoundView, Sensitivity
 from dpps.topology import Topology, Weights
-from dpps.transport import Arrived, Exchange, Fabric, Stacked
+from dpps.transport import Arrived, Exchange, Fabric, Link, Stacked
+
+
+@dataclass
+class State:
+    """The rows in this process, and everything that a run needs to continue. Only `DPPS` changes it, when a
+    round is complete."""
+
+    s: Tensor
+    """(rows, d): the shared vectors s_i."""
+    a: Tensor
+    """(rows,): the normalising scalars a_i, float64."""
+    config: ProtocolConfig
+    round: int = 0
+    clock: int = 0
+    """Counter of topology and synchronisation; `DPPS.restart_clock` sets it to 0."""
+    rate: float = 1.0
+    """Factor on the noise rate (node-swap) or on the clip (other units)."""
+    memory: Memory = field(default_factory=dict)
+    """State of the sensitivity."""
+    watched: dict[str, Memory] = field(default_factory=dict)
+    """State of the watched sensitivities, by name."""
+    link: Link = field(default_factory=dict)
+    """State of the fabric."""
+
+    @property
+    def y(self) -> Tensor:
+        """The corrected vectors y_i = s_i / a_i. With doubly stochastic weights a is 1 and y is s itself."""
+        a = self.a.to(self.s.dtype)
+        return self.s if bool((a == 1).all()) else self.s / a.to(self.s.device)[:, None]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the rows held here release in a round: charged and noised, so it may leave.
+
+    The memory of `rows` is used again by the next release.
+    """
+
+    rows: Tensor
+    view: RoundView
+    estimated: float | None
+    """The sensitivity; None without one."""
+    level: NoiseLevel
+    noise_norms: Tensor
+    watched: Mapping[str, float]
+    gain: float = 1.0
+    """How many times longer than the released update its effect on the rows can be; infinite: not known."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What a round did. `epsilon` is the pure epsilon of this round's message (infinite where there is none)."""
+
+    round: int
+    clock: int
+    estimated: float | None
+    used: float | None
+    """What the noise was calibrated to: the estimate, and what rounding to a grid adds."""
+    scale: float
+    epsilon: float
+    synchronised: bool
+    perturbation: float
+    """Mean norm of the perturbations of the rows here. Not noised: it must stay at the node."""
+    watched: Mapping[str, float] = field(default_factory=dict)
+    """Estimates of the watched sensitivities, by name."""
+
+    @property
+    def real(self) -> float | None:
+        """The real distance of the rows, if it was watched (`watch={"real": Oracle()}`)."""
+        return self.watched.get("real")
 
 
 class DPPS(Frozen):
@@ -106,6 +175,7 @@ class DPPS(Frozen):
                 private.
         """
         check_start(self, values)
+        _refuse_non_finite(values.abs().sum(1, dtype=torch.float64), self.fabric, 0, "start value")
         common = starts_in_common(self, values, common_start)
         config = ProtocolConfig(
             self.fabric, self.topology, self.mechanism, self.sync_every, values.shape[1], common
@@ -131,7 +201,6 @@ class DPPS(Frozen):
         Nothing is sent yet, and `state` is unchanged.
         """
         eps, norms = self._admit(state, perturbation)
-        eps = self.fabric.tempered(eps, state.a)
         half = torch.add(state.s, eps, out=self._memory(state.s))  # line 3: s^(t+1/2) = s^(t) + eps^(t)
         view = RoundView(state.config, state.round, state.clock, state.rate, norms, half)
         estimated, level = self._noise_level(state, view)  # line 4: S; node-swap broadcasts one scalar
@@ -218,7 +287,7 @@ class DPPS(Frozen):
         if self.hides_failures:
             bad = ~torch.isfinite(norms)
             eps, norms = eps.masked_fill(bad.to(eps.device)[:, None], 0.0), norms.masked_fill(bad, 0.0)
-        refuse_non_finite(norms, self.fabric, state.round, "perturbation")
+        _refuse_non_finite(norms, self.fabric, state.round, "perturbation")
         return self.sensitivity.admit(eps, norms, state.rate) if self.sensitivity else (eps, norms)
 
     def _noise_level(self, state: State, view: RoundView) -> tuple[float | None, NoiseLevel]:
@@ -369,7 +438,7 @@ class DPPS(Frozen):
         protected.
 
         Args:
-            delta: the whole allowance.
+            delta: the total delta.
             group: how many records one person may own.
         """
         simulated, rounds = not self.noise.private, self.ledger.messages
@@ -400,6 +469,17 @@ class DPPS(Frozen):
     def _hides_start(self, state: State) -> bool:
         """Whether this round's noise hides private start values as well: in round 0 no message has revealed them."""
         return self.hides_updates and state.round == 0 and not state.config.common_start
+
+
+def _refuse_non_finite(norms: Tensor, fabric: Fabric, round_: int, what: str) -> None:
+    """Stop before anything is sent where a row is NaN or infinite, and say whose."""
+    bad = [fabric.rows[k] for k, norm in enumerate(norms.tolist()) if not math.isfinite(norm)]
+    if bad:
+        names = ", ".join(map(str, bad[:8]))
+        raise UsageError(
+            f"the {what} of node {names} in round {round_} is NaN or infinite: nothing was sent; lower the "
+            "learning rate or clip it"
+        )
 
 
 def _row_norms(rows: Tensor, norm: int, dtype: torch.dtype | None) -> Tensor:

@@ -14,6 +14,7 @@ from dpps.report.read import Reported
 
 SIZE = 1000
 """Places are counted from 0 to this, whatever the size of the drawing."""
+TICKS = 6
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,22 @@ class Axis:
             share = (value - self.low) / ((self.high - self.low) or 1.0)
         return round(SIZE * share, 1)
 
-    def ticks(self, count: int = 6) -> list[tuple[float, str]]:
-        """(place, text) of at most about `count` round values."""
-        values = self._powers(count) if self.log else self._steps(count)
+    def ticks(self) -> list[tuple[float, str]]:
+        """(place, text) of at most about `TICKS` round values."""
+        values = self._powers() if self.log else self._steps()
         return [(self.place(value), number(value)) for value in values]
 
-    def _steps(self, count: int) -> list[float]:
-        rough = max((self.high - self.low) / count, float(self.whole))
+    def _steps(self) -> list[float]:
+        rough = max((self.high - self.low) / TICKS, float(self.whole))
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(k * power for k in (1, 2, 5, 10) if k * power >= 0.999 * rough)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
 
-    def _powers(self, count: int) -> list[float]:
+    def _powers(self) -> list[float]:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         within = (1,) if last - first > 3 else (1, 3) if last - first > 2 else (1, 2, 5)
-        powers = range(first, last + 1, max(1, math.ceil((last - first) / count)))
+        powers = range(first, last + 1, max(1, math.ceil((last - first) / TICKS)))
         values = [float(f"{k}e{power}") for power in powers for k in within]
         return [value for value in values if self.low <= value <= self.high]
 

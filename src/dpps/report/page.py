@@ -35,10 +35,10 @@ NOTHING = "-"
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
-    """The page of one run, or the comparison of several.
+    """Write the page of one run, or the comparison of several.
 
     Args:
-        folders: folders written by `dpps train`; an unfinished run is shown as far as it has come.
+        folders: folders written by `dpps train`. An unfinished run is shown up to its last round.
         out: the HTML file.
 
     Returns:
@@ -53,12 +53,12 @@ def write(folders: Sequence[Path], out: Path) -> Path:
 
 
 def write_card(folder: Path, out: Path) -> Path:
-    """The model card of a run, in Markdown, from a folder written by `dpps train`; returns `out`."""
+    """Write the model card of a run in Markdown, from a folder written by `dpps train`. Returns `out`."""
     return _put(model_card(read_folder(folder, Path(folder).resolve().name)), out)
 
 
 def from_run(run: Run, path: str | Path) -> Path:
-    """The page of a run that was started from Python; returns the path of the page."""
+    """Write the page of a run made in Python. Returns the path of the page."""
     return _put(render([read_run(run, Path(path).stem)]), Path(path))
 
 

@@ -1,4 +1,4 @@
-"""One run: from its options to its results, its folder, and where it is carried out."""
+"""Runs: options, training, results, the run's folder, and the deployment."""
 
 from typing import TYPE_CHECKING
 

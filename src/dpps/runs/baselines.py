@@ -1,4 +1,4 @@
-"""What did joining gain, and what did privacy cost? The same run without its noise, and without its messages.
+"""Baselines: what joining gained and what privacy cost. The same run without noise, and without messages.
 
 Baselines are computed on private data without noise, so no guarantee covers them:
 they are for the eyes of those who hold the data, and exist in a simulation only, where nothing leaves.
@@ -24,7 +24,7 @@ from dpps.privacy.units import Calibration
 from dpps.runs.callbacks import Callback
 from dpps.runs.deployment import Simulation
 from dpps.runs.run import Run
-from dpps.runs.summary import DATA, Comparisons, Summary
+from dpps.runs.summary import DATA, Scores, Summary
 from dpps.sensitivity import Unclipped
 from dpps.tasks import Estimate, Metric, measure
 from dpps.tasks import compare as changes
@@ -122,13 +122,13 @@ class Baseline(Run):
         return self._stop_asked
 
 
-def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Comparisons:
+def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Scores:
     """The private run and its baselines, on the same examples; empty where nothing was measured."""
     task = run.algorithm.judged_as
     if task is None:
         return {}
     private, together, single = run.results.outputs(), without_noise.outputs(), alone.outputs()
-    found: Comparisons = {}
+    found: Scores = {}
     for which in private:
         if task.about == "classes" and not all(are_classes(targets) for _, targets in private[which]):
             continue

@@ -1,4 +1,4 @@
-"""What is called after every round of a run, and what it is given: the round's log, one line of rounds.csv."""
+"""Callbacks after every round, and the round's log that they receive (one line of rounds.csv)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Checkpoints: safetensors and JSON, written aside and renamed, the last two kept, a damaged one passed over with a message."""
+"""Checkpoints in safetensors and JSON, written atomically. The last two are kept, and a damaged one is
+skipped with a message."""
 
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,27 +82,26 @@ def load_checkpoint(folder: Path, at: int | None = None) -> Checkpoint | None:
         RunError: there are checkpoints and all of them are damaged.
     """
     found = [path for path in _all(folder) if at in (None, _round(path))]
-    for path in reversed(found):
-        try:
-            return _read(path)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            log.warning("checkpoint %s is damaged (%s): going back to the one before", path, error)
-    if found:
+    whole = next(_whole(found), None)
+    if found and whole is None:
         raise RunError(
             f"all checkpoints in {folder} are damaged: start again with --overwrite or another --out"
         )
-    return None
+    return whole
 
 
 def whole_rounds(folder: Path) -> list[int]:
     """The rounds of which there is a checkpoint that can be read, ascending."""
-    whole = []
-    for path in _all(folder):
+    return sorted(checkpoint.round for checkpoint in _whole(_all(folder)))
+
+
+def _whole(paths: Sequence[Path]) -> Iterator[Checkpoint]:
+    """Those that can be read, the last one first."""
+    for path in reversed(paths):
         try:
-            whole.append(_read(path).round)
+            yield _read(path)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             log.warning("checkpoint %s is damaged (%s): going back to the one before", path, error)
-    return whole
 
 
 def set_aside_after(folder: Path, round_: int) -> None:

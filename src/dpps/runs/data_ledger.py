@@ -1,4 +1,5 @@
-"""How much a data set has ever spent: every run whose messages really leave is noted for the data of its nodes.
+"""The data ledger: what all runs on a data set have spent together. Every run with real noise is recorded
+for its nodes' data.
 
 The notes are in one file of the user's (`$DPPS_STATE`, or the system's folder for state),
 one JSON object per line: which data, by its path and by a checksum of its files,
@@ -96,15 +97,7 @@ def note_ledger(
     distance: float = 0.0,
 ) -> None:
     """Note a ledger for each data set of the nodes of a run: its own, or that of numbers which were computed with its model.
-
-    Args:
-        ledger: where the data's costs are charged.
-        run: whose data it is.
-        delta: of the promise.
-        records_per_user: as in `Note`, and so are the others.
-        promised: as in `Note`.
-        distance: as in `Note`.
-    """
+    The other arguments are as in `Note`."""
     assert run.unit is not None
     noted = {(n.first_seal, n.node, n.data) for n in _notes()} if run.resumed else set()
     lines = []

@@ -1,4 +1,5 @@
-"""Where the nodes of a run are: what every deployment answers, and the one with all nodes in this process (a simulation)."""
+"""Deployments: where the nodes of a run are. The base class, and the simulation, which has all nodes in
+this process."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What has come out of a run so far: the models of the nodes held here, and how good they are."""
+"""The results of a run so far: the models of the nodes in this process, and their accuracy."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save
@@ -38,6 +38,7 @@ from dpps.tasks.metrics import Set
 from dpps.version import versions
 
 Examples = Dataset[Any] | tuple[Any, Tensor]
+Measured = TypeVar("Measured")
 METADATA = "dpps"
 """Where a model file's metadata keeps what we say: one entry of JSON, so that equal runs give equal files."""
 
@@ -108,24 +109,25 @@ class Results:
     @property
     def own_accuracy_by_node(self) -> list[float]:
         """Accuracy of each node on its own held-out examples, in percent."""
-        parts = self._nodes.engine, self.shared, self._state.local, self._class_sets().get("own", ())
-        return unless_it_fails(
-            partial(own_accuracies, *parts), [], hidden=self._nodes.protocol.hides_failures
-        )
+        return self._measured(own_accuracies, [], self._class_sets().get("own", ()))
 
     @property
     def metrics_by_node(self) -> Metrics:
         """The metrics asked for: by data ("test", "own"), name and node."""
         if not self._metrics:
             return {}
-        task = self._algorithm.judged_as
-        parts = self._nodes.engine, self.shared, self._state.local, self._metrics, self._undefined, task
-        found = Metrics()
-        for which, data in self._sets().items():
-            found[which] = unless_it_fails(
-                partial(measured, *parts, data), {}, hidden=self._nodes.protocol.hides_failures
-            )
+        asked = self._metrics, self._undefined, self._algorithm.judged_as
+        nothing: dict[str, list[float | None]] = {}
+        found = {
+            which: self._measured(measured, nothing, *asked, data) for which, data in self._sets().items()
+        }
         return {which: metrics for which, metrics in found.items() if metrics}
+
+    def _measured(self, measure: Callable[..., Measured], otherwise: Measured, *arguments: Any) -> Measured:
+        """What a function of the nodes' models gives; something else where it fails and the run must go on."""
+        models = self._nodes.engine, self.shared, self._state.local
+        hidden = self._nodes.protocol.hides_failures
+        return unless_it_fails(partial(measure, *models, *arguments), otherwise, hidden=hidden)
 
     def by_class(self, names: Sequence[object] | None) -> dict[str, list[dict[str, Any]]]:
         """By data ("test", "own"): a row for every class, of the nodes held here together, where metrics are asked for."""
@@ -133,13 +135,9 @@ class Results:
             return {}
         found = {}
         for which, data in self._class_sets().items():
-            parts = self._nodes.engine, self.shared, self._state.local, data
-            rows = (
-                unless_it_fails(partial(by_class, *parts), None, hidden=self._nodes.protocol.hides_failures)
-                or []
-            )
             found[which] = [
-                {"class": str(names[row.label] if names else row.label), **row.to_json()} for row in rows
+                {"class": str(names[row.label] if names else row.label), **row.to_json()}
+                for row in self._measured(by_class, None, data) or ()
             ]
         return found
 

@@ -19,12 +19,12 @@ from dpps.disk import write_private, writing
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.frozen import Frozen
 from dpps.learning.algorithm import Algorithm, TrainState
-from dpps.learning.clipping import advice, hopeless
 from dpps.learning.evaluation import EVALUATED, accuracies, accuracies_of_some, are_classes
 from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.nodes import Nodes
 from dpps.learning.sampling import NodeData, announce, for_every_node
+from dpps.learning.updates import advice, hopeless
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource, fresh_seed
 from dpps.privacy.ledger import Ledger

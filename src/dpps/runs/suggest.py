@@ -1,4 +1,4 @@
-"""Which batch, epochs, clip and rate a run has whose options leave them open: those of the rule, where there is one."""
+"""Chooses batch size, epochs, clip and rate where the options leave them open, by the rule if there is one."""
 
 from dataclasses import replace
 from math import prod

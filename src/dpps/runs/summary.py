@@ -1,4 +1,4 @@
-"""What a run says about itself in JSON: what it computes (`Description`) and what came out (`Summary`, summary.json)."""
+"""A run in JSON: what it computes (`Description`) and its results (`Summary`, summary.json)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ Metrics = dict[str, dict[str, list[float | None]]]
 """By data ("test", "own"), name and node."""
 Scores = dict[str, dict[str, Estimates]]
 """By data ("test", "own") and metric."""
-Comparisons = Scores
-"""By data ("test", "own"), changes of the task's headline: what joining gained ("joining"), what privacy cost ("privacy"), and "both"
-together."""
 
 DATA = {"test": "on the test set", "own": "on each node's own test data"}
 """In words: what accuracies and metrics are measured on."""
@@ -89,7 +86,9 @@ class Summary:
     """The names of all members of a federation."""
     bytes_sent_by_rank: Sequence[int] | None = None
     baselines: Mapping[str, Mapping[str, Any]] | None = None
-    comparisons: Comparisons | None = None
+    comparisons: Scores | None = None
+    """Instead of a metric, changes of the headline: what joining gained ("joining"), what privacy cost ("privacy"), and "both"
+    together."""
     task: str | None = None
     """What is predicted (`dpps.tasks`). None for a custom loss."""
     scores: Scores | None = None

@@ -1,4 +1,4 @@
-"""Checks of what a run is given: what cannot be meant is refused in one line, before anything is written."""
+"""Checks of a run's arguments: mistakes are refused in one line, before anything is written."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

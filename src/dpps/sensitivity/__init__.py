@@ -1,4 +1,4 @@
-"""How far apart two messages of a round can be: what the noise is calibrated to."""
+"""Sensitivity: how far apart two messages of a round can be. The noise is calibrated to it."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How far apart two messages of a round can be: what the noise is calibrated to.
+"""Sensitivity: how far apart two messages of a round can be. The noise is calibrated to it.
 
 A sensitivity is an object with three methods: `start` (what to remember before the first round), `estimate` (the bound S of a
 round, from what may be looked at) and `advance` (what to remember after it).
@@ -101,19 +101,19 @@ class Sensitivity(ABC):
         return cls()
 
     def start(self, config: ProtocolConfig, s: Tensor) -> Memory:
-        """What to remember before round 0."""
+        """The memory before round 0."""
         return {}
 
     @abstractmethod
     def estimate(self, memory: Memory, view: RoundView) -> float:
-        """S of this round. Must not change `memory`."""
+        """The sensitivity S of this round. Must not change `memory`."""
 
     def advance(self, memory: Memory, view: RoundView, released: Released) -> Memory:
-        """What to remember after the round, as a new dictionary."""
+        """The memory after the round, as a new dictionary."""
         return memory
 
     def admit(self, perturbation: Tensor, norms: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-        """The perturbation as it may enter the round (clipped where the bound relies on it), and its norms."""
+        """The perturbation for this round, clipped if the bound depends on it, and its norms."""
         return perturbation, norms
 
     def largest_perturbation(self, rate: float) -> float:
@@ -125,7 +125,7 @@ class Sensitivity(ABC):
         return float(step * dimension ** (1 / norm))
 
     def growth(self, mechanism: Mechanism, dimension: int) -> float | None:
-        """Factor by which the estimate grows from round to round through the noise it causes, if that is known."""
+        """Factor by which the estimate grows per round because of its own noise, if known."""
         return None
 
 

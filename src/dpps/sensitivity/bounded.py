@@ -59,14 +59,12 @@ class Known(Sensitivity):
 
 @dataclass(frozen=True)
 class Bounded(Known):
-    """The protocol clips every update, so how far two of them can be apart is known beforehand (unit contribution).
-
-    No scalar is broadcast, and nothing can grow: given all earlier messages, the row before the update is known, so only
-    the update is private. Replacing it by any other one moves a message by at most 2 `clip`.
+    """The protocol clips every update, so replacing one by any other moves a message by at most 2 `clip` (unit contribution).
 
     Args:
-        distance: how far two updates can be apart, in the mechanism's norm; by default 2 `clip`, and never less. More is needed
-            where several nodes change together: 2 `clip` sqrt(2) for two nodes in the L2 norm.
+        distance: bound on the distance of two updates, in the mechanism's norm; by default 2 `clip`, and
+            never less. A larger one is needed if several nodes change together: 2 `clip` sqrt(2) for two
+            nodes in the L2 norm.
         clip: every update is scaled down to this norm. Required. 0 when only the start values are private: then the rounds
             after the first reveal nothing new and need no noise.
         start_distance: bound on the distance of two start rows, charged in round 0; 0 needs a common, public start. It can be checked

@@ -28,7 +28,8 @@ class Paper(Sensitivity):
       S_i^{(t)} = \lambda S_i^{(t-1)} + 2C'(\|\varepsilon_i^{(t)}\|_1 + \lambda\gamma_n\|n_i^{(t-1)}\|_1),$$
     and S is the maximum over nodes. The first term is dropped when all rows start equal; a synchronisation resets the recursion.
 
-    C' and lambda are tuned by hand, so this is an estimate, not a bound: the real distance exceeds it now and then. And S is
+    C' and lambda are tuned by hand, so this is an estimate, not a bound: the real distance sometimes
+    exceeds it. And S is
     broadcast, so the noise norm in it leaks. Use `Certified` for a bound with a proof.
 
     Args:

@@ -1,4 +1,5 @@
-"""Statistics over the records of all nodes: questions, and answers with intervals that contain the noise."""
+"""Statistics over the records of all nodes: questions, and answers with intervals that account for the
+noise."""
 
 from typing import TYPE_CHECKING
 

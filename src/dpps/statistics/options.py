@@ -1,4 +1,5 @@
-"""What is asked, and at what price: what all nodes of a release have alike, on the command line and in a federation's plan."""
+"""The options of a release of statistics that all nodes must agree on, on the command line and in a
+federation's plan."""
 
 import json
 from collections.abc import Mapping

@@ -75,7 +75,7 @@ def stats(
         delta: well below 1 / (number of records).
         person: the column that identifies a person. All records of a person at one node are then protected
             together, and answers count persons.
-        trust: `Pairs(colluders=C)`: noise of which most cancels in the sum.
+        trust: `Pairs(colluders=C)`: partners share noise that mostly cancels in the sum.
         records_per_node: protect everything that a node contributes, which may be at most this many
             records. None protects single records.
         folder: where ledger and answers.json go; None keeps all in memory.

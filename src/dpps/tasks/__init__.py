@@ -1,4 +1,4 @@
-"""What is predicted: classes, numbers, times of events. Targets, losses, metrics with standard errors, and predictions."""
+"""Tasks: classification, regression and survival, with their targets, losses, metrics and predictions."""
 
 from typing import TYPE_CHECKING
 

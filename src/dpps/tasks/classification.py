@@ -1,4 +1,4 @@
-"""Which class: softmax over the classes."""
+"""Classification: softmax over the classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How much: a number within a public range."""
+"""Regression: a number within a public range."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

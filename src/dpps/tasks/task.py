@@ -1,4 +1,5 @@
-"""What a task is: what is predicted, how a model learns it, and how its predictions are judged and written.
+"""The base class of tasks: what is predicted, how a model learns it, and how its predictions are measured
+and written.
 
 A task is one object. The target's columns and everything that turns a cell into a number are public, as all of a schema: nothing is
 computed over anybody's data. Command line, runs, predictions and reports ask the task, so adding one is one file here::

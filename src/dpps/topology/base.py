@@ -54,7 +54,7 @@ class Topology(ABC):
         return self._built[phase]
 
     def present(self, t: int) -> NDArray[np.bool_] | None:
-        """Which nodes take part in round t; None: everybody."""
+        """The nodes that take part in round t. None: all."""
         self._phase(t)
         return None
 
@@ -70,13 +70,13 @@ class Topology(ABC):
         return analyse(self)
 
     def check_connected(self) -> None:
-        """Refuses a network that falls into parts: what one part learns never reaches the others."""
+        """Refuses a network that is not connected."""
         from dpps.topology.analysis import check_connected
 
         check_connected(self)
 
     def with_dropouts(self, away: float | Mapping[int, Iterable[int]], seed: int = 0) -> "Topology":
-        """This topology with nodes away in some rounds; the weights are routed around them.
+        """A copy in which nodes are absent in some rounds; weights are adjusted.
 
         ``away`` is the probability of a node to be away in a round (drawn with ``seed``), or a schedule: round -> nodes away.
         """

@@ -26,7 +26,7 @@ class Dropouts(Topology):
         """Which nodes are away in round t; never all of them."""
 
     def present(self, t: int) -> NDArray[np.bool_] | None:
-        """Which nodes take part in round t; None: everybody."""
+        """The nodes that take part in round t. None: all."""
         away = self.away(self._phase(t))
         return ~away if away.any() else None
 

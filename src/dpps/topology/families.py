@@ -76,7 +76,7 @@ class Ring(Circulant):
 
 @TOPOLOGIES.register("complete")
 class Complete(Circulant):
-    """Everybody sends to everybody, weight 1/N: one round gives the exact average."""
+    """Every node sends to every node, weight 1/N. One round gives the exact average."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(nodes, period=1)
@@ -87,10 +87,10 @@ class Complete(Circulant):
 
 @TOPOLOGIES.register("random")
 class OnePeerRandom(Topology):
-    """In each round a random circle through all nodes: each keeps 1/2 and sends 1/2 to the next one.
+    """A new random cycle through all nodes in each round. Each node keeps 1/2 and sends 1/2 to the next.
 
-    Round t depends on ``seed`` and t alone, so every process finds the same circle. A circle sends nobody to
-    itself, and each of the others is equally likely to be the next one.
+    Round t depends on ``seed`` and t alone, so every process computes the same cycle. No node sends only to
+    itself, and every other node is equally likely to be the next.
     """
 
     def __init__(self, nodes: int, seed: int = 0) -> None:
@@ -110,7 +110,8 @@ class OnePeerRandom(Topology):
 
 
 class Static(Topology):
-    """The same matrix W in every round, dense or scipy.sparse; W[i, j] is what receiver i takes of sender j.
+    """The same matrix W in every round, dense or scipy.sparse. W[i, j] is the weight with which receiver i
+    counts sender j.
 
     The columns must sum to 1; if the rows do not, ``doubly_stochastic`` is False.
     """
@@ -128,7 +129,7 @@ class Static(Topology):
 
 
 class Sequence(Topology):
-    """Topologies or matrices one after another, each for one whole period, then from the first again."""
+    """Topologies or matrices in turn, each for one whole period, repeated."""
 
     def __init__(self, parts: Items[Any]) -> None:
         self.parts = [part if isinstance(part, Topology) else Static(part) for part in parts]
@@ -187,7 +188,8 @@ BALANCING_STEPS = 100_000
 
 
 def from_networkx(graph: Any) -> Static:
-    """The graph with doubly stochastic weights; node i is the i-th of ``graph.nodes``.
+    """Create a topology from a networkx graph, with doubly stochastic weights. Node i is the i-th of
+    ``graph.nodes``.
 
     Undirected: Metropolis weights 1 / (1 + the larger degree of the two). Directed: the weights on the edges
     and self-loops of the graph whose rows and columns sum to 1 (Sinkhorn). Self-loops are added, parallel edges

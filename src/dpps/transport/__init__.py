@@ -1,4 +1,4 @@
-"""Where the rows live, and how they reach each other."""
+"""Fabrics: where the nodes' rows are, and how they are exchanged."""
 
 from typing import TYPE_CHECKING
 

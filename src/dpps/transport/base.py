@@ -176,15 +176,6 @@ class Fabric(ABC):
         """
         return message
 
-    def tempered(self, update: Tensor, a: Tensor) -> Tensor:
-        """The updates before noise is added: as they are, unless nodes come and go and share noise, which must not be scaled.
-
-        Args:
-            update: one per row.
-            a: the normalising scalar of each row.
-        """
-        return update
-
     @abstractmethod
     def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:
         """The mean row over all nodes (or over those present), the same bits everywhere."""
@@ -230,7 +221,7 @@ def synchronised(
 
 
 class Stacked(Fabric):
-    """Every node's row in one (N, d) tensor, on any device and in any floating type."""
+    """All rows in one (N, d) tensor, on any device and in any floating-point type."""
 
     simulation = True
 
@@ -257,11 +248,8 @@ class Stacked(Fabric):
         return Arrived(*synchronised(s, a, *means, here), link, took_part)
 
     def mix(self, weights: Weights, *xs: Tensor) -> list[Tensor]:
-        """For each x the new rows: row i becomes the sum over senders j of W[i, j] x_j."""
+        """The mixed rows of each x: row i becomes the sum over senders j of W[i, j] x_j."""
         return [combine(x, *self._entries(weights, x.device, x.dtype)) for x in xs]
-
-    def max(self, v: Tensor) -> float:
-        return float(v.max())
 
     def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:
         ids = torch.arange(self.nodes) if present is None else torch.from_numpy(np.flatnonzero(present))

@@ -15,9 +15,9 @@ import string
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from ipaddress import ip_address
@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from dpps.errors import DppsError, PeerError, RunError, UsageError
-from dpps.transport.distributed import CLOSED, SMALL, Message, Wire, wake_politely
+from dpps.transport.distributed import CLOSED, SMALL, Message, Wire, as_tensor, wake_politely
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -121,21 +121,16 @@ def read_secret() -> bytes:
     """$DPPS_SECRET; empty when it is not set.
 
     Raises:
-        UsageError: it is too short to keep anybody out.
+        UsageError: somebody who recorded one handshake could find it by trying.
     """
     text = os.environ.get(SECRET, "")
-    check_secret(text)
-    return text.encode()
-
-
-def check_secret(text: str) -> None:
-    """Refuse a secret that somebody who recorded one handshake could find by trying; an empty one is none at all."""
     bits = _most_bits(text)
     if text and bits < BITS:
         raise UsageError(
             f"${SECRET} has at most {bits:.0f} bits: it must have {BITS} or more, because a recorded handshake lets anybody try "
             "secrets at leisure; make one with: openssl rand -hex 32"
         )
+    return text.encode()
 
 
 def _most_bits(text: str) -> float:
@@ -166,7 +161,7 @@ class Identity:
 
 
 class SignedStore(Store):
-    """A key-value store of which only what members have put down is believed.
+    """A key-value store that accepts only entries written by members.
 
     torch.distributed reads the addresses of the peers from it. Whoever reaches the rendezvous can write there; what does not
     bear a signature over its key and this start's transcript is refused before torch.distributed sees it.
@@ -175,10 +170,9 @@ class SignedStore(Store):
     def __init__(self, store: Any, identity: Identity) -> None:
         super().__init__()
         self._store, self._identity = store, identity
-        self.read: dict[str, bytes] = {}
-        """Everything that was read, by key."""
+        self._read: dict[str, str] = {}
         self.refused: PeerError | None = None
-        """What was refused last."""
+        """The error of the last refused entry."""
 
     def set(self, key: str, value: str | bytes) -> None:
         """Put down a value with its signature."""
@@ -199,8 +193,13 @@ class SignedStore(Store):
                 "without the secret has changed it; nothing was sent"
             )
             raise self.refused
-        self.read[key] = data
+        self._read[key] = data.hex()
         return bytes(data)
+
+    @property
+    def digest(self) -> str:
+        """Of everything that was read: two processes that connected by the same addresses have the same."""
+        return hashlib.sha256(json.dumps(self._read, sort_keys=True).encode()).hexdigest()
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Until all keys are there."""
@@ -213,12 +212,6 @@ class SignedStore(Store):
     def set_timeout(self, timeout: timedelta) -> None:
         """How long `get` and `wait` take at most."""
         self._store.set_timeout(timeout)
-
-
-def digest(read: Mapping[str, bytes]) -> str:
-    """Of everything that was read: two processes that connected by the same addresses have the same."""
-    found = [(key, value.hex()) for key, value in sorted(read.items())]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 # What every process says of itself at the rendezvous, and the comparison of it
@@ -248,44 +241,37 @@ def _difference(theirs: Any, ours: Any) -> str:
 
 def understood(rank: int, hello: str) -> dict[str, Any]:
     """What a process said of itself."""
-    said = decoded(rank, hello)
-    try:
-        address, port, facts = str(ip_address(said["address"])), int(said["port"]), dict(said["facts"])
-        key = bytes.fromhex(said["key"])
-    except (ValueError, TypeError, KeyError, OverflowError):
-        raise _not_understood(rank) from None
-    if not 0 < port < 1 << 16:
-        raise _not_understood(rank)
-    return {"address": address, "port": port, "key": key, "facts": facts}
+    with _understanding(rank):
+        said = json.loads(hello)
+        port = int(said["port"])
+        if not 0 < port < 1 << 16:
+            raise ValueError(port)
+        key, facts = bytes.fromhex(said["key"]), dict(said["facts"])
+        return {"address": str(ip_address(said["address"])), "port": port, "key": key, "facts": facts}
 
 
 def unreached(rank: int, text: str, processes: int) -> dict[int, str]:
     """Which of so many processes a process says it cannot reach, and why."""
-    said = decoded(rank, text)
-    if not all(peer.isdecimal() and int(peer) < processes for peer in said):
-        raise _not_understood(rank)
-    return {int(peer): printable(why) for peer, why in said.items()}
+    with _understanding(rank):
+        said = {int(peer): printable(why) for peer, why in json.loads(text).items()}
+        if not all(0 <= peer < processes for peer in said):
+            raise ValueError(said)
+        return said
 
 
-def decoded(rank: int, text: str) -> dict[str, Any]:
-    """A JSON object that a process has put down.
+_MISREAD = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+"""What is raised by reading something else than was agreed on."""
 
-    Raises:
-        PeerError: it is something else.
-    """
+
+@contextmanager
+def _understanding(rank: int) -> Iterator[None]:
+    """Reading what a process has put down as JSON."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        raise _not_understood(rank) from None
-    if not isinstance(found, dict):
-        raise _not_understood(rank)
-    return found
-
-
-def _not_understood(rank: int) -> PeerError:
-    return PeerError(
-        f"what rank {rank} says at the rendezvous is not understood: is it a process of this run?"
-    )
+        yield
+    except _MISREAD:
+        raise PeerError(
+            f"what rank {rank} says at the rendezvous is not understood: is it a process of this run?"
+        ) from None
 
 
 # Whether this process reaches another one: tried with everybody before the run, and again with a peer that does not answer.
@@ -387,7 +373,7 @@ class Report:
             found = json.loads(text)
             lost = tuple(rank for rank in map(int, found["lost"]) if 0 <= rank < processes)
             return cls(printable(found["why"]), lost, printable(found["what"]), found["reached"] is not False)
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        except _MISREAD:
             return cls(why="its report cannot be read")
 
 
@@ -475,15 +461,14 @@ class Cluster:
     _ports: list[int] = field(default_factory=list, init=False)
     _listener: Listener | None = field(default=None, init=False)
 
-    @property
-    def rank(self) -> int:
-        """Of this process."""
-        return self.rendezvous.rank
-
-    @property
-    def patience(self) -> float:
+    def __post_init__(self) -> None:
+        self.rank, self._delta = self.rendezvous.rank, timedelta(seconds=self.timeout)
+        self.patience = _PATIENCE * self.timeout
         """Seconds to wait for a peer."""
-        return _PATIENCE * self.timeout
+        self._asking = _ASKING * self.timeout
+        """Seconds for one question to the rendezvous."""
+        self._probing = min(3.0, _PROBING * self.timeout)
+        """Seconds for one attempt to connect to somebody."""
 
     # Meeting
 
@@ -491,10 +476,8 @@ class Cluster:
         """Connect to the rendezvous; rank 0 opens it.
 
         Raises:
-            UsageError: the secret is too short.
             RunError: it cannot be reached, or does not answer.
         """
-        check_secret(self.secret.decode(errors="replace"))
         self.store = self._answer(self._open, self._joining)
         return self
 
@@ -517,35 +500,26 @@ class Cluster:
 
     def _host(self, host: str, port: int) -> tuple[Any, tuple[str, int]]:
         """A store that listens on this address only: left to itself it would listen on every interface."""
-        listener = None
         try:
             family, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(target)
-            listener.listen(1024)
+            listener = socket.create_server(target, family=family, backlog=1024)
         except OSError as error:
-            if listener is not None:
-                listener.close()
             raise UsageError(
                 f"rank 0 cannot listen on {host}:{port} ({error.strerror}): MASTER_ADDR must be an address of the machine of "
                 "rank 0 and MASTER_PORT a free port"
             ) from error
         ip, port = listener.getsockname()[:2]
         store = TCPStore(
-            ip, port, None, True, self._delta(), wait_for_workers=False, master_listen_fd=listener.detach()
+            ip, port, None, True, self._delta, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         self._address = ip
         return store, (ip, port)
 
     def _client(self, host: str, port: int) -> Any:
         wait_for(host, port, self._joining)
-        store = TCPStore(host, port, None, False, self._delta(), wait_for_workers=False)
+        store = TCPStore(host, port, None, False, self._delta, wait_for_workers=False)
         self._address = address_towards(host, port)
         return store
-
-    def _delta(self) -> timedelta:
-        return timedelta(seconds=self.timeout)
 
     def _answer(self, question: Callable[[], T], seconds: float) -> T:
         """What the store says. A store whose machine is cut off would keep us waiting, so a thread asks,
@@ -622,7 +596,10 @@ class Cluster:
         if self.secret:
             self.store.set(f"proof/{self.rank}", identity.proof(self.rank).hex())
             proofs = self._collect("proof", self.timeout, "it had said who it is")
-            self._judge([_is_proof(identity, proof, rank) for rank, proof in enumerate(proofs)])
+            shown = [proof.encode() for proof in proofs]
+            self._judge(
+                [hmac.compare_digest(p, identity.proof(r).hex().encode()) for r, p in enumerate(shown)]
+            )
         return identity
 
     def _reach_everybody(self) -> None:
@@ -685,11 +662,11 @@ class Cluster:
             raise RunError(
                 f"rank {self.rank} could not connect to all others within {self.timeout:g} s: nothing was sent"
             ) from error
-        return group, digest(store.read)
+        return group, store.digest
 
     def _group(self, store: SignedStore) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = self._delta()
+        options._timeout = self._delta
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address, lazy_init=False)]
         return dist.ProcessGroupGloo(store, self.rank, self.rendezvous.size, options)
 
@@ -698,7 +675,7 @@ class Cluster:
         addresses, is at its other end."""
         proofs = {p: torch.zeros(32, dtype=torch.uint8) for p in wire.peers}
         wire.exchange(
-            [Message(p, SMALL, _tensor(identity.proof(addresses, self.rank, p))) for p in proofs],
+            [Message(p, SMALL, as_tensor(identity.proof(addresses, self.rank, p))) for p in proofs],
             [Message(p, SMALL, received) for p, received in proofs.items()],
         )
         for peer, received in proofs.items():
@@ -731,26 +708,10 @@ class Cluster:
         if self.wire is not None:
             self.wire.hang_up()
 
-    @property
-    def _asking(self) -> float:
-        """Seconds for one question to the rendezvous."""
-        return _ASKING * self.timeout
-
-    @property
-    def _probing(self) -> float:
-        """Seconds for one attempt to connect to somebody."""
-        return min(3.0, _PROBING * self.timeout)
-
-    @property
-    def _grace(self) -> float:
-        """Seconds in which the others notice, too, and have tried to connect: less than the question may take."""
-        return min(self._probing + 2.5, 0.85 * self._asking)
-
     def _find_out(self, lost: Sequence[int], what: str) -> RunError:
-        until = time.monotonic() + self._grace
-        while time.monotonic() < until:
-            if all_said(self._reports(), self.rendezvous.size):
-                break
+        # the others notice, too, and have tried to connect by then: less than the question may take
+        until = time.monotonic() + min(self._probing + 2.5, 0.85 * self._asking)
+        while time.monotonic() < until and not all_said(self._reports(), self.rendezvous.size):
             time.sleep(_POLL)
         return verdict(self._reports(), self.rank, lost, what, self._named)
 
@@ -785,14 +746,3 @@ class Cluster:
         failed = {r for report in reports.values() for r in report.lost} - set(reports)
         left = {r for r in range(self.rendezvous.size) if self.store.check([f"bye/{r}"])}
         return len(left | failed) < self.rendezvous.size
-
-
-def _is_proof(identity: Identity, claimed: str, rank: int) -> bool:
-    try:
-        return identity.proves(bytes.fromhex(claimed), rank)
-    except ValueError:
-        return False
-
-
-def _tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

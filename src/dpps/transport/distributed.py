@@ -45,6 +45,11 @@ Works = list[tuple[int, Any]]
 """Messages on their way, each with the rank of its peer."""
 
 
+def as_tensor(data: bytes) -> Tensor:
+    """Bytes to be sent."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
 class Message(NamedTuple):
     """A contiguous tensor to or from a peer (the rank of its process)."""
 
@@ -359,7 +364,7 @@ class Distributed(Fabric):
         self.blocks = blocks(nodes, wire.size)
         self.rows: range = self.blocks[wire.rank]
         self.control = Between(wire, self.blocks)
-        self._routes = lru_cache(maxsize=64)(self._route)
+        self._routes = lru_cache(maxsize=64)(lambda weights: Route.of(weights, self.blocks, wire.rank))
         self._entries = lru_cache(maxsize=64)(entries)
         self._tables: dict[tuple[int, torch.dtype, int], Tensor] = {}
         self._agreed: set[bytes] = set()
@@ -454,14 +459,14 @@ class Distributed(Fabric):
         route, number = self._routes(weights), self._count
         self._count += 1
         table = self._table(number % 2, s, len(route.needed))
-        sides = {p: self._bytes(HEADER_SIZE + _SIDE.size) for p in route.incoming}
+        sides = {p: as_tensor(bytes(HEADER_SIZE + _SIDE.size)) for p in route.incoming}
         late = [Message(p, _tag(number), side) for p, side in sides.items()]
         late += [Message(p, _tag(number) + 1, table[at]) for p, at in route.incoming.items()]
         return _Receiving(number, weights, kind, route, table, sides, late)
 
     def _withdraw(self, ready: "_Receiving", skip: bytes) -> None:
         """Tell whom we had led to expect a row that it does not come, and hear the same of others."""
-        side, nothing = self._side(skip), self._bytes(1)
+        side, nothing = self._side(skip), as_tensor(bytes(1))
         outgoing = [Message(p, _tag(ready.number), side) for p in ready.route.outgoing]
         outgoing += [Message(p, _tag(ready.number) + 1, nothing) for p in ready.route.outgoing]
         self.wire.finish(ready.works + self.wire.post(outgoing, ready.late))
@@ -530,11 +535,11 @@ class Distributed(Fabric):
         whole = torch.empty(x.shape[1], dtype=x.dtype)
         places = [slice(a, b) for a, b in pairwise(np.cumsum([0, *counts]).tolist())]
         table[places[self.wire.rank]] = mine[:, own]
-        flags = {p: self._bytes(_SIDE.size) for p in peers if in_round}
+        flags = {p: as_tensor(bytes(_SIDE.size)) for p in peers if in_round}
         later = self.wire.post([], _filled([Message(p, SPREAD, whole[chunks[p]]) for p in peers]))
         self.wire.exchange(
             _filled([Message(p, ROWS, mine[:, chunks[p]].contiguous()) for p in peers])
-            + [Message(p, FLAG, self._sent(self._flag())) for p in flags],
+            + [Message(p, FLAG, as_tensor(self._flag())) for p in flags],
             _filled([Message(p, ROWS, table[places[p]]) for p in peers])
             + [Message(p, FLAG, flag) for p, flag in flags.items()],
         )
@@ -571,14 +576,14 @@ class Distributed(Fabric):
         """Before the first messages of a kind all processes compare what these will hold."""
         if kind in self._agreed:
             return
-        theirs = [Message(peer, HEADER, self._bytes(len(kind))) for peer in self.wire.peers]
-        self.wire.exchange([Message(p, HEADER, self._sent(kind)) for p in self.wire.peers], theirs)
+        theirs = [Message(peer, HEADER, as_tensor(bytes(len(kind)))) for peer in self.wire.peers]
+        self.wire.exchange([Message(p, HEADER, as_tensor(kind)) for p in self.wire.peers], theirs)
         for message in theirs:
             check_header(message.peer, message.tensor, kind)
         self._agreed.add(kind)
 
     def _side(self, kind: bytes) -> Tensor:
-        return self._sent(kind + self._flag())
+        return as_tensor(kind + self._flag())
 
     def _flag(self) -> bytes:
         after = self.control.stop_after
@@ -645,21 +650,12 @@ class Distributed(Fabric):
     def _rank_of(self, node: int) -> int:
         return next(r for r, block in enumerate(self.blocks) if node in block)
 
-    def _route(self, weights: Weights) -> Route:
-        return Route.of(weights, self.blocks, self.wire.rank)
-
     def _table(self, turn: int, x: Tensor, rows: int) -> Tensor:
         """Where the rows of a round come together; the memory is used again every other round."""
         key = turn, x.dtype, x.shape[1]
         if key not in self._tables or len(self._tables[key]) < rows:
             self._tables[key] = torch.empty(rows, x.shape[1], dtype=x.dtype)
         return self._tables[key][:rows]
-
-    def _bytes(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.uint8)
-
-    def _sent(self, data: bytes) -> Tensor:
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 @dataclass

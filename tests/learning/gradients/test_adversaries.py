@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpps.learning import Batched, Chains, OneByOne, Partition, PerExample, choose_gradients
+from dpps.learning import Batched, Chains, OneByOne, Partition, PerExample, choose_per_example
 
 CLIP, POSITIONS, WORDS = 0.7, 4, 50
 TRIALS = 8
@@ -299,7 +299,7 @@ def search(name: str, seeds: range, dtype: torch.dtype = torch.float32) -> list[
     example = (inputs, target) if case.factors else (inputs[0], target[:4])
     found = []
     for batch in (1, 30):
-        way = choose_gradients(partition, linear_loss, example, clip=CLIP, batch=batch)
+        way = choose_per_example(partition, linear_loss, example, clip=CLIP, batch=batch)
         way = way if case.kind is not OneByOne else OneByOne(partition, linear_loss, CLIP, batch)
         assert isinstance(way, case.kind)
         way.hides_failures = True

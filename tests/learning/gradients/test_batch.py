@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dpps
-from dpps.learning import Chained, Loop, Partition, Vectorised, check_model, choose_gradients, is_chain
+from dpps.learning import Chained, Loop, Partition, Vectorised, check_model, choose_engine, is_chain
 from tests.support.learning import batch_norm_model, toy_data
 
 EXAMPLE = torch.zeros(6), torch.tensor(0)
@@ -188,14 +188,14 @@ def test_runs_with_the_same_seed_repeat_whatever_draws_the_masks(kind):
 )
 def test_the_engine_is_chosen_by_the_model(model, kind):
     partition = Partition(model, ["0"] if isinstance(model[0], nn.Linear) else ["3"])
-    engine = choose_gradients(partition, F.cross_entropy, EXAMPLE, range(2))
+    engine = choose_engine(partition, F.cross_entropy, EXAMPLE, range(2))
     assert type(engine) is kind
 
 
 @pytest.mark.parametrize(("batch", "kind"), [(4, Vectorised), (50_000, Loop)])
 def test_a_batch_that_keeps_the_processor_busy_runs_node_by_node(batch, kind):
     model = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    engine = choose_gradients(Partition(model, ["0"]), F.cross_entropy, EXAMPLE, range(2), batch=batch)
+    engine = choose_engine(Partition(model, ["0"]), F.cross_entropy, EXAMPLE, range(2), batch=batch)
     assert type(engine) is kind
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -211,7 +211,7 @@ def test_a_model_that_vmap_cannot_run_falls_to_the_loop_with_a_note(caplog):
             return z if z.sum() > 0 else 2 * z
 
     with caplog.at_level("INFO"):
-        engine = choose_gradients(Partition(Branching(), "all"), F.cross_entropy, EXAMPLE, range(2))
+        engine = choose_engine(Partition(Branching(), "all"), F.cross_entropy, EXAMPLE, range(2))
     assert isinstance(engine, Loop)
     assert "torch.vmap" in caplog.text
 
@@ -219,7 +219,7 @@ def test_a_model_that_vmap_cannot_run_falls_to_the_loop_with_a_note(caplog):
 def test_the_choice_looks_at_nobodys_data(caplog):
     model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 3))
     example = torch.full((3,), 99), torch.tensor(0)  # beyond the vocabulary
-    assert isinstance(choose_gradients(Partition(model, "all"), F.cross_entropy, example), Vectorised)
+    assert isinstance(choose_engine(Partition(model, "all"), F.cross_entropy, example), Vectorised)
 
 
 def test_a_model_that_does_not_run_on_made_up_examples_goes_node_by_node():
@@ -233,5 +233,5 @@ def test_a_model_that_does_not_run_on_made_up_examples_goes_node_by_node():
             return self.layer(x)
 
     example = torch.full((6,), 2.0), torch.tensor(0)
-    assert isinstance(choose_gradients(Partition(Picky(), "all"), F.cross_entropy, example), Loop)
+    assert isinstance(choose_engine(Partition(Picky(), "all"), F.cross_entropy, example), Loop)
     assert not check_model(Partition(Picky(), "all"), F.cross_entropy, example, per_example=False)

@@ -16,7 +16,7 @@ from dpps.learning import (
     ModelLoss,
     OneByOne,
     Partition,
-    choose_gradients,
+    choose_per_example,
     pick,
     tensors_in,
 )
@@ -55,7 +55,7 @@ def compare(model, x, target, loss, *, shared="all", clip=None, mask=None):
     partition = Partition(model, shared)
     y, l = rows(partition)
     mask = torch.ones(NODES, BATCH, dtype=torch.bool) if mask is None else mask
-    chosen = choose_gradients(partition, loss, pick((x, target), (0, 0)), clip=1.0)
+    chosen = choose_per_example(partition, loss, pick((x, target), (0, 0)), clip=1.0)
     kind = type(chosen)
     if clip is None:  # half of the examples are clipped
         norms = [OneByOne(partition, loss, 1e9).sums(y, l, x, target, only)[1:] for only in _each(mask)]
@@ -231,7 +231,7 @@ def test_no_example_counts_more_than_clip_in_float32(name):
     x, target = inputs(), torch.randint(0, 3, (NODES, BATCH))
     y = partition.initial()[0].repeat(NODES, 1)
     l = y[:, :0]
-    way = choose_gradients(partition, F.cross_entropy, pick((x, target), (0, 0)), clip=0.01)
+    way = choose_per_example(partition, F.cross_entropy, pick((x, target), (0, 0)), clip=0.01)
     for only in _each(torch.ones(NODES, BATCH, dtype=torch.bool)):
         _, sum_s, _ = way.sums(y, l, x, target, only)
         norms = sum_s.double().norm(dim=1)
@@ -279,7 +279,7 @@ def test_what_vmap_cannot_run_is_told_once_in_a_run_of_many_batches(caplog):
 _BATCH_OF_2000 = """
 import torch, torch.nn.functional as F
 from torch import nn
-from dpps.learning import Partition, choose_gradients
+from dpps.learning import Partition, choose_per_example
 torch.set_num_threads(1)
 model = nn.Sequential(
     nn.Conv2d(1, 16, 8, 2, padding=2), nn.Tanh(), nn.MaxPool2d(2, 1),
@@ -289,7 +289,7 @@ model = nn.Sequential(
 partition = Partition(model, "all")
 y, l = (part[None] for part in partition.initial())
 x, target = torch.randn(1, 2000, 1, 28, 28), torch.randint(0, 10, (1, 2000))
-way = choose_gradients(partition, F.cross_entropy, (x[0, 0], target[0, 0]), clip=1.0, batch=2000)
+way = choose_per_example(partition, F.cross_entropy, (x[0, 0], target[0, 0]), clip=1.0, batch=2000)
 _, total, _ = way.sums(y, l, x, target, torch.ones(1, 2000, dtype=torch.bool))
 assert 1 < float(total.norm()) <= 2000
 print(open("/proc/self/status").read())

@@ -15,7 +15,7 @@ from dpps.learning import (
     OneByOne,
     Partition,
     PerExample,
-    choose_gradients,
+    choose_per_example,
     is_chain,
 )
 from tests.support.learning import tiny
@@ -38,7 +38,7 @@ def test_clipped_sums_of_both_ways_agree_and_each_example_counts_at_most_clip(ma
     s, l = partition.initial()
     y, local = s + torch.randn(4, len(s)), l + torch.randn(4, len(l))
     x, target, mask = torch.randn(4, 9, 6), torch.randint(0, 3, (4, 9)), torch.rand(4, 9) < 0.7
-    quick = choose_gradients(partition, F.cross_entropy, (x[0, 0], target[0, 0]), clip=0.1)
+    quick = choose_per_example(partition, F.cross_entropy, (x[0, 0], target[0, 0]), clip=0.1)
     assert isinstance(quick, Chains) == is_chain(partition, 2)
     slow = OneByOne(partition, F.cross_entropy, 0.1)
     expected = slow.sums(y, local, x, target, mask)
@@ -61,7 +61,7 @@ def test_adding_one_example_moves_the_clipped_sum_by_at_most_clip():
     partition = Partition(tiny(), ["layer1"])
     s, l = partition.initial()
     x, target = torch.randn(1, 30, 6), torch.randint(0, 3, (1, 30))
-    way = choose_gradients(partition, F.cross_entropy, (x[0, 0], target[0, 0]), clip=0.05)
+    way = choose_per_example(partition, F.cross_entropy, (x[0, 0], target[0, 0]), clip=0.05)
     mask = torch.ones(1, 30, dtype=torch.bool)
     full = torch.cat(way.sums(s[None], l[None], x, target, mask)[1:], 1)
     for k in range(30):
@@ -99,7 +99,7 @@ def tied():
 )
 def test_what_only_looks_like_a_chain_of_linear_layers_takes_the_general_way(make):
     model = make()
-    way = choose_gradients(Partition(model, "all"), F.cross_entropy, EXAMPLE, clip=1.0)
+    way = choose_per_example(Partition(model, "all"), F.cross_entropy, EXAMPLE, clip=1.0)
     assert isinstance(way, Batched)
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dpps.errors import UsageError
-from dpps.learning import Batched, ModelLoss, OneByOne, Partition, choose_gradients, pick
+from dpps.learning import Batched, ModelLoss, OneByOne, Partition, choose_per_example, pick
 from dpps.learning.gradients.layers.planning import Plan
 
 transformers = pytest.importorskip("transformers")
@@ -98,7 +98,7 @@ def compare(model, x, target, loss, *, by_rules=True):
     l = l.repeat(NODES, 1)
     mask = torch.ones(NODES, BATCH, dtype=torch.bool)
     example = pick(x, (0, 0)), pick(target, (0, 0))
-    way = choose_gradients(partition, loss, example, clip=0.5, batch=BATCH)
+    way = choose_per_example(partition, loss, example, clip=0.5, batch=BATCH)
     assert isinstance(way, Batched)
     assert isinstance(way.plan(example, y, l), Plan) == by_rules
     found = way.sums(y, l, x, target, mask)
@@ -144,4 +144,4 @@ def test_a_loss_that_calls_the_model_is_taken_per_example(loss):
 def test_dropout_of_a_configuration_is_refused():
     example = torch.zeros(LENGTH, dtype=torch.int64), torch.tensor(0)
     with pytest.raises(UsageError, match=r"bert\.embeddings\.dropout.* 0 "):
-        choose_gradients(Partition(bert(dropout=0.1), "all"), F.cross_entropy, example, clip=1.0)
+        choose_per_example(Partition(bert(dropout=0.1), "all"), F.cross_entropy, example, clip=1.0)

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from dpps.learning.gradients.calling import FAILURES, Loss, call_model, loss_of, pick
+from dpps.learning.gradients.calling import FAILURES, Loss, call_model, leaves_of, loss_of, pick, swapped
 from dpps.learning.partition import Partition, Slot
-from dpps.models.swapping import swapped
 from dpps.noise.source import DROPOUT, key
 
 Update = Callable[[Tensor, slice], Tensor]
@@ -228,7 +227,7 @@ class Loop(Engine):
         part, buffers, first = self.partition, self.buffers[k], None
         # the backward passes are inside, too: checkpointed modules run forward again in them
         if part.local:
-            leaves = _leaves(part.local, l)
+            leaves = leaves_of(part.views(None, l))
             with swapped(model, buffers | part.views(y, None) | leaves):
                 first = loss_of(model, {}, x, target, self.loss)
                 _write(part.local, new, first, leaves)
@@ -238,7 +237,7 @@ class Loop(Engine):
         if not part.shared:
             assert first is not None
             return first.detach()
-        leaves = _leaves(part.shared, y)
+        leaves = leaves_of(part.views(y, None))
         with swapped(model, buffers | part.views(None, new) | leaves):
             after = loss_of(model, {}, x, target, self.loss)
             _write(part.shared, gradient, after, leaves)
@@ -289,11 +288,6 @@ def _gradient(losses: Tensor, of: Tensor) -> Tensor:
         return torch.zeros_like(of)
     (gradient,) = torch.autograd.grad(losses.sum(), of)
     return gradient
-
-
-def _leaves(slots: Sequence[Slot], flat: Tensor) -> dict[str, Tensor]:
-    """Parameters by name, each to be differentiated by itself: the gradient of a slice would be as long as the whole vector."""
-    return {slot.name: slot.shaped(flat[slot.start : slot.stop]).detach().requires_grad_() for slot in slots}
 
 
 def _write(slots: Sequence[Slot], row: Tensor, loss: Tensor, leaves: dict[str, Tensor]) -> None:
@@ -413,14 +407,11 @@ def suits(model: nn.Module, loss: Callable[..., Any]) -> bool:
 def keeps_nothing(model: nn.Module) -> bool:
     """Whether no module of the model writes anywhere but into tensors and names of its own call, as far as code can be read.
 
-    Modules of torch and of `dpps.models` are known; of others `forward` and what it calls is read, methods and attributes of the
-    module itself included, and whatever cannot be read counts as writing. Two threads with a copy of the model each then do not
-    meet.
+    Modules of torch and of `dpps.models` are known. Of others `forward` is read: it may use torch, numbers, and the module's own
+    parameters and modules; whatever else it uses may write. Two threads with a copy of the model each then do not meet.
     """
-    return all(
-        _as_written(m) and (_is_from(m, "torch.", "dpps.models.") or _only_reads(type(m).forward, m, set()))
-        for m in model.modules()
-    )
+    known = "torch.", "dpps.models."
+    return all(_as_written(m) and (_is_from(m, *known) or _only_reads(m)) for m in model.modules())
 
 
 def _as_written(module: nn.Module) -> bool:
@@ -439,55 +430,30 @@ def _is_from(module: nn.Module, *packages: str) -> bool:
     return type(module).__module__.startswith(packages)
 
 
-def _only_reads(function: Callable[..., Any], module: nn.Module, seen: set[Any]) -> bool:
-    if function in seen:
-        return True
-    seen.add(function)
-    if not isinstance(function, types.FunctionType) or function.__closure__:
+def _only_reads(module: nn.Module) -> bool:
+    forward = type(module).forward
+    if not isinstance(forward, types.FunctionType) or forward.__closure__:
         return False
-    names: set[str] = set()
-    attributes: set[str] = set()
-    for code in _with_inner(function.__code__):
-        for step in dis.get_instructions(code):
-            if step.opname in _WRITES:
-                return False
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                names.add(str(step.argval))
-            if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                attributes.add(str(step.argval))
-    if not _BY_NAME.isdisjoint(names):
+    steps = [step for code in _with_inner(forward.__code__) for step in dis.get_instructions(code)]
+    names = {str(step.argval) for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    if any(step.opname in _WRITES for step in steps) or not _BY_NAME.isdisjoint(names):
         return False
-    used = (function.__globals__[name] for name in names if name in function.__globals__)
-    return all(_is_harmless(value, module, seen) for value in used) and all(
-        _only_reads_attribute(name, module, seen) for name in attributes
-    )
+    # whatever an attribute is taken of: it may be the module, so what the module has of that name must keep nothing
+    attributes = {str(step.argval) for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    own = {name: inspect.getattr_static(type(module), name, None) for name in attributes} | vars(module)
+    used = [forward.__globals__[name] for name in names if name in forward.__globals__]
+    return all(_is_harmless(value) for value in (*used, *(own[name] for name in attributes)))
 
 
-def _only_reads_attribute(name: str, module: nn.Module, seen: set[Any]) -> bool:
-    """Whatever the attribute is taken of: it may be the module, so what the module has of that name must keep nothing."""
-    if name in vars(module):
-        return _is_harmless(vars(module)[name], module, seen)
-    own = inspect.getattr_static(type(module), name, None)
-    if isinstance(own, (staticmethod, classmethod)):
-        own = own.__func__
-    if isinstance(own, property):
-        own = own.fget
-    if own is None or str(getattr(own, "__module__", "")).startswith("torch."):
-        return True  # a parameter, a module, torch's own, or nothing of this module
-    return _is_harmless(own, module, seen)
-
-
-def _is_harmless(value: Any, module: nn.Module, seen: set[Any]) -> bool:
-    """Numbers, texts, torch and what only reads; lists and dictionaries may be written to by their methods."""
+def _is_harmless(value: Any) -> bool:
+    """Numbers, texts and torch; lists and dictionaries may be written to by their methods."""
     if isinstance(value, (int, float, str, bool, type(None), torch.dtype, torch.device)):
         return True
     if isinstance(value, tuple):
-        return all(_is_harmless(part, module, seen) for part in value)
+        return all(map(_is_harmless, value))
     if isinstance(value, types.ModuleType):
         return value.__name__.split(".")[0] in ("torch", "math")
-    if str(getattr(value, "__module__", "")).split(".")[0] in ("torch", "math"):
-        return callable(value)
-    return isinstance(value, types.FunctionType) and _only_reads(value, module, seen)
+    return str(getattr(value, "__module__", "")).split(".")[0] in ("torch", "math") and callable(value)
 
 
 def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -1,9 +1,15 @@
-"""How a model and its loss are called: with one tensor, a tuple (positions) or a dictionary (names), on a batch or on one example."""
+"""How a model and its loss are called: with one tensor, a tuple (positions) or a dictionary (names), on a batch or on one example.
+
+A loss is a function of (outputs, targets). It may return one number, or one per example (`reduction="none"`), which is then
+averaged. Class weights work in every unit with the latter: a *weighted mean* divides by the sum of the weights, so the loss of
+one example alone has lost its weight, and it is refused where examples are differentiated one by one.
+"""
 
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpps.errors import UsageError
-from dpps.models.swapping import swapped
 
 Loss = Callable[[Any, Any], Tensor]
 """Takes a model's outputs and the targets of a batch; a mean over the batch. Or a `ModelLoss`."""
@@ -82,6 +87,53 @@ def logits_of(outputs: Any) -> Any:
     return logits if isinstance(logits, Tensor) else outputs
 
 
+@contextmanager
+def swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """These parameters and buffers in place of the model's own, wherever they are used (tied ones, too);
+    afterwards its own again.
+
+    What `torch.func.functional_call` does, without its checks: those take as long as a small model itself. Differentiate inside it:
+    checkpointed modules run again during the backward pass, with whatever parameters are in place then.
+
+    Args:
+        model: nobody else may call it meanwhile.
+        tensors: by the names of `named_parameters` and `named_buffers`.
+    """
+    if not tensors:
+        yield
+        return
+    places = _places(model)
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for name, tensor in tensors.items():
+            for store, key in places[name]:
+                before.append((store, key, store[key]))
+                store[key] = tensor
+        yield
+    finally:
+        for store, key, own in reversed(before):
+            store[key] = own
+
+
+def _places(model: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """By name: every module's dictionary, and the key in it, that holds this very tensor."""
+    by_tensor: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    names: dict[str, int] = {}
+    left: list[tuple[str, nn.Module]] = [("", model)]
+    while left:  # `named_modules(remove_duplicate=False)`, whose generators take as long as a small model
+        prefix, module = left.pop()
+        left.extend(
+            (f"{prefix}{name}.", inner) for name, inner in module._modules.items() if inner is not None
+        )
+        stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for store in stores:
+            for key, tensor in store.items():
+                if tensor is not None:
+                    names[prefix + key] = id(tensor)
+                    by_tensor.setdefault(id(tensor), []).append((store, key))
+    return {name: by_tensor[own] for name, own in names.items()}
+
+
 class ExampleLosses:
     """From a batch's outputs and targets to one loss per example.
 
@@ -118,6 +170,70 @@ class ExampleLosses:
         return self.loss(pick(outputs, None), pick(target, None))
 
 
+_FUNCTIONS: dict[type[nn.Module], Loss] = {
+    nn.CrossEntropyLoss: F.cross_entropy,
+    nn.MSELoss: F.mse_loss,
+    nn.L1Loss: F.l1_loss,
+    nn.SmoothL1Loss: F.smooth_l1_loss,
+    nn.HuberLoss: F.huber_loss,
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+    nn.BCELoss: F.binary_cross_entropy,
+}
+"""What torch's loss modules compute with their default settings. Engines know some of the functions."""
+
+
+def as_function(loss: Loss) -> Loss:
+    """torch's function for a loss module of torch with default settings, such as `F.cross_entropy` for `nn.CrossEntropyLoss()`;
+    any other loss as it is."""
+    kind = type(loss)
+    if kind in _FUNCTIONS and _settings(loss) == _settings(kind()):
+        return _FUNCTIONS[kind]
+    return loss
+
+
+def _settings(module: Any) -> dict[str, Any]:
+    """Numbers, and whether there are weights and hooks."""
+    found = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    tensors = len(list(module.buffers()))
+    return found | {"tensors": tensors, "hooks": len(module._forward_hooks) + len(module._forward_pre_hooks)}
+
+
+def takes_classes(loss: Loss) -> bool:
+    """Whether targets are class numbers: the loss is torch's cross-entropy, with whatever weights or label smoothing."""
+    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def ignored_label(loss: Loss) -> int | None:
+    """The label that somebody chose for examples without a class."""
+    return loss.ignore_index if isinstance(loss, nn.CrossEntropyLoss) else None
+
+
+def weighted(loss: Loss, weigh: Callable[[Any], Tensor] | None) -> Loss:
+    """The same loss, of a batch, with every example's loss multiplied by its weight."""
+    return (
+        loss
+        if weigh is None or isinstance(loss, ModelLoss)
+        else partial(_weighted, ExampleLosses(loss), weigh)
+    )
+
+
+def _weighted(each: ExampleLosses, weigh: Callable[[Any], Tensor], outputs: Any, targets: Any) -> Tensor:
+    return (each(outputs, targets, len(outputs)) * weigh(targets).to(outputs)).mean()
+
+
+def one_number(loss: Loss) -> Loss:
+    """The same loss, averaged where it gives a number for every example."""
+    if isinstance(loss, ModelLoss):
+        return loss
+    known = getattr(loss, "__module__", "") == "torch.nn.functional"  # one number; engines know some of them
+    return loss if known else partial(_averaged, loss)
+
+
+def _averaged(loss: Loss, outputs: Any, targets: Any) -> Tensor:
+    value = loss(outputs, targets)
+    return value if value.ndim == 0 else value.mean()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without torch's remarks that `torch.vmap` has no batching rule for an operation: the result is right."""
@@ -127,13 +243,13 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def unwritten(tensors: Iterable[Tensor]) -> Iterator[None]:
+def unwritten(tensors: Iterable[Tensor], words: str = WRITES) -> Iterator[None]:
     """Refuse a model that writes over parameters while it runs: they would follow the data, and no noise would hide that."""
     held = list(tensors)
     before = [tensor._version for tensor in held]
     yield
     if [tensor._version for tensor in held] != before:
-        raise UsageError(WRITES)
+        raise UsageError(words)
 
 
 def tensors_in(batch: Any) -> list[Tensor]:

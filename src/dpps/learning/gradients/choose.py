@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,72 +31,28 @@ _LARGE = 1 << 18  # numbers that a node's batch leaves behind on its way forward
 _log = logging.getLogger(__name__)
 
 
-@overload
-def choose_gradients(
-    partition: Partition,
-    loss: Loss,
-    example: tuple[Any, Any],
-    rows: Sequence[int] = ...,
-    *,
-    clip: None = None,
-    batch: int = ...,
-    seed: int = ...,
-    name: EngineName = ...,
-) -> Engine: ...
-
-
-@overload
-def choose_gradients(
-    partition: Partition,
-    loss: Loss,
-    example: tuple[Any, Any],
-    *,
-    clip: float,
-    batch: int = ...,
-    weigh: Weigh | None = ...,
-) -> PerExample: ...
-
-
-def choose_gradients(
+def choose_engine(
     partition: Partition,
     loss: Loss,
     example: tuple[Any, Any],
     rows: Sequence[int] = (0,),
     *,
-    clip: float | None = None,
     batch: int = 1,
     seed: int = 0,
     name: EngineName = "auto",
-    weigh: Weigh | None = None,
-) -> Engine | PerExample:
-    """The engine for a model: gradients of whole batches, or with a clip the sums of gradients clipped per example.
+) -> Engine:
+    """What computes the gradients of whole batches.
 
     Args:
         partition: of the model.
         loss: of (outputs, targets), a mean over the batch; or a `ModelLoss`.
         example: one example's inputs and target; only shapes and types are looked at: no choice may depend on anybody's data.
-        rows: the nodes held here, for gradients of whole batches.
-        clip: the largest L2 norm of an example's gradient over all parameters (unit record).
-        batch: how many examples a node's batch has, a public number; with a clip the expected number.
+        rows: the nodes held here.
+        batch: how many examples a node's batch has, a public number.
         seed: of dropout.
-        name: "auto", or force one, for gradients of whole batches.
-        weigh: from targets to one weight per example, applied after the clip.
-
-    Raises:
-        UsageError: with a clip: the model mixes examples, draws random numbers, or is not fit in another way (see `check_model`).
+        name: "auto", or force one.
     """
-    chain = isinstance(example[0], Tensor) and not isinstance(loss, ModelLoss)
-    chain = chain and is_chain(partition, example[0].ndim + 1)
-    if clip is not None:
-        ran = check_model(partition, loss, example, per_example=True)
-        if not ran and not chain:
-            _log.warning(
-                "%s does not run on made-up examples: gradients one example after the other, which is slow",
-                type(partition.model).__name__,
-            )
-            return OneByOne(partition, loss, clip, batch, weigh)
-        return (Chains if chain else Batched)(partition, loss, clip, batch, weigh)
-    if name == "auto" and chain:
+    if name == "auto" and _is_chain(partition, loss, example):
         return Chained(partition, loss, rows, seed)
     reason = "asked for" if name == "loop" else None
     if name == "auto":
@@ -110,6 +66,37 @@ def choose_gradients(
         _log.info("gradients node by node: %s", reason)
         return Loop(partition, loss, rows, seed)
     return Vectorised(partition, loss, rows, seed)
+
+
+def choose_per_example(
+    partition: Partition,
+    loss: Loss,
+    example: tuple[Any, Any],
+    clip: float,
+    *,
+    batch: int = 1,
+    weigh: Weigh | None = None,
+) -> PerExample:
+    """What computes sums of gradients clipped per example (unit record); the arguments as above, and as in `PerExample`.
+
+    Raises:
+        UsageError: the model mixes examples, draws random numbers, or is not fit in another way (see `check_model`).
+    """
+    ran = check_model(partition, loss, example, per_example=True)
+    if _is_chain(partition, loss, example):
+        return Chains(partition, loss, clip, batch, weigh)
+    if ran:
+        return Batched(partition, loss, clip, batch, weigh)
+    _log.warning(
+        "%s does not run on made-up examples: gradients one example after the other, which is slow",
+        type(partition.model).__name__,
+    )
+    return OneByOne(partition, loss, clip, batch, weigh)
+
+
+def _is_chain(partition: Partition, loss: Loss, example: tuple[Any, Any]) -> bool:
+    plain = isinstance(example[0], Tensor) and not isinstance(loss, ModelLoss)
+    return plain and is_chain(partition, example[0].ndim + 1)
 
 
 def _loop_reason(model: nn.Module, device: torch.device) -> str | None:

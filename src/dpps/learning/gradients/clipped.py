@@ -150,7 +150,7 @@ class PerExample(Frozen, ABC):
     def __init__(
         self, partition: Partition, loss: Loss, clip: float, batch: int = 1, weigh: Weigh | None = None
     ) -> None:
-        self.partition, self.loss, self.clip, self.weigh = partition, loss, clip, weigh
+        self.partition, self.loss, self.clip, self.weigh, self._batch = partition, loss, clip, weigh, batch
         self.skipped = Skipped()
         """Examples that counted as zero; it stays at the node."""
         usual, u = (
@@ -176,6 +176,12 @@ class PerExample(Frozen, ABC):
         The sums are in float64 where float32 would be off by more than the margin. One backward pass at (y, l) gives both parts.
         Both are noised afterwards: local parameters without noise would let one example change all other examples' gradients.
         """
+
+    def _one_by_one(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
+        """`sums` by plain autograd, where this way does not work for a batch."""
+        single = OneByOne(self.partition, self.loss, self.clip, self._batch, self.weigh)
+        single.skipped, single.tried, single.hides_failures = self.skipped, True, self.hides_failures
+        return single.sums(y, l, x, target, mask)
 
     def _piece(self, mask: Tensor, dtype: torch.dtype) -> int | None:
         """How many examples may be summed in float32 at a time in this batch; 0: none, None: all of them."""
@@ -209,8 +215,6 @@ class Chains(PerExample):
     ) -> None:
         super().__init__(partition, loss, clip, batch, weigh)
         self._chain = Chain(partition)
-        self._single = OneByOne(partition, loss, clip, batch, weigh)
-        self._single.skipped, self._single.tried = self.skipped, True
         self._widest = max(max(link.inputs, link.outputs) for link in self._chain.links)
 
     def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
@@ -219,8 +223,7 @@ class Chains(PerExample):
         except FAILURES:  # a label that is no class, say
             if not self.hides_failures:
                 raise
-        self._single.hides_failures = True
-        return self._single.sums(y, l, x, target, mask)
+        return self._one_by_one(y, l, x, target, mask)
 
     def _all_at_once(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
         losses, clipped = (torch.empty(len(y), dtype=y.dtype, device=y.device) for _ in range(2))
@@ -280,8 +283,6 @@ class Batched(PerExample):
     ) -> None:
         super().__init__(partition, loss, clip, batch, weigh)
         self._plans: dict[Any, Plan | VmapPlan | None] = {}
-        self._single = OneByOne(partition, loss, clip, batch, weigh)
-        self._single.skipped, self._single.tried = self.skipped, True
         self._each = ExampleLosses(loss)  # once: it remembers what torch.vmap could not do
         self._reasons: set[str] = set()
         self._several = keeps_nothing(partition.model) and getattr(loss, "__module__", "") == F.__name__
@@ -291,8 +292,7 @@ class Batched(PerExample):
         self.partition.model.train()
         plan = self.plan((pick(x, (0, 0)), pick(target, (0, 0))), y, l)
         if plan is None:
-            self._single.hides_failures = self.hides_failures
-            return self._single.sums(y, l, x, target, mask)
+            return self._one_by_one(y, l, x, target, mask)
         losses, clipped = y.new_zeros(len(y)), y.new_zeros(len(y))
         piece = self._piece(mask, y.dtype)
         sum_s, sum_l = (self._empty(part, piece).zero_() for part in (y, l))
@@ -313,12 +313,11 @@ class Batched(PerExample):
                 for k in range(len(y)):
                     one(self.partition.model, k)
         except (IrregularModel, *FAILURES) as reason:
-            self._single.hides_failures = self.hides_failures
             self.skipped.forget()  # they are counted again, one by one
             if type(reason).__name__ not in self._reasons:  # what it says may differ from batch to batch
                 self._reasons.add(type(reason).__name__)
                 _log.warning("gradients one example after the other where the model does this: %s", reason)
-            return self._single.sums(y, l, x, target, mask)
+            return self._one_by_one(y, l, x, target, mask)
         self.skipped.report(int(mask.sum()))
         return Sums.of(losses, sum_s, sum_l, clipped)
 

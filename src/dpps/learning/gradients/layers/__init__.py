@@ -21,16 +21,16 @@ f d a^T over the examples.
 ```
 
 - `rule`: what a rule is. Rules are about torch *functions* (`torch.conv2d`), not modules: whatever module calls the function has it.
-- `linear`, `conv`, `embedding`, `norm`, `recurrent`, `bare`: the rules, one file per kind of layer.
+- `rules`, `recurrent`: the rules.
 - `planning`: before the first batch, two and three made-up examples show where weights meet examples and which axis these lie along;
   the result is compared with plain autograd. A model that rules do not cover, or do not understand, goes another way
   (`vmap(grad)`, then one by one, see `dpps.learning.gradients.clipped`).
 - `recording`: runs real batches as planned. Whatever differs from the plan stops it.
 - `dpps.learning.gradients.contributions`: norms and sums, exact enough for the clip.
 
-To add a rule, subclass `Rule` anywhere and call `register` with it; here, put it into a file that this module imports.
+To add a rule, subclass `Rule` anywhere and call `register` with it; here, put it into `rules`.
 """
 
-from dpps.learning.gradients.layers import bare, conv, embedding, linear, norm, recurrent
+from dpps.learning.gradients.layers import recurrent, rules
 
-__all__ = ["bare", "conv", "embedding", "linear", "norm", "recurrent"]  # importing them registers their rules
+__all__ = ["recurrent", "rules"]  # importing them registers their rules

@@ -98,7 +98,7 @@ class Found:
 
 class Gathering:
     """Puts together what comes back, call by call while the backward pass runs: so long it is in the cache, and most of it
-    need not be kept.
+    need not be kept. Calls hold it, so it holds no call: torch holds graphs in which Python's collector would not see a cycle.
 
     Args:
         weights: where the weights of calls come from.

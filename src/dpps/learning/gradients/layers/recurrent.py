@@ -1,7 +1,7 @@
 """LSTM, GRU and plain recurrent layers, of several layers and both directions, on sequences of equal length.
 
-A layer is a linear map of the whole sequence and a loop over time that is differentiated by hand: what comes back to the linear
-map, d_t, also gives the gradient of the recurrent weights, the sum of d_t h_{t-1}^T.
+A layer is a linear map of the whole sequence and a loop over time: what comes back to the linear map, d_t, also gives the gradient of
+the recurrent weights, the sum of d_t h_{t-1}^T.
 """
 
 from collections.abc import Sequence
@@ -79,10 +79,10 @@ class Recurrent(Rule):
         start = call["hx"][which]
         gates = call.watch(F.linear(x, input_weight, bias))
         if name == "gru":
-            sequence, reset = _Gru.apply(gates, weight, recurrent_bias, start)  # type: ignore[no-untyped-call]
-            return sequence, start, _Layer(first, inputs, sequence[:-1].detach(), reset.detach())
+            sequence, reset = _gru(gates, weight, recurrent_bias, start)
+            return sequence, start, _Layer(first, inputs, sequence[:-1].detach(), reset)
         shifted = gates if recurrent_bias is None else gates + recurrent_bias
-        sequence = _Plain.apply(shifted, weight, start, name == "rnn_relu")  # type: ignore[no-untyped-call]
+        sequence = _plain(shifted, weight, start, name == "rnn_relu")
         return sequence, start, _Layer(first, inputs, sequence[:-1].detach(), None)
 
     def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
@@ -107,9 +107,9 @@ def _of(sequence: Tensor) -> Tensor:
     return sequence.transpose(0, 1)[:, None]
 
 
-# The loops over time, forward and backward by hand: a few operations per step instead of a graph of them. Everything is
-# (time, examples, width). Derivatives of the activations are computed for all steps at once, before the loop back. Weights are
-# constants here. Each gives all hidden states, the first one included.
+# The loops over time. Everything is (time, examples, width), weights are constants, and each loop gives all hidden states, the first one
+# included. That of the LSTM is differentiated by hand: a few operations per step instead of a graph of them, and the derivatives of the
+# activations for all steps at once, before the loop back.
 
 
 class _Lstm(Function):
@@ -157,76 +157,26 @@ class _Lstm(Function):
         return found, None, d_h, d_c
 
 
-class _Gru(Function):
-    r"""$n_t = \tanh(x_n + r_t (W_n h_{t-1} + b_n))$, $h_t = (1 - z_t) n_t + z_t h_{t-1}$ with gates in torch's order r, z, n."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, gates: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        steps, width = len(gates), h.shape[1]
-        hs = gates.new_empty(steps + 1, *h.shape)
-        hs[0] = h
-        across = weight.t().contiguous()
-        acts, inner = torch.empty_like(gates), gates.new_empty(steps, *h.shape)
-        for t in range(steps):
-            own = hs[t] @ across if bias is None else torch.addmm(bias, hs[t], across)
-            rz = torch.add(
-                gates[t, :, : 2 * width], own[:, : 2 * width], out=acts[t, :, : 2 * width]
-            ).sigmoid_()
-            inner[t] = own[:, 2 * width :]
-            new = torch.addcmul(
-                gates[t, :, 2 * width :], rz[:, :width], inner[t], out=acts[t, :, 2 * width :]
-            ).tanh_()
-            torch.lerp(new, hs[t], rz[:, width:], out=hs[t + 1])
-        ctx.save_for_backward(acts, inner, hs, weight)
-        reset = acts[..., :width].clone()
-        ctx.mark_non_differentiable(reset)
-        return hs, reset
-
-    @staticmethod
-    def backward(ctx: Any, *back: Tensor) -> tuple[Tensor, None, None, Tensor]:
-        acts, inner, hs, weight = ctx.saved_tensors
-        d_hs, steps, width = back[0], len(acts), weight.shape[1]
-        r, z, n = (acts[..., k * width : (k + 1) * width] for k in range(3))
-        to_new = (1 - z) * (1 - n * n)
-        to_reset, to_update = to_new * inner * r * (1 - r), (hs[:-1] - n) * z * (1 - z)
-        slopes = torch.stack([to_reset, to_update, to_new], 2)
-        across = torch.stack([to_reset, to_update, to_new * r], 2)
-        found, again = torch.empty_like(acts), torch.empty_like(acts[0])
-        d_h = d_hs[steps]
-        for t in reversed(range(steps)):
-            torch.mul(slopes[t], d_h[:, None], out=found[t].view(-1, 3, width))
-            torch.mul(across[t], d_h[:, None], out=again.view(-1, 3, width))
-            d_h = torch.addmm(d_hs[t], again, weight).addcmul_(d_h, z[t])
-        return found, None, None, d_h
+def _gru(gates: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor) -> tuple[Tensor, Tensor]:
+    r"""$n_t = \tanh(x_n + r_t (W_n h_{t-1} + b_n))$, $h_t = (1 - z_t) n_t + z_t h_{t-1}$ with gates in torch's order r, z, n: all h
+    and all r."""
+    both, states, resets = 2 * h.shape[1], [h], []
+    for x in gates.unbind(0):
+        own = F.linear(states[-1], weight, bias)
+        reset, keep = (x[:, :both] + own[:, :both]).sigmoid().chunk(2, 1)
+        new = torch.addcmul(x[:, both:], reset, own[:, both:]).tanh()
+        states.append(torch.lerp(new, states[-1], keep))
+        resets.append(reset.detach())
+    return torch.stack(states), torch.stack(resets)
 
 
-class _Plain(Function):
-    """h_t = tanh(x_t + W h_{t-1} + b), or the same with ReLU."""
-
-    @staticmethod
-    def forward(ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, relu: bool) -> Tensor:
-        hs = gates.new_empty(len(gates) + 1, *h.shape)
-        hs[0] = h
-        across = weight.t().contiguous()
-        for t in range(len(gates)):
-            new = torch.addmm(gates[t], hs[t], across, out=hs[t + 1])
-            new.relu_() if relu else new.tanh_()
-        ctx.save_for_backward(hs, weight)
-        ctx.relu = relu
-        return hs
-
-    @staticmethod
-    def backward(ctx: Any, *back: Tensor) -> tuple[Tensor, None, Tensor, None]:
-        hs, weight = ctx.saved_tensors
-        (d_hs,) = back
-        slopes = (hs[1:] > 0).to(hs) if ctx.relu else 1 - hs[1:] * hs[1:]
-        found, d_h = torch.empty_like(hs[1:]), d_hs[-1]
-        for t in reversed(range(len(found))):
-            torch.mul(slopes[t], d_h, out=found[t])
-            d_h = torch.addmm(d_hs[t], found[t], weight)
-        return found, None, d_h, None
+def _plain(gates: Tensor, weight: Tensor, h: Tensor, relu: bool) -> Tensor:
+    """h_t = tanh(x_t + W h_{t-1}), or the same with ReLU."""
+    states = [h]
+    for x in gates.unbind(0):
+        new = x + F.linear(states[-1], weight)
+        states.append(new.relu() if relu else new.tanh())
+    return torch.stack(states)
 
 
 register(Recurrent())

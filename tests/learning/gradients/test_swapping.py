@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from dpps.models import swapped
+from dpps.learning import swapped
 
 
 def tied():

@@ -1,0 +1,332 @@
+"""The rules for layers: products with a matrix, convolutions, tables, norms, and parameters outside of layers.
+
+`dpps.learning.gradients.layers.recurrent` has those of recurrent layers.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpps.learning.gradients.contributions import Contribution, Explicit, Outer, Rows
+from dpps.learning.gradients.layers.rule import Call, Key, Rule, register, replace_tensors
+
+# Products of examples with a matrix: linear layers on any number of leading dimensions, and bare matrix products
+
+
+def _positions(tensor: Tensor) -> Tensor:
+    """(examples, ..., width) as (examples, 1 group, positions, width)."""
+    return tensor.reshape(tensor.shape[0], 1, -1, tensor.shape[-1])
+
+
+class Linear(Rule):
+    """x W^T + b."""
+
+    functions: tuple[str, ...] = ("linear",)
+    arguments: tuple[str, ...] = ("input", "weight", "bias")
+    weight = "weight"
+    """What the functions call the matrix."""
+
+    def suits(self, call: Call) -> bool:
+        dim = call.dims.get(("input", -1))
+        only = set(call.weights) <= {(self.weight, -1), ("bias", -1)}
+        return only and call[self.weight].ndim == 2 and dim is not None and dim < call["input"].ndim - 1
+
+    def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
+        d = _positions(call.output(back[0]))
+        found: dict[Key, Contribution] = {}
+        if (self.weight, -1) in call.weights:
+            sides = d, _positions(call.input("input"))
+            left, right = sides if self.weight == "weight" else reversed(sides)
+            found[self.weight, -1] = Outer(left, right, call[self.weight].shape)
+        if ("bias", -1) in call.weights:
+            found["bias", -1] = Explicit(d[:, 0].sum(1))
+        return found
+
+
+class RightProduct(Linear):
+    """x W."""
+
+    functions: tuple[str, ...] = ("matmul", "mm", "__matmul__")
+    arguments: tuple[str, ...] = ("input", "mat2")
+    weight = "mat2"
+
+
+class AddedProduct(RightProduct):
+    """b + x W, as `transformers`' Conv1D has it."""
+
+    functions = ("addmm",)
+    arguments = ("bias", "input", "mat2")
+
+    def suits(self, call: Call) -> bool:
+        plain = call["beta"] in (None, 1) and call["alpha"] in (None, 1)
+        return plain and call["bias"].ndim == 1 and super().suits(call)
+
+
+# Convolutions in one, two and three dimensions, with stride, padding, dilation and groups: a product of patches with what came back
+
+
+class Conv(Rule):
+    """`torch.conv1d`, `torch.conv2d` and `torch.conv3d`."""
+
+    functions = ("conv1d", "conv2d", "conv3d")
+    arguments = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+    def suits(self, call: Call) -> bool:
+        return ("input", -1) not in call.weights and call.dims.get(("input", -1)) == 0
+
+    def run(self, call: Call) -> Tensor:
+        # pooling is eight times as fast with channels last
+        if call.fast_formats and call["weight"].ndim == 4:
+            weight = call["weight"].to(memory_format=torch.channels_last)
+            return call.watch(call.run(call.arguments | {"weight": weight}))
+        return call.watch(call.run())
+
+    def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
+        x, d, weight = call.input("input"), call.output(back[0]), call["weight"]
+        found: dict[Key, Contribution] = {}
+        if ("weight", -1) in call.weights:
+            axes, groups = weight.ndim - 2, call["groups"] or 1
+            stride, dilation = _each(call["stride"], axes, 1), _each(call["dilation"], axes, 1)
+            taken = _patches(_padded(x, call), weight.shape[2:], stride, dilation, d.shape[2:], groups)
+            # (examples, groups, positions, channels), the positions' own layout left as it lies
+            left = d.reshape(len(d), groups, d.shape[1] // groups, -1).mT
+            found["weight", -1] = Outer(left, taken, weight.shape)
+        if ("bias", -1) in call.weights:
+            found["bias", -1] = Explicit(d.flatten(2).sum(2))
+        return found
+
+
+def _patches(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    out: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """All windows of padded inputs, (examples, groups, positions, channels of a group times kernel)."""
+    axes, own = len(kernel), x.stride()
+    channels = x.shape[1] // groups
+    view = x.as_strided(
+        (len(x), groups, *out, channels, *kernel),
+        (
+            *(own[0], own[1] * channels),
+            *(own[2 + k] * stride[k] for k in range(axes)),
+            own[1],
+            *(own[2 + k] * dilation[k] for k in range(axes)),
+        ),
+        x.storage_offset(),
+    )
+    return view.reshape(len(x), groups, prod(out), channels * prod(kernel))
+
+
+def _each(value: Any, axes: int, default: int) -> list[int]:
+    """An option for every axis, given once, for every axis, or left out."""
+    if value is None:
+        return [default] * axes
+    if isinstance(value, int):
+        return [value] * axes
+    return list(value) * (axes if len(value) == 1 else 1)
+
+
+def _padded(x: Tensor, call: Call) -> Tensor:
+    kernel, padding = call["weight"].shape[2:], call["padding"]
+    if padding == "valid":
+        return x
+    if padding == "same":
+        wide = [r * (k - 1) for r, k in zip(_each(call["dilation"], len(kernel), 1), kernel, strict=True)]
+        before = [w // 2 for w in wide]
+        return F.pad(x, _both(before, [w - b for w, b in zip(wide, before, strict=True)]))
+    around = _each(padding, len(kernel), 0)
+    return F.pad(x, _both(around, around)) if any(around) else x
+
+
+def _both(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """In `F.pad`'s order: the last axis first."""
+    return [size for b, a in zip(reversed(before), reversed(after), strict=True) for size in (b, a)]
+
+
+# Tables that are looked up
+
+
+class Embedding(Rule):
+    """Rows of a table; the row `padding_idx` learns nothing."""
+
+    functions = ("embedding",)
+    arguments = ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
+
+    def suits(self, call: Call) -> bool:
+        return not call["scale_grad_by_freq"] and call.dims.get(("indices", -1)) is not None
+
+    def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
+        rows = call.input("indices").reshape(call.examples, -1)
+        d = call.output(back[0]).reshape(*rows.shape, -1)
+        padding = call["padding_idx"]
+        if padding is not None and padding >= 0:
+            d = d.masked_fill((rows == padding)[:, :, None], 0.0)
+        return {("weight", -1): Rows(rows, d, call["weight"].shape)}
+
+
+# Norms within an example: their scales and shifts
+
+
+class _Norm(Rule):
+    """Scale times the normalised input plus shift: with the input normalised once more,
+    both gradients are sums over positions."""
+
+    def suits(self, call: Call) -> bool:
+        return set(call.weights) <= {("weight", -1), ("bias", -1)}
+
+    def normalised(self, call: Call) -> Tensor:
+        """The input without scale and shift, detached, in memory of its own."""
+        plain = {k: v for k, v in call.arguments.items() if k in call.names or k == "eps"}
+        return call.run({**plain, "weight": None, "bias": None})  # type: ignore[no-any-return]
+
+    def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
+        d = call.output(back[0])
+        found: dict[Key, Contribution] = {}
+        if ("weight", -1) in call.weights:
+            plain = call.first(self.normalised(call), call.out_dims[0])
+            found["weight", -1] = Explicit(self.summed(plain.mul_(d), call))
+        if ("bias", -1) in call.weights:
+            found["bias", -1] = Explicit(self.summed(d, call))
+        return found
+
+    @abstractmethod
+    def summed(self, values: Tensor, call: Call) -> Tensor:
+        """The sums over all positions that share a scale."""
+
+
+class LayerNorm(_Norm):
+    """Over the last axes; every number of them has its own scale."""
+
+    functions = ("layer_norm",)
+    arguments: tuple[str, ...] = ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable")
+
+    def suits(self, call: Call) -> bool:
+        dim = call.dims.get(("input", -1))
+        kept = call["input"].ndim - len(call["normalized_shape"])
+        return super().suits(call) and dim is not None and dim < kept
+
+    def run(self, call: Call) -> Tensor:
+        shape, eps = call["normalized_shape"], 1e-5 if call["eps"] is None else call["eps"]
+        out, mean, scale = torch.native_layer_norm(call["input"], shape, call["weight"], call["bias"], eps)
+        call.kept["mean"], call.kept["scale"] = mean.detach(), scale.detach()
+        return call.watch(out)
+
+    def normalised(self, call: Call) -> Tensor:
+        return torch.sub(call["input"], call.kept["mean"]).mul_(call.kept["scale"])
+
+    def summed(self, values: Tensor, call: Call) -> Tensor:
+        shape = call["normalized_shape"]
+        return values.reshape(call.examples, -1, *shape).sum(1)
+
+
+class RMSNorm(LayerNorm):
+    """The same without shift."""
+
+    functions = ("rms_norm",)
+    arguments = ("input", "normalized_shape", "weight", "eps")
+
+    def run(self, call: Call) -> Tensor:
+        return call.watch(call.run())
+
+    def normalised(self, call: Call) -> Tensor:
+        return call.run(call.arguments | {"weight": None})  # type: ignore[no-any-return]
+
+
+class GroupNorm(_Norm):
+    """Over groups of channels; every channel has its own scale, and everything behind the channels is summed over."""
+
+    functions = ("group_norm",)
+    arguments = ("input", "num_groups", "weight", "bias", "eps", "cudnn_enabled")
+
+    def suits(self, call: Call) -> bool:
+        return super().suits(call) and call.dims.get(("input", -1)) == 0
+
+    def summed(self, values: Tensor, call: Call) -> Tensor:
+        return values.reshape(*values.shape[:2], -1).sum(2)  # an example may have nothing behind its channels
+
+
+# Parameters outside of layers that are added to examples, multiply them or are repeated for them: biases, scales, class tokens
+
+
+class Broadcast(Rule):
+    """Functions that repeat a small weight along the examples: every example gets a copy of its own, and its gradient with it."""
+
+    functions = (
+        *("add", "add_", "__add__", "__radd__", "sub", "sub_", "__rsub__", "rsub", "subtract"),
+        *("mul", "mul_", "__mul__", "__rmul__", "multiply", "div", "div_", "true_divide", "divide"),
+        *("__rdiv__", "__rtruediv__", "maximum", "minimum", "where"),
+        *("pow", "__pow__", "__rpow__", "addcmul", "lerp"),
+    )
+    arguments = ("a", "b", "c")
+
+    def suits(self, call: Call) -> bool:
+        (dim,) = call.out_dims
+        return all(
+            call.dims[key] is None and _room(weight, call, dim) for key, weight in call.weights.items()
+        )
+
+    def run(self, call: Call) -> Tensor:
+        own = {key: call.watch(_repeated(weight.detach(), call)) for key, weight in call.weights.items()}
+        result: Tensor = call.run(replace_tensors(call.arguments, own))
+        return result
+
+    def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
+        found: dict[Key, Contribution] = {}
+        for (key, weight), d in zip(call.weights.items(), back, strict=True):
+            each = call.output(d)
+            if each.ndim > d.ndim:  # several positions of every example lay behind each other
+                dim = call.out_dims[0] or 0
+                each = each.sum(dim + 1, keepdim=True).squeeze(dim + 1)
+            found[key] = Explicit(each.reshape(call.examples, *weight.shape))
+        return found
+
+
+class Repeated(Rule):
+    """A weight that is repeated once per example, as a class token in front of every sequence."""
+
+    functions = ("expand", "expand_as", "repeat", "broadcast_to", "tile")
+    arguments = ("input",)
+
+    def suits(self, call: Call) -> bool:
+        (out,) = call.out_shapes
+        return len(call.weights) == 1 and prod(out) == prod(call["input"].shape) * call.examples
+
+    def run(self, call: Call) -> Tensor:
+        return call.watch(call.run().detach().clone())
+
+    def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
+        shape = call["input"].shape
+        return {("input", -1): Explicit(call.output(back[0]).reshape(call.examples, *shape))}
+
+
+def _room(weight: Tensor, call: Call, dim: int | None) -> bool:
+    """Whether the weight has nothing along the axis of examples of the output."""
+    (shape,) = call.out_shapes
+    if dim is None:
+        return False
+    place = dim - (len(shape) - weight.ndim)
+    return place < 0 or weight.shape[place] == 1
+
+
+def _repeated(weight: Tensor, call: Call) -> Tensor:
+    (shape,), dim = call.out_shapes, call.out_dims[0]
+    assert dim is not None
+    full = call.start(weight.reshape(*[1] * (len(shape) - weight.ndim), *weight.shape))
+    sizes = [-1] * len(shape)
+    sizes[dim] = shape[dim]
+    return full.expand(sizes)
+
+
+for rule in (
+    *(Linear(), RightProduct(), AddedProduct(), Conv(), Embedding()),
+    *(LayerNorm(), RMSNorm(), GroupNorm(), Broadcast(), Repeated()),
+):
+    register(rule)
