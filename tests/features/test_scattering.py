@@ -1,13 +1,14 @@
 """Scattering against a version that is slow and obvious: sums over pixels, no transform."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from dpps.errors import UsageError
-from dpps.features import Scattering, morlet, normalised_scattering
+from dpps.features import FEATURES, ColourScattering, Scattering, morlet, normalised_scattering
 
 
 def circular(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
@@ -128,3 +129,28 @@ def test_nothing_is_trained() -> None:
 def test_bad_requests_are_refused(make: object, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         make()  # type: ignore[operator]
+
+
+def test_colours_on_one_scale() -> None:
+    module = FEATURES["colour-scattering"]((3, 16, 16))
+    assert isinstance(module, ColourScattering)
+    x = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    found = module(x)
+    assert found.shape == (4, 243, 2, 2)
+    torch.testing.assert_close(found.mean((1, 2, 3)), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.var((1, 2, 3), correction=0), torch.ones(4), atol=1e-3, rtol=0)
+    torch.testing.assert_close(module(x[:1]), found[:1], atol=1e-4, rtol=1e-4)
+    grey = x[:, :1].expand(4, 3, 16, 16)  # a grey image has no differences of colour
+    raw = module._coefficients(grey)[:, 81:]
+    flat = torch.zeros_like(raw).unflatten(1, (2, 81))
+    flat[:, :, 1:] = math.log(0.02)
+    torch.testing.assert_close(raw, flat.flatten(1, 2), atol=1e-3, rtol=1e-3)
+
+
+def test_its_constants_come_from_no_data() -> None:
+    one, other = ColourScattering((3, 16, 16)), ColourScattering((3, 16, 16))
+    assert torch.equal(one.shift, other.shift)
+    assert torch.equal(one.scale, other.scale)
+    assert not list(one.parameters())
+    with pytest.raises(UsageError, match="3 channels"):
+        ColourScattering((1, 28, 28))

@@ -196,3 +196,60 @@ def normalised_scattering(
     channels, _, _ = scattering.output_shape(shape)
     size = 3 if scattering.channels % 3 == 0 else 1
     return nn.Sequential(scattering, nn.GroupNorm(channels // size, channels, affine=False))
+
+
+class ColourScattering(nn.Module):
+    """Scattering of colour images, with channels on one scale: `--features colour-scattering`.
+
+    Red, green and blue become brightness and two differences of colour, which are less alike. Coefficients are averaged over 2 x 2
+    places, and of orders 1 and 2 the logarithm is taken. Each channel is then shifted and scaled by its mean and standard deviation over synthetic images
+    (overlapping discs of random colours), so no image of anybody is used. Last, every example has mean 0 and variance 1.
+
+    Args:
+        shape: of an image, (3, height, width).
+    """
+
+    colours: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.scattering = Scattering()
+        self.scattering.output_shape(shape)
+        if shape[0] != 3:
+            raise UsageError(f"colour-scattering is for images of 3 channels, not {shape[0]}: use scattering")
+        directions = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])
+        self.register_buffer("colours", directions / directions.norm(dim=1, keepdim=True))
+        found = self._coefficients(_discs(64, int(shape[1]), int(shape[2])))
+        self.register_buffer("shift", found.mean((0, 2, 3))[:, None, None])
+        self.register_buffer("scale", found.std((0, 2, 3))[:, None, None])
+
+    def _coefficients(self, x: Tensor) -> Tensor:
+        mixed = torch.einsum("kc,nchw->nkhw", self.colours, x.float())
+        found = F.avg_pool2d(self.scattering(mixed), 2, ceil_mode=True)
+        found = found.view(len(x), 3, -1, *found.shape[2:])
+        return torch.cat([found[:, :, :1], (found[:, :, 1:] + 0.02).log()], 2).flatten(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, 3 * coefficients, height, width)."""
+        found = (self._coefficients(x) - self.shift) / self.scale
+        return F.layer_norm(found, found.shape[1:])
+
+
+def _discs(count: int, height: int, width: int) -> Tensor:
+    """Images of overlapping discs, whose radii are as in photographs: many small ones, density $r^{-3}$ from 1 to 20 pixels."""
+    draw = np.random.default_rng(0)
+    y, x = np.mgrid[:height, :width]
+    images = np.empty((count, 3, height, width), np.float32)
+    for image in images:
+        image[:] = draw.uniform()
+        for _ in range(400):  # those drawn later cover the earlier ones
+            radius = draw.uniform(1 / 400, 1) ** -0.5
+            row, column = draw.uniform(-8, height + 8), draw.uniform(-8, width + 8)
+            colour = draw.uniform() + 0.15 * draw.normal(size=3)
+            image[:, (x - column) ** 2 + (y - row) ** 2 < radius**2] = colour[:, None]
+    return torch.from_numpy(images).clamp(0, 1)
+
+
+FEATURES.register("colour-scattering")(ColourScattering)

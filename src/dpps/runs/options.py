@@ -151,7 +151,7 @@ class Options:
     features: Annotated[str, _names("none", *FEATURES.names(), "MODULE:CALLABLE")] = "none"
     """Fixed features, computed once, at no privacy cost.
 
-    scattering is a wavelet transform of every image. Your own, package.module:callable, is called without arguments and
+    scattering is a wavelet transform of every image, colour-scattering one for colours. Your own, package.module:callable, is called without arguments and
     returns a frozen module, or a pair of it and its preprocessing. Features are computed before training and kept next to
     the data. Best with --model linear.
     """
