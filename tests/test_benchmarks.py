@@ -10,9 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 HELPERS = {"measure", "learners", "run", "profiling"}
-OF_ERRORS = {"central"}
-"""Scripts that measure errors, not times; each says how it is started."""
-BENCHMARKS = sorted({file.stem for file in FOLDER.glob("*.py")} - HELPERS - OF_ERRORS)
+BENCHMARKS = sorted({file.stem for file in FOLDER.glob("*.py")} - HELPERS)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ share noise that cancels. The libraries are called in an environment of their ow
 scikit-learn 1.9:
 
     python -m venv central && central/bin/pip install diffprivlib==0.6.6 'scikit-learn<1.9' opendp
-    python benchmarks/central.py --python central/bin/python
+    python scripts/central.py --python central/bin/python
 
 Each library answers as its documentation shows, with the whole epsilon split evenly over the questions it can answer. OpenDP adds
 Gaussian noise (zero-concentrated privacy, converted to the same epsilon and delta), diffprivlib pure noise.
