@@ -97,7 +97,7 @@ REFUSED = [
     (["train", "--unit", "contribution", "--mechanism", "gaussian", "--delta", "0"], "delta is 0"),
     (["train", "--unit", "node-swap", "--budget", "-1"], "budget is -1"),
     (["train", "--unit", "node-swap", "--sensitivity", "paper", "--decay", "1"], "decay is 1"),
-    (["train", "--model", "resnet18", "--nodes", "2"], "BatchNorm.*--norm group"),
+    (["train", "--model", "resnet18", "--norm", "batch", "--nodes", "2"], "BatchNorm.*--norm group"),
     (["train", "--weights", "nowhere.pt"], "nowhere.pt"),
     (["train", "--data", "mnist", "--data-dir", "nowhere"], "nowhere"),
     (["train", "--config", "nowhere.toml"], "nowhere.toml"),
