@@ -123,7 +123,7 @@ class Options:
     """Folder of each node's own data: data/node-{rank}.
 
     {rank} stands for the node's number. The folder holds train.csv (.tsv, .parquet, .npz), and the same for test if
-    wanted; or folders train and test of images, folder with one sub-folder per class. Replaces --data. Needs --schema, or
+    wanted; or folders train and test of images, with one sub-folder per class. Replaces --data. Needs --schema, or
     --classes for plain numbers.
     """
     schema: Annotated[Path | None, _optional("PATH"), Runtime] = None
@@ -149,11 +149,11 @@ class Options:
     --metrics.
     """
     features: Annotated[str, _names("none", *FEATURES.names(), "MODULE:CALLABLE")] = "none"
-    """Fixed features, computed once, at no privacy cost.
+    """Fixed features, at no privacy cost.
 
-    scattering is a wavelet transform of every image, colour-scattering one for colours. Your own, package.module:callable, is called without arguments and
-    returns a frozen module, or a pair of it and its preprocessing. Features are computed before training and kept next to
-    the data. Best with --model linear.
+    scattering is a wavelet transform of every image, colour-scattering one for colours. Your own, package.module:callable,
+    is called without arguments and returns a frozen module, or a pair of it and its preprocessing. Features are computed
+    before training and kept next to the data. Best with --model linear.
     """
     declared_sizes: Annotated[str | None, _optional("N|N,N,..")] = None
     """Examples each node declares, in public [all].
@@ -168,9 +168,9 @@ class Options:
     own, package.module:callable, is called with the shape of an example and the number of classes.
     """
     norm: Literal["batch", "group"] | None = None
-    """Normalisation of resnet18 [group in the unit record, else batch].
+    """Normalisation of resnet18 [by the unit].
 
-    The unit record refuses batch normalisation, because it mixes examples.
+    By default group in the unit record, which refuses batch normalisation because it mixes examples, and batch elsewhere.
     """
     weights: Annotated[Path | None, _optional("PATH")] = None
     """State dict to start from (.pt, .safetensors).
