@@ -168,7 +168,7 @@ class Options:
     own, package.module:callable, is called with the shape of an example and the number of classes.
     """
     norm: Literal["batch", "group"] | None = None
-    """Normalisation of resnet18 [by the unit].
+    """Normalisation of resnet18 [by unit].
 
     By default group in the unit record, which refuses batch normalisation because it mixes examples, and batch elsewhere.
     """
