@@ -7,7 +7,7 @@ all rounds, which the keys give: least squares find a factor of 1 or -1 for nois
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +53,8 @@ class Observer:
     def of_federation(cls, federation: Path, members: Iterable[Path], ledger: Path) -> "Observer":
         """From the contract, the folders of all members' keys, and the ledger of one of them, which has the scale."""
         contract = Federation.read(federation)
+        everybody = tuple(replace(member, expelled=False, expelled_in=0) for member in contract.members)
+        contract = replace(contract, members=everybody)  # keys hold for those expelled, too
         options = config_for(contract)
         partners = PrivacyOptions.of(options).trusted().partners(options.nodes)
         keys = [Membership.of(contract, Identity.open(each)).pair_keys for each in members]
