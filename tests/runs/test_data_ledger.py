@@ -50,7 +50,7 @@ def test_data_is_found_where_it_was_moved(data: Path, tmp_path: Path) -> None:
     (data / "train.csv").write_text("1,2\n")
     moved = shutil.move(data, tmp_path / "elsewhere")
     assert notes_of(Path(moved)) == [note], "by its content"
-    with pytest.raises(UsageError, match=r"nothing.*data-ledgers\.jsonl"):
+    with pytest.raises(UsageError, match=r"data-ledgers\.jsonl.*nothing"):
         notes_of(tmp_path / "nothing")
     state.write_text("nonsense\n")
     with pytest.raises(RunError, match=r"data-ledgers\.jsonl.*line 1\b"):
