@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -288,7 +289,9 @@ def test_ctrl_c_is_a_request_to_stop_wherever_it_comes(
 
 def test_a_program_that_is_interrupted_ends_with_one_line() -> None:
     words = [sys.executable, "-m", "dpps", "audit", "--samples", "1000000", "--unit", "record"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as program:
+    # a shell in the background ignores SIGINT, and its children would, too
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as program:  # noqa: PLW1509
         assert program.stderr is not None
         assert "audits" in program.stderr.readline()  # it is at work
         program.send_signal(signal.SIGINT)
