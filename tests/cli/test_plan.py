@@ -33,7 +33,7 @@ def test_plan_answers_both_ways(capsys):
     [
         (["--local-steps", "2"], "local_steps"),
         (["--algorithm", "pedfl"], "unit record"),
-        (["--model", "resnet18"], "BatchNorm"),
+        (["--model", "resnet18", "--norm", "batch"], "BatchNorm"),
         (["--unit", "node-swap", "--mixes", "2"], "mixes"),
     ],
 )
