@@ -138,21 +138,7 @@ def test_quantiles_lie_within_a_bin_of_the_true_ones() -> None:
     records = people(20_000, 2)
     found = answer("quantiles(age, 0.1, 0.5, 0.9)", records)
     expected = np.quantile(records["age"], [0.1, 0.5, 0.9])
-    assert np.abs(found.value - expected).max() < 1  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "bins"), [(0, 120, 120), (0, 10, 128), (0.5, 100.5, 128), (0, 5000, 128)]
-)
-def test_quantiles_of_whole_numbers_have_a_bin_for_each(low: float, high: float, bins: int) -> None:
-    assert ask("quantiles(x, 0.5)", {"x": Number("x", low, high)}).width == bins
-
-
-def test_quantiles_of_ages_in_years_have_the_right_rank() -> None:
-    ages = np.floor(people(20_000, 2)["age"])
-    for p in (0.25, 0.5, 0.75):
-        found = answer(f"quantiles(age, {p})", {"age": ages}).value[0]  # type: ignore[attr-defined]
-        assert (ages < np.floor(found)).mean() <= p <= (ages <= np.ceil(found)).mean()
+    assert np.abs(found.value - expected).max() < 120 / 128  # type: ignore[attr-defined]
 
 
 def test_missing_values_are_left_out_or_counted_as_missing() -> None:

@@ -270,15 +270,7 @@ def _quantiles(call: Call) -> Question:
         raise UsageError(
             f"{call.text}: quantiles are numbers between 0 and 1, such as quantiles(age, 0.25, 0.5, 0.75)"
         )
-    number = call.number(call.given[0])
-    return Quantiles(call.text, number, at, call.whole("bins", _usual_bins(number), 8))
-
-
-def _usual_bins(number: Number) -> int:
-    """One bin per unit of a range that begins and ends at whole numbers, so that no bin cuts through the records of one value, such
-    as an age in years; otherwise 128."""
-    whole = float(number.low).is_integer() and float(number.span).is_integer()
-    return int(number.span) if whole and 32 <= number.span <= 256 else 128
+    return Quantiles(call.text, call.number(call.given[0]), at, call.whole("bins", 128, 8))
 
 
 def _correlation(call: Call) -> Question:
