@@ -69,9 +69,9 @@ PATIENCE, LONGEST = 10, 200
 """It gives up after so many times the rounds that it takes when nothing fails, or after so many rounds if that is more."""
 JUMP = 8
 """Where a single other member is here, its word takes this one on by so many rounds at a time."""
-ENOUGH = 0.5
+ENOUGH = 0.25
 """Where members share noise, which is not scaled by a, one with less mass than this gives no parts away: noise would drive its
-parameters too far."""
+parameters too far. With 0.5, two messages of five stay at home in a bad week, and rows mix too slowly (docs/cancelling-noise.md)."""
 _FEWEST, _MOST = 6, 1000
 _LARGEST = 400  # members of whom eigenvalues are computed; more of them get the most rounds
 _LATELY = 4  # rounds
