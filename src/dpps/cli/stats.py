@@ -17,6 +17,7 @@ from dpps.data.schema import Schema
 from dpps.errors import UsageError
 from dpps.privacy.units import Unit
 from dpps.runs.deployment import Deployment, Simulation
+from dpps.runs.options import refuse_given
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.statistics.options import SurveyOptions
 from dpps.statistics.questions import Answer
@@ -97,26 +98,18 @@ def stats(arguments: list[str]) -> int:
 
 
 def _refuse_useless(arguments: Sequence[str], options: StatsOptions, together: bool) -> None:
-    """Refuse an option that would be ignored: whoever writes one means something by it."""
-    alone, dry = "it belongs to runs of several processes (torchrun)", options.plan or options.print_config
+    """Refuse options that would be ignored, or that exclude each other."""
+    dry = options.plan or options.print_config
+    nothing = f"--{'plan' if options.plan else 'print-config'} reads no data and writes nothing"
     rules = {
-        "colluders": (options.trust == "nobody", "it belongs to --trust pairs"),
-        "mean-variance": (options.trust == "nobody", "it belongs to --trust pairs"),
-        "timeout": (not together, alone),
-        "records": (not options.plan, "it belongs to --plan"),
-        **dict.fromkeys(
-            ("node-data", "out", "overwrite", "resume"),
-            (dry, f"--{'plan' if options.plan else 'print-config'} reads no data and writes nothing"),
-        ),
-        "seed": (together or dry, "it is for a simulation, whose noise may be repeated"),
-        "json": (options.print_config, "--print-config prints TOML"),
+        ("colluders", "mean-variance"): (options.trust == "nobody", "it belongs to --trust pairs"),
+        ("timeout",): (not together, "it belongs to runs of several processes (torchrun)"),
+        ("records",): (not options.plan, "it belongs to --plan"),
+        ("node-data", "out", "overwrite", "resume"): (dry, nothing),
+        ("seed",): (together or dry, "it is for a simulation, whose noise may be repeated"),
+        ("json",): (options.print_config, "--print-config prints TOML"),
     }
-    given = {
-        word.partition("=")[0].replace("_", "-").removeprefix("--") for word in arguments if word[:2] == "--"
-    }
-    for name, (useless, why) in rules.items():
-        if useless and name in given:
-            raise UsageError(f"--{name} would be ignored here ({why}): leave it out")
+    refuse_given(arguments, {n: why for names, (useless, why) in rules.items() if useless for n in names})
     for one, other in (("resume", "overwrite"), ("plan", "print_config")):
         if getattr(options, one) and getattr(options, other):
             raise UsageError(f"--{one} and --{other.replace('_', '-')} exclude each other: choose one")
@@ -129,17 +122,8 @@ def _release(
     rows = deployment.rows(options.nodes)
     sources = [node_folder(options.node_data, row, len(rows) == 1) for row in rows]
     out = options.out or Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    run = Release.of_tables(
-        survey,
-        schema,
-        sources,
-        options.nodes,
-        unit,
-        options.seed,
-        folder=out,
-        deployment=deployment,
-        overwrite=options.overwrite,
-    )
+    more = {"seed": options.seed, "folder": out, "deployment": deployment, "overwrite": options.overwrite}
+    run = Release.of_tables(survey, schema, sources, options.nodes, unit, **more)
     run.resumed = options.resume
     with run:
         run.fit(1)

@@ -470,12 +470,9 @@ class Options:
 
     def _check_trust(self) -> None:
         if self.trust == "nobody":
-            if self.colluders is not None:
-                raise UsageError("--colluders belongs to --trust pairs: add that, or leave it out")
-            if self.mean_variance is not None:
-                raise UsageError("--mean-variance belongs to --trust pairs: add that, or leave it out")
-            if self.absentees is not None:
-                raise UsageError("--absentees belongs to --trust pairs: add that, or leave it out")
+            for name in ("colluders", "mean-variance", "absentees"):
+                if getattr(self, name.replace("-", "_")) is not None:
+                    raise UsageError(f"--{name} belongs to --trust pairs: add that, or leave it out")
             return
         why = (
             "without a unit there is no noise to share"
@@ -713,17 +710,23 @@ def refuse_ignored(arguments: Sequence[str], options: Options, *, distributed: b
         distributed: whether this is one process of several.
     """
     unit = options.unit if options.noisy else "none"
-    anyway = {"shared": "all", "mechanism": UNITS[unit].fixed_mechanism if unit in UNITS else None}
+    fixed = UNITS[unit].fixed_mechanism if unit in UNITS else None
     useless = ignored(options)
     if not distributed:
         useless |= dict.fromkeys(
             ("timeout", "seeded-noise"), "it is for several processes, torchrun -m dpps train"
         )
+    for name, value in (("shared", "all"), ("mechanism", fixed)):
+        if getattr(options, name) == value:  # what it is anyway
+            useless.pop(name, None)
+    refuse_given(arguments, useless)
+
+
+def refuse_given(arguments: Sequence[str], useless: Mapping[str, str]) -> None:
+    """Refuse words of a command line that name one of these options, which would be ignored for these reasons."""
     for word in arguments:
         name = word.partition("=")[0].replace("_", "-").removeprefix("--")
         if word.startswith("--") and name in useless:
-            if name in anyway and getattr(options, name) == anyway[name]:
-                continue
             raise UsageError(f"--{name} would be ignored here ({useless[name]}): leave it out")
 
 

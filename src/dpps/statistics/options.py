@@ -9,18 +9,14 @@ from typing import Annotated, Any, Self
 
 from tyro.conf import UseAppendAction, arg
 
-from dpps.data.schema import Schema, read_schema
+from dpps.data.schema import Schema
 from dpps.errors import UsageError, unknown
 from dpps.privacy.partners import TRUSTS, Pairs
 from dpps.privacy.units import PrivacyOptions, Unit
-from dpps.statistics.release import Survey, choose_unit, columns_of
+from dpps.statistics.release import Survey, open_survey
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "ask": (list,),
-    "nodes": (int,),
-    "records-per-node": (int,),
-    "colluders": (int,),
-}
+_KINDS: dict[str, tuple[type, ...]] = {"ask": (list,)}
+_KINDS |= dict.fromkeys(("nodes", "records-per-node", "colluders"), (int,))
 _KINDS |= dict.fromkeys(("schema", "person", "trust"), (str,))
 _KINDS |= dict.fromkeys(("epsilon", "delta", "mean-variance"), (float, int))
 
@@ -76,20 +72,13 @@ class SurveyOptions:
         """
         if self.trust not in TRUSTS:
             raise UsageError(f"--trust is {self.trust!r}: choose one of {', '.join(TRUSTS)}")
-        schema = read_schema(self.schema)
-        if not isinstance(schema, Schema):
-            raise UsageError(f"--schema {self.schema} describes images: questions are asked about tables")
-        survey = Survey(self.ask, columns_of(schema), self.person)
         trust = PrivacyOptions.of(self).trusted()
         limits = self.epsilon, self.delta, trust, self.records_per_node
-        return survey, schema, choose_unit(survey, self.nodes, *limits)
-
-    # Files
+        return open_survey(self.ask, self.schema, self.person, self.nodes, *limits)
 
     def to_table(self) -> dict[str, Any]:
         """The options by the names of the command line; those that are None are left out."""
-        shared = fields(SurveyOptions)
-        found = {f.name.replace("_", "-"): getattr(self, f.name) for f in shared}
+        found = {f.name.replace("_", "-"): getattr(self, f.name) for f in fields(SurveyOptions)}
         found |= {"ask": list(self.ask), "schema": str(self.schema)}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -99,12 +88,7 @@ class SurveyOptions:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str) -> Self:
-        """What `to_table` made, read back.
-
-        Args:
-            table: options by name.
-            where: the file that they were found in, for messages.
-        """
+        """What `to_table` made, read back; `where` is the file that it was found in, for messages."""
         for name, value in table.items():
             if name not in _KINDS:
                 raise unknown(f"option in {where}", name, _KINDS)
