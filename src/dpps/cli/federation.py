@@ -2,14 +2,12 @@
 
 import json
 import logging
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -17,8 +15,16 @@ from rich.progress import TaskID
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from dpps.cli.console import log_lines, plain_console, wide_console
-from dpps.cli.main import DONE, FAILED, STOPPED, parse_options
+from dpps.cli.main import (
+    DONE,
+    FAILED,
+    STOPPED,
+    log_lines,
+    parse_options,
+    plain_console,
+    stopped_by_signals,
+    wide_console,
+)
 from dpps.cli.stats import print_found
 from dpps.cli.train import results
 from dpps.disk import private_folder, write_aside, write_private, writing
@@ -402,9 +408,8 @@ def join(arguments: list[str]) -> int:
 def _join(config: JoinConfig) -> int:
     console = plain_console(quiet=config.log_json)
     shown = Shown(console, quiet=config.quiet or config.log_json)
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with ExitStack() as stack:
+        with stopped_by_signals(), ExitStack() as stack:
             participation = stack.enter_context(
                 Participation(
                     config.file,
@@ -437,14 +442,7 @@ def _join(config: JoinConfig) -> int:
         )
         log.info("stopped", extra={"event": "stopped"})
         return STOPPED
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return DONE
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _print_begun(console: Console, participation: Participation) -> None:

@@ -10,8 +10,7 @@ from typing import Annotated
 from rich.table import Table
 from tyro.conf import arg
 
-from dpps.cli.console import plain_console, wide_console
-from dpps.cli.main import DONE, parse_options
+from dpps.cli.main import DONE, parse_options, plain_console, wide_console
 from dpps.data.node_files import node_folder
 from dpps.data.schema import Schema
 from dpps.errors import UsageError
@@ -26,7 +25,7 @@ from dpps.transport.cluster import started_distributed
 
 
 @dataclass(frozen=True)
-class StatsOptions(SurveyOptions):
+class StatsConfig(SurveyOptions):
     """Ask questions about the records of all nodes. All answers come from one release, and every record is protected.
 
     Questions: count(), mean(x), variance(x), histogram(x), table(x, y), quantiles(x, 0.25, 0.5), correlation(x, y),
@@ -73,7 +72,7 @@ class StatsOptions(SurveyOptions):
 
 def stats(arguments: list[str]) -> int:
     """Ask and answer."""
-    options = parse_options(StatsOptions, arguments, "dpps stats")
+    options = parse_options(StatsConfig, arguments, "dpps stats")
     together = started_distributed()
     _refuse_useless(arguments, options, together)
     survey, schema, unit = options.opened()
@@ -97,7 +96,7 @@ def stats(arguments: list[str]) -> int:
         return _release(options, survey, schema, unit, deployment)
 
 
-def _refuse_useless(arguments: Sequence[str], options: StatsOptions, together: bool) -> None:
+def _refuse_useless(arguments: Sequence[str], options: StatsConfig, together: bool) -> None:
     """Refuse options that would be ignored, or that exclude each other."""
     dry = options.plan or options.print_config
     nothing = f"--{'plan' if options.plan else 'print-config'} reads no data and writes nothing"
@@ -115,9 +114,7 @@ def _refuse_useless(arguments: Sequence[str], options: StatsOptions, together: b
             raise UsageError(f"--{one} and --{other.replace('_', '-')} exclude each other: choose one")
 
 
-def _release(
-    options: StatsOptions, survey: Survey, schema: Schema, unit: Unit, deployment: Deployment
-) -> int:
+def _release(options: StatsConfig, survey: Survey, schema: Schema, unit: Unit, deployment: Deployment) -> int:
     assert options.node_data is not None
     rows = deployment.rows(options.nodes)
     sources = [node_folder(options.node_data, row, len(rows) == 1) for row in rows]

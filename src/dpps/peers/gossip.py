@@ -396,7 +396,7 @@ class Peers(Fabric):
             last = self.reservations.last(row, revision)
             if (
                 last is None
-            ):  # later ones must wait: of how many noise is taken back is limited, and all take the same
+            ):  # later ones wait: of how many noise is taken back is limited, and all take the same
                 break
             found[row] = last
         return found
@@ -1081,8 +1081,7 @@ def averaging_rounds(topology: Topology) -> int:
     graph = np.eye(n, dtype=bool)
     for i, j in linked(topology):
         graph[i, j] = graph[j, i] = True
-    sizes = np.sort(np.abs(np.linalg.eigvals(graph / graph.sum(0))))
-    second = float(sizes[-2])
+    second = float(np.sort(np.abs(np.linalg.eigvals(graph / graph.sum(0))))[-2])
     if second < 1e-9:
         return _FEWEST
     return min(_MOST, max(_FEWEST, math.ceil(math.log(TOLERANCE) / math.log(second))))

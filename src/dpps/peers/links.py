@@ -84,11 +84,10 @@ class Outlet:
         """Whether a share of this round may be given: the receiver has counted all but perhaps that of the round before."""
         return all(s.number <= self.got or s.letter >= (phase, round_ - 1) for s in self.waiting)
 
-    def add(self, weight: float, letter: tuple[int, int]) -> Sent:
+    def add(self, weight: float, letter: tuple[int, int]) -> None:
         """A new share."""
         self.number += 1
         self.waiting.append(Sent(self.number, weight, letter))
-        return self.waiting[-1]
 
     def hear(self, start: int, got: int, kept: int) -> None:
         """What the receiver has. After a restart it has forgotten what it had not kept: all that is left is sent again."""
@@ -101,9 +100,7 @@ class Outlet:
         if got > self.got:
             self.got = got
             for sent in self.waiting:
-                if (
-                    sent.number == got + 1 and sent.repeated
-                ):  # it came out of order, and the receiver had to leave it
+                if sent.number == got + 1 and sent.repeated:  # it came out of order, and had to be left
                     sent.at_once()
         for sent in self.waiting:
             if sent.number <= kept:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from dpps.disk import private_folder
-from dpps.errors import UsageError
+from dpps.errors import needs_extra
 from dpps.privacy.accountant import NO_PROTECTION
 from dpps.protocol import DPPS, RoundRecord
 
@@ -175,12 +175,8 @@ class TensorBoard:
     """A callback that writes loss, sensitivities, noise and accuracy as TensorBoard events (`pip install dpps[tensorboard]`)."""
 
     def __init__(self, folder: Path) -> None:
-        try:
+        with needs_extra("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UsageError(
-                "--tensorboard needs the package tensorboard: pip install dpps[tensorboard]"
-            ) from error
         self._folder, self._make = folder, SummaryWriter
         self._writer: SummaryWriter | None = None
         self._epochs = 0

@@ -23,9 +23,8 @@ from dpps.learning.sampling import parse_batch
 from dpps.runs.callbacks import Callback, TensorBoard
 from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder
-from dpps.runs.options import Options, refuse_retired
+from dpps.runs.options import Options, check_task, refuse_retired, weighted
 from dpps.runs.run import Run
-from dpps.runs.suggest import check_task, weighted
 from dpps.runs.summary import Description, fingerprint, model_facts
 from dpps.runs.validation import as_device
 from dpps.tasks import Classification, Task

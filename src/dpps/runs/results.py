@@ -108,7 +108,7 @@ class Results:
 
     @property
     def own_accuracy_by_node(self) -> list[float]:
-        """Accuracy of each node on its own held-out examples, in percent."""
+        """Percent."""
         return self._measured(own_accuracies, [], self._class_sets().get("own", ()))
 
     @property

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from dpps.data.encoding import column_values
 from dpps.data.node_files import node_table
-from dpps.data.schema import Schema, read_schema
+from dpps.data.schema import Schema, column_values, read_schema
 from dpps.data.tables import Table, frame_table, read_table
 from dpps.disk import write_private
 from dpps.errors import RunError, UsageError, needs_extra, unknown

@@ -119,9 +119,8 @@ class Measured:
         everybody = float(np.concatenate(self.parts).mean())
         variances, freedom = [], []
         for part, size in zip(self.parts, sizes, strict=True):
-            centre = (
-                float(part.mean()) if size > 1 else everybody
-            )  # one example alone has no spread of its own
+            # one example alone has no spread of its own
+            centre = float(part.mean()) if size > 1 else everybody
             factor = (size - 1) / size if size > 1 else 1.0
             variances.append(factor * float(np.square(part - centre).sum()))
             freedom.append(max(1, size - 1))
@@ -226,7 +225,7 @@ def of_nodes(pooled: Measured, nodes: Sequence[Measured | None]) -> Estimates:
 def of_one_set(models: Sequence[Measured]) -> Estimates:
     """Models of several nodes on one common set of examples. An example is drawn once for all of them, so what depends on it is
     averaged over the models first."""
-    parts = tuple(np.mean([m.parts[0] for m in models], axis=0) for _ in range(1))
+    parts = (np.mean([m.parts[0] for m in models], axis=0),)
     value = math.fsum(m.value for m in models) / len(models)
     found = Measured(value, parts, models[0].share, models[0].single).estimate()
     return Estimates(found, found, ())

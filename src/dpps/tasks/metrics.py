@@ -333,9 +333,8 @@ def calibration(sets: Sequence[Set]) -> Measured:
     gaps, examples = torch.zeros(BINS, dtype=torch.float64), 0
     for outputs, targets in sets:
         confidence, predicted = outputs.double().softmax(1).max(1)
-        bins = (
-            (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
-        )  # bins are open below and closed above
+        # bins are open below and closed above
+        bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
         gaps.index_add_(0, bins.cpu(), ((predicted == targets).double() - confidence).cpu())
         examples += len(targets)
     return Measured(float(gaps.abs().sum() / examples), _unknown(sets))

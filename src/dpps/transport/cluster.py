@@ -627,9 +627,8 @@ class Cluster:
         keys = [f"{what}/{rank}" for rank in range(self.rendezvous.size)]
         while not self.store.check(keys):
             reports = self._reports()
-            if reports and not self.store.check(
-                keys
-            ):  # who gives up because of what it read has seen all of them
+            # who gives up because of what it read has seen all of them
+            if reports and not self.store.check(keys):
                 raise verdict(reports, self.rank, [], "gave up", self._named)
             if time.monotonic() > deadline:
                 absent = [r for r, key in enumerate(keys) if not self.store.check([key])]
