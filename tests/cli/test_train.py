@@ -159,7 +159,7 @@ def test_the_epsilon_of_the_summary_follows_from_the_ledger_alone(tmp_path):
         ),
         (["--algorithm", "pedfl", "--unit", "node-swap", "--budget", "1"], "node-swap", "measured"),
         (["--secure-noise"], "record", "epsilon 3"),
-        (["--records-per-user", "2"], "record", "up to 2"),
+        (["--records-per-user", "2", "--noise-multiplier", "4"], "record", "up to 2"),
     ],
 )
 def test_units_and_algorithms(tmp_path, options, unit, words):
@@ -297,23 +297,8 @@ def test_overwrite_and_resume_are_asked_for(tmp_path, capsys):
     assert "(seed)" in capsys.readouterr().err
 
 
-LONGER = [
-    "--nodes",
-    "4",
-    "--epochs",
-    "4",
-    "--batch-size",
-    "250",
-    "--checkpoint-every",
-    "5",
-    "--quiet",
-    "--unit",
-    "node-swap",
-    "--budget",
-    "5",
-    "--sync-every",
-    "5",
-]
+LONGER = ["--nodes", "4", "--epochs", "4", "--batch-size", "250", "--checkpoint-every", "5", "--quiet"]
+LONGER += ["--unit", "node-swap", "--budget", "5", "--sync-every", "5"]
 
 
 def finish(out: Path, *options: str) -> str:

@@ -83,7 +83,7 @@ def describe(arguments: list[str]) -> int:
             f"--out {config.out} exists, perhaps with corrections of yours: add --overwrite or choose another file"
         )
     if isinstance(schema, ImageSchema):
-        text = _PUBLIC_IMAGES + schema.to_toml(_GUESSED)
+        text = _PUBLIC_IMAGES + schema.to_toml()
     else:
         known: set[str] = set()
         if sys.stdin.isatty() and sys.stdout.isatty():
@@ -104,12 +104,8 @@ def _typed(question: str) -> str:
 
 
 def ask_ranges(schema: Schema, ask: Callable[[str], str]) -> tuple[Schema, set[str]]:
-    """The schema with the public ranges and edges that a person gives, and what they were given for.
-
-    Args:
-        schema: as it was guessed.
-        ask: shows a question and returns the answer; an empty one keeps the guess.
-    """
+    """The schema with the public ranges and edges that a person gives, and what they were given for. `ask` shows a question and returns the
+    answer; an empty one keeps the guess."""
     known, columns, target = set(), list(schema.columns), schema.target
     print(
         "Give the lowest and the highest value that is possible, not those of your data (age: 0 120). Enter keeps the guess."

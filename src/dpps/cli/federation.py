@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -198,13 +198,7 @@ def create(arguments: list[str]) -> int:
         raise UsageError(f"--out {config.out} already holds a federation: choose another folder")
     requests = [Request.read(path) for path in config.member]
     plan, schema = read_plan(config.plan, len(requests))
-    rules = Rules(
-        config.min_members,
-        config.soft_deadline,
-        config.hard_deadline,
-        config.start_deadline,
-        config.gossip_clip,
-    )
+    rules = Rules(**{field.name: getattr(config, field.name) for field in fields(Rules)})
     rules.check(len(requests))
     key, existing = None if config.key is None else Key.read(config.key), config.out / KEY
     with writing(config.out):

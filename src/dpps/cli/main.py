@@ -315,11 +315,8 @@ def working(console: Console, what: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def log_lines(formatter: logging.Formatter | None = None) -> Iterator[None]:
-    """Within, warnings and errors of the library are lines on the standard error; a caller's own logging stays as it was.
-
-    Args:
-        formatter: how a line looks; by default the message alone. A formatter takes the place of an outer one.
-    """
+    """Within, warnings and errors of the library are lines on the standard error: the message alone, or as a formatter makes it, which takes
+    the place of an outer one. A caller's own logging stays as it was."""
     root, shown = logging.getLogger(), logging.StreamHandler(sys.stderr)
     shown.setFormatter(formatter or logging.Formatter("%(message)s"))
     shown.set_name(_NAME)

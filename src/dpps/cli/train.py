@@ -127,15 +127,7 @@ def _compare(run: Run, progress: Progress) -> bool:
 def say_outcome(
     console: Console, summary: Summary, out: Path | None, *, private_noise: bool, prefix: str = ""
 ) -> None:
-    """Accuracy, metrics, privacy and where the files are.
-
-    Args:
-        console: where to print.
-        summary: of the run.
-        out: the run's folder.
-        private_noise: whether nobody can know the noise.
-        prefix: before every line.
-    """
+    """Accuracy, metrics, privacy and where the files are; every line begins with the prefix."""
 
     measured = list(results(summary))
     width = max(9, *(len(what) for what, _ in measured)) + 1

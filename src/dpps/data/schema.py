@@ -228,9 +228,8 @@ class ImageSchema:
         """Equal for schemas that say the same."""
         return hashlib.sha256(self.to_toml().encode()).hexdigest()[:16]
 
-    def to_toml(self, guessed: str = "") -> str:
-        """The text of a schema file, with a remark behind what was guessed."""
-        del guessed
+    def to_toml(self) -> str:
+        """The text of a schema file."""
         return f"classes = {_toml(self.classes)}\nimages = {_toml(self.shape)}  # channels, height, width\n"
 
 
@@ -452,15 +451,10 @@ def _toml(value: Any) -> str:
 def guess_schema(
     table: Table, label: str | None = None, task: str = "classification", **columns: str
 ) -> Schema:
-    """A first schema: kinds, rounded ranges, categories, classes and edges as this table has them.
+    """A first schema: kinds, rounded ranges, categories, classes and edges as this table has them; `columns` are further columns of the target,
+    by the names that the task has for them (`time` and `event`).
 
     What is guessed is read off private data and becomes public with the schema: better give a made-up example of the data.
-
-    Args:
-        table: one node's data, or better a made-up example of them.
-        label: the column to predict.
-        task: what is predicted.
-        columns: further columns of the target, by the names that the task has for them (`time` and `event`).
     """
     columns |= {} if label is None else {"label": label}
     for role, name in columns.items():

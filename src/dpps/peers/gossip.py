@@ -85,11 +85,6 @@ _LONGEST_REASON = 300
 class Peers(Fabric):
     """The row of one member, and its half of the links to its neighbours.
 
-    Args:
-        membership: the contract.
-        post: carries frames to the others.
-        clock: seconds, of any origin.
-
     Attributes:
         keep: puts the whole state on disk; called with the phase before anything of a push leaves.
         keep_reservations: puts `reservations` on disk, alone: they change while a round is computed.
@@ -667,13 +662,8 @@ class Peers(Fabric):
             self._tell_everybody()
 
     def stay(self, mean: Tensor, *, ended: Callable[[], bool] = lambda: False) -> None:
-        """Be there until all neighbours are done, too, at most as long as the hard deadline, and hand the average over to those
-        who come back when it cannot be taken any more.
-
-        Args:
-            mean: the average.
-            ended: whether somebody wants this to end.
-        """
+        """Be there until all neighbours are done, too, at most as long as the hard deadline or until somebody wants this to end, and hand the
+        average over to those who come back when it cannot be taken any more."""
         with self.lock:
             deadline = self.clock() + self.rules.hard_deadline
             while self.unfinished() and self.clock() < deadline and not ended():

@@ -92,11 +92,7 @@ def verify(key: ec.EllipticCurvePublicKey, signature: bytes, message: bytes) -> 
 
 
 class Key:
-    """A private key (P-256: what TLS 1.3 is sure to take) in a file that only its owner can read.
-
-    Args:
-        private: the key.
-    """
+    """A private key (P-256: what TLS 1.3 is sure to take) in a file that only its owner can read."""
 
     def __init__(self, private: ec.EllipticCurvePrivateKey) -> None:
         self._private = private

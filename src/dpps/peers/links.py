@@ -180,13 +180,6 @@ class View:
     A member that goes on showing signs of life is here; one of which nothing new was heard for `hard` seconds is away. Signs are
     counted and signed by their owner, so a sign that arrives by a detour, late or twice is told from a new one, and nobody makes up another's.
 
-    Args:
-        nodes: how many members there are.
-        own: which of them this is.
-        hard: seconds of silence after which a member is away.
-        start: how often this member's process has been started.
-        sign: this member's signature under a presence of its own.
-
     Attributes:
         known: the newest presence of everybody.
         ignored: members that count no more, whatever is heard of them.

@@ -472,9 +472,6 @@ class Member(Deployment):
             return "no epsilon, as nothing was promised for its messages,"
         return f"{label(spent.epsilon)} at delta {spent.delta:g}"
 
-    def after_round(self, run: Run) -> None:
-        """All that counts is on disk before a round is sent."""
-
     # The log of earlier starts, which may lose its last lines in a crash
 
     def _write_log(self, run: Run) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from dpps.disk import private_folder
-from dpps.errors import needs_extra
+from dpps.errors import UsageError
 from dpps.privacy.accountant import NO_PROTECTION
 from dpps.protocol import DPPS, RoundRecord
 
@@ -132,12 +132,7 @@ def rounds_bar(console: Console, *, shown: bool) -> RichProgress:
 
 
 class Progress:
-    """A bar: round, loss, sensitivity, epsilon so far and time left; nothing when the output is not a terminal.
-
-    Args:
-        console: where it is shown.
-        shown: false shows nothing in any case.
-    """
+    """A bar: round, loss, sensitivity, epsilon so far and time left; nothing when the output is not a terminal, or it shall not be shown."""
 
     def __init__(self, console: Console, *, shown: bool) -> None:
         self._bar = rounds_bar(console, shown=shown and console.is_terminal)
@@ -175,8 +170,12 @@ class TensorBoard:
     """A callback that writes loss, sensitivities, noise and accuracy as TensorBoard events (`pip install dpps[tensorboard]`)."""
 
     def __init__(self, folder: Path) -> None:
-        with needs_extra("tensorboard"):
+        try:
             from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UsageError(
+                "--tensorboard needs the package tensorboard: pip install dpps[tensorboard]"
+            ) from error
         self._folder, self._make = folder, SummaryWriter
         self._writer: SummaryWriter | None = None
         self._epochs = 0

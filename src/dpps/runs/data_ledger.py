@@ -148,12 +148,8 @@ def _content(tensors: Sequence[Tensor]) -> str:
 
 
 def notes_of(data: Path, node: int | None = None) -> list[Note]:
-    """All runs of a data set, each node's once.
-
-    Args:
-        data: where it is or was: runs are found by this path and by the checksum of what is there now. Or the folder of a run.
-        node: of a run's folder with several nodes, whose data.
-    """
+    """All runs of a data set, each node's once: found by the path where it is or was and by the checksum of what is there now; or of the data
+    of a run's folder, of whose nodes `node` is meant."""
     exists, wanted = data.exists(), str(data.resolve())
     contents = _of_run(data, node) if exists else set()
     if not contents and exists:
@@ -180,12 +176,7 @@ def _of_run(folder: Path, node: int | None) -> set[str]:
 
 
 def spent(notes: Sequence[Note], read: Callable[[Path], LedgerFile | None]) -> list[Spent]:
-    """What each run has spent, from its ledger.
-
-    Args:
-        notes: of the runs.
-        read: gives a ledger with all its lines; None where some of them may be gone.
-    """
+    """What each run has spent, from its ledger; `read` gives None where some of its lines may be gone."""
     found = []
     for note in notes:
         path = _ledger_of(note)

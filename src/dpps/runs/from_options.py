@@ -122,11 +122,8 @@ def make_run(
 
 
 def kept_options(out: Path, rank: int | None = None) -> Options:
-    """The options of the run in a folder, to continue it.
-
-    Args:
-        out: the run's folder.
-        rank: of this process among several. A process that died before it wrote anything takes what another one kept.
+    """The options of the run in a folder, to continue it. Of several processes, one that died before it wrote anything takes what another
+    one kept.
 
     Raises:
         UsageError: there is no run that options can continue.
@@ -293,13 +290,7 @@ def _keep_back(
 def deal(
     dataset: data.DataSet, options: Options, rows: range | None = None
 ) -> tuple[Sequence[data.Images | data.FeatureSet], list[tuple[Tensor, Tensor]], list[list[int]]]:
-    """The nodes' training sets (parts of one), their held-out examples, and how many of each label they have.
-
-    Args:
-        dataset: what is dealt.
-        options: how.
-        rows: the nodes wanted; all without it.
-    """
+    """The training sets (parts of one) of the nodes wanted, their held-out examples, and how many of each label they have."""
     labels = dataset.train.labels.numpy()
     batch = None if options.batch_size is None else parse_batch(options.batch_size)
     if isinstance(batch, int) and len(labels) < options.nodes * batch:

@@ -600,17 +600,12 @@ class Options:
                 )
             if name not in hints:
                 raise unknown(f"option in {path}", name, hints)
-            values[name.replace("-", "_")] = _typed(path, name, value, hints[name])
+            values[name.replace("-", "_")] = typed(path, name, value, hints[name])
         return Options(**values)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], where: str, otherwise: str) -> "Options":
-        """What `to_json` wrote.
-
-        Args:
-            found: options by name.
-            where: what they were found in, for messages.
-            otherwise: the message where these are not options of `dpps train`.
+        """What `to_json` wrote; `where` it was found, and what to say `otherwise`, if these are not options of `dpps train`.
 
         Raises:
             UsageError: they are no options, or those of another version.
@@ -706,11 +701,6 @@ def refuse_ignored(arguments: Sequence[str], options: Options, *, distributed: b
     """Refuse an option on the command line that would be ignored: whoever writes one means something by it.
 
     A configuration file may hold every option (--print-config writes them all), so only the command line counts.
-
-    Args:
-        arguments: the words of the command line.
-        options: what they say.
-        distributed: whether this is one process of several.
     """
     unit = options.unit if options.noisy else "none"
     fixed = UNITS[unit].fixed_mechanism if unit in UNITS else None
@@ -760,7 +750,7 @@ _KINDS = {
 }
 
 
-def _typed(path: Path, name: str, value: Any, hint: Any) -> Any:
+def typed(path: Path | str, name: str, value: Any, hint: Any) -> Any:
     """The value of an option in a file, refused if it is of another kind than the option."""
     kinds = get_args(hint) or (hint,)
     if Path in kinds and isinstance(value, str):

@@ -632,12 +632,8 @@ class Run(Frozen):
             self._write_results(self.folder)
 
     def _end(self, *, results: bool) -> None:
-        """Close the ledger. Before that a checkpoint, if rounds are to come, or if messages really left: whatever happens now,
-        nothing has to be sent and paid for again.
-
-        Args:
-            results: whether models and summary are written.
-        """
+        """Close the ledger, and write models and summary if there are `results`. Before that a checkpoint, if rounds are to come, or if messages
+        really left: whatever happens now, nothing has to be sent and paid for again."""
         self._advise_on_clip()
         try:
             complete = self.state.round >= self.plan.count

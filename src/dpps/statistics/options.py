@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_type_hints
 
 from tyro.conf import UseAppendAction, arg
 
@@ -13,12 +13,8 @@ from dpps.data.schema import Schema
 from dpps.errors import UsageError, unknown
 from dpps.privacy.partners import TRUSTS, Pairs
 from dpps.privacy.units import PrivacyOptions, Unit
+from dpps.runs.options import typed
 from dpps.statistics.release import Survey, open_survey
-
-_KINDS: dict[str, tuple[type, ...]] = {"ask": (list,)}
-_KINDS |= dict.fromkeys(("nodes", "records-per-node", "colluders"), (int,))
-_KINDS |= dict.fromkeys(("schema", "person", "trust"), (str,))
-_KINDS |= dict.fromkeys(("epsilon", "delta", "mean-variance"), (float, int))
 
 
 @dataclass(frozen=True)
@@ -89,15 +85,20 @@ class SurveyOptions:
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str) -> Self:
         """What `to_table` made, read back; `where` is the file that it was found in, for messages."""
+        hints = {name.replace("_", "-"): hint for name, hint in get_type_hints(SurveyOptions).items()}
+        values: dict[str, Any] = {}
         for name, value in table.items():
-            if name not in _KINDS:
-                raise unknown(f"option in {where}", name, _KINDS)
-            if type(value) not in _KINDS[name] or (name == "ask" and any(type(x) is not str for x in value)):
-                raise UsageError(f"{where}: {name} is {value!r}: write it as dpps stats --print-config does")
+            if name not in hints:
+                raise unknown(f"option in {where}", name, hints)
+            if name != "ask":
+                values[name.replace("-", "_")] = typed(where, name, value, hints[name])
+            elif type(value) is list and all(type(question) is str for question in value):
+                values[name] = tuple(value)
+            else:
+                raise UsageError(f"{where}: ask is {value!r}: write it as dpps stats --print-config does")
         if missing := [name for name in ("ask", "schema", "nodes") if name not in table]:
             raise UsageError(f"{where} has no {missing[0]}: make it with dpps stats --print-config")
-        values = {name.replace("-", "_"): value for name, value in table.items()}
-        return cls(**values | {"ask": tuple(table["ask"]), "schema": Path(table["schema"])})
+        return cls(**values)
 
     def for_members(self) -> Self:
         """As a contract has it: with the trust that the noise really needs, and all numbers that follow from the number of nodes."""

@@ -128,11 +128,7 @@ class Measured:
 
 
 def share(values: Sequence[Values]) -> Measured:
-    """The share of examples that count, pooled over the nodes.
-
-    Args:
-        values: by node, for every example 1 or 0; or the share of several models.
-    """
+    """The share of examples that count, pooled over the nodes: by node, for every example 1 or 0, or the share of several models."""
     whole = np.concatenate(values)
     return Measured(float(whole.mean()), tuple(values), share=True)
 
@@ -153,13 +149,7 @@ def from_mean(values: Sequence[Values], function: Callable[[Values], Values]) ->
 
 
 def ratio(above: Sequence[Values], below: Sequence[Values], whole: tuple[float, float]) -> Measured:
-    """A ratio of two sums, and of what is left of them without each example.
-
-    Args:
-        above: by node, what each example adds to the upper sum.
-        below: the same of the lower sum.
-        whole: the two sums.
-    """
+    """The ratio of two sums (`whole`), and of what is left of them without each example; by node, what it adds to the upper and the lower."""
     top, bottom = whole
     left = [bottom - b for b in below]
     parts = [
@@ -204,12 +194,8 @@ class Estimates:
 
 
 def of_nodes(pooled: Measured, nodes: Sequence[Measured | None]) -> Estimates:
-    """The estimates of all nodes, from a number of all their examples and the same number of each.
-
-    Args:
-        pooled: of all of them.
-        nodes: of each; None where it is not defined for one, which the mean over nodes leaves out.
-    """
+    """The estimates of all nodes, from a number of all their examples and the same number of each; None where it is not defined for one, which
+    the mean over nodes leaves out."""
     single = tuple(None if each is None else each.estimate() for each in nodes)
     known = [(each, m) for each, m in zip(single, nodes, strict=True) if each is not None and m is not None]
     count = len(known)

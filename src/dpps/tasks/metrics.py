@@ -146,13 +146,8 @@ def _by_function(function: Function) -> Callable[[Sequence[Set]], Measured]:
 
 
 def rehearse(metrics: Mapping[str, Metric], outputs: Tensor, targets: Tensor) -> None:
-    """Refuse a metric that does not suit outputs and targets of these shapes and types, or that returns no number.
-
-    Args:
-        metrics: by their names.
-        outputs: made up, so that the answer says nothing about anybody's data.
-        targets: made up as well.
-    """
+    """Refuse a metric that does not suit outputs and targets of these shapes and types, or that returns no number. Both are made up, so that
+    the answer says nothing about anybody's data."""
     for name, metric in metrics.items():
         try:
             metric(outputs, targets)

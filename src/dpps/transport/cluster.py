@@ -282,11 +282,7 @@ _AT_ONCE = 32
 
 
 class Listener:
-    """A port on one address that takes connections and closes them at once.
-
-    Args:
-        address: of this machine, as its peers see it.
-    """
+    """A port on one address of this machine, as its peers see it, that takes connections and closes them at once."""
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
