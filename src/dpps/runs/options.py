@@ -563,7 +563,7 @@ class Options:
         given = {name: getattr(self, name) for name in names}
         if self.batch_size is not None:
             given["batch_size"] = parse_batch(self.batch_size)
-        return given | {"optimizer": self._optimizer()}
+        return given | {"optimizer": self._optimizer(), "pretrained": is_own(self.features)}
 
     def measures(self) -> tuple[str, ...]:
         """The names in --metrics."""
@@ -944,5 +944,6 @@ def suggestion(options: Options) -> Suggestion | None:
         length=length(options) if softmax else None,
         output_noise=task.output_noise,
         steepest=task.steepest,
+        pretrained=is_own(options.features),
         local=not softmax and ALGORITHMS[options.algorithm].shares(options.shared) != "all",
     )
