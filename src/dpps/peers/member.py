@@ -432,13 +432,10 @@ class Member(Deployment):
         """How many members must be here. For the first round all of them are waited for, until the start deadline; in a new start
         also all, for what they know of earlier ones, until the hard deadline. Later the fewest that the contract allows."""
         rules = self.membership.rules
-        patience, fewest = (
-            rules.hard_deadline if self.fabric.begun() else rules.start_deadline,
-            rules.min_members,
-        )
+        patience = rules.hard_deadline if self.fabric.begun() else rules.start_deadline
         if self._met or waited >= patience:
-            return fewest
-        return max(fewest, len(self.fabric.view.taking_part()))
+            return rules.min_members
+        return max(rules.min_members, len(self.fabric.view.taking_part()))
 
     def _why_waiting(self, here: list[str], wanted: int) -> str:
         if self.fabric.doubtful():
@@ -579,6 +576,7 @@ def _terms(run: Run) -> Terms:
     for rate, count in run.plan.rounds:
         step, deviation = run.protocol.growth(state, rate)
         steps, variance = steps + count * step, variance + count * deviation**2
+    assert run.state.round == 0, "all rounds are to come: nothing of an earlier start is loaded yet"
     clocks = [clock * run.mixes + k for clock in run.clocks() for k in range(run.mixes)]
     if isinstance(run.protocol.noise, MemberPairs):  # nothing is scaled by a, and some of it is taken back
         least = ENOUGH * min(float(run.topology.weights(c).matrix.diagonal().min()) for c in set(clocks))
