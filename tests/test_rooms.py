@@ -7,7 +7,7 @@ from pathlib import Path
 import dpps
 
 SOURCE = Path(dpps.__file__).parent
-LEAVES = {"errors", "callables", "disk", "registry", "version", "frozen", "logs", "lazy"}
+LEAVES = {"errors", "disk", "registry", "version", "frozen", "logs", "lazy"}
 """Small modules that anybody may use; they import nothing but each other."""
 FRONT = {"api", "__init__", "__main__"}
 """What users import: it may import everything, and no room imports it."""

@@ -14,7 +14,7 @@ import pytest
 from tyro.conf import Positional
 
 from dpps.cli import COMMANDS, WRONG, main, parse_options
-from dpps.cli.console import log_lines, plain_console
+from dpps.cli.main import log_lines, plain_console
 from dpps.errors import UsageError
 
 # What the parser refuses is one line

@@ -7,7 +7,7 @@ from dpps.errors import UsageError
 
 
 def test_without_a_name_it_lists_what_there_is(capsys):
-    assert command.main([]) == 0
+    assert command.paper([]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in command.NAMES)
 
@@ -25,15 +25,15 @@ def test_without_a_name_it_lists_what_there_is(capsys):
 )
 def test_wrong_requests_say_what_is_allowed(arguments, says, tmp_path):
     with pytest.raises(UsageError, match=says):
-        command.main([*arguments, "--out", str(tmp_path)])
+        command.paper([*arguments, "--out", str(tmp_path)])
 
 
 def test_a_file_is_no_place_for_results(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"--out.*notes\.txt"):
-        command.main(["factors", "--quick", "--out", str(tmp_path / "notes.txt")])
+        command.paper(["factors", "--quick", "--out", str(tmp_path / "notes.txt")])
 
 
 def test_the_page_is_written_even_with_no_time(tmp_path, capsys):
-    assert command.main(["factors", "--quick", "--hours", "0", "--out", str(tmp_path)]) == 0
+    assert command.paper(["factors", "--quick", "--hours", "0", "--out", str(tmp_path)]) == 0
     assert "not run" in (tmp_path / "factors" / "index.html").read_text()

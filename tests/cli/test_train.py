@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from dpps.cli import DONE, WRONG, main, say_outcome, stopped_by_signals
-from dpps.cli.console import working
+from dpps.cli.main import working
 from dpps.privacy import SUM_OF_ROUNDS, Charge, NodeSwap, Privacy, Record, total
 from dpps.report import read_folder
 from dpps.runs import Options, Progress, RoundLog, Trial, Tuning
@@ -160,7 +159,7 @@ def test_the_epsilon_of_the_summary_follows_from_the_ledger_alone(tmp_path):
         ),
         (["--algorithm", "pedfl", "--unit", "node-swap", "--budget", "1"], "node-swap", "measured"),
         (["--secure-noise"], "record", "epsilon 3"),
-        (["--records-per-user", "2"], "record", "up to 2"),
+        (["--records-per-user", "2", "--noise-multiplier", "4"], "record", "up to 2"),
     ],
 )
 def test_units_and_algorithms(tmp_path, options, unit, words):
@@ -298,50 +297,27 @@ def test_overwrite_and_resume_are_asked_for(tmp_path, capsys):
     assert "(seed)" in capsys.readouterr().err
 
 
-LONGER = [
-    "--nodes",
-    "4",
-    "--epochs",
-    "12",
-    "--batch-size",
-    "250",
-    "--checkpoint-every",
-    "5",
-    "--quiet",
-    "--unit",
-    "node-swap",
-    "--budget",
-    "5",
-    "--sync-every",
-    "5",
-]
+LONGER = ["--nodes", "4", "--epochs", "4", "--batch-size", "250", "--checkpoint-every", "5", "--quiet"]
+LONGER += ["--unit", "node-swap", "--budget", "5", "--sync-every", "5"]
 
 
-def command(out: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "dpps", "train", *LONGER, "--out", str(out), *options]
+def finish(out: Path, *options: str) -> str:
+    """A whole run in a process of its own; what it printed."""
+    log = out.with_suffix(".finished")
+    process = processes.command(["train", *LONGER, "--out", str(out), *options], log)
+    process.join(processes.PATIENCE)
+    assert process.exitcode == 0, log.read_text()
+    return log.read_text()
 
 
-def finish(out: Path, *options: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command(out, *options), env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def stop(out: Path, number: int, checkpoints: int = 1) -> tuple[int, str]:
+def stop(out: Path, number: int, checkpoints: int = 1) -> tuple[int | None, str]:
     """Start a run, signal it when it has so many checkpoints; its exit code and what it printed."""
-    environment = processes.holding(100, out.parent / f"{out.name}.gate") | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command(out), env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        while len(list((out / "checkpoint").glob("round-*"))) < checkpoints:
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(number)
-        shown, _ = process.communicate()
-        return process.returncode, shown
+    log = out.with_suffix(".stopped")
+    process = processes.command(["train", *LONGER, "--out", str(out)], log, hold_before=30)
+    processes.until(lambda: len(list((out / "checkpoint").glob("round-*"))) >= checkpoints)
+    os.kill(process.pid or 0, number)
+    process.join(processes.PATIENCE)
+    return process.exitcode, log.read_text()
 
 
 def test_a_lost_or_older_ledger_stops_a_resumed_run(tmp_path, capsys):
@@ -387,7 +363,7 @@ def test_sigterm_stops_resumably_kill_loses_nothing_and_a_damaged_checkpoint_is_
             newest = max((out / "checkpoint").glob("round-*")) / "tensors.safetensors"
             newest.write_bytes(newest.read_bytes()[:100])
         resumed = finish(out, "--resume")
-        assert ("round-000000010" in resumed.stderr) == (number == signal.SIGKILL)
+        assert ("round-000000010" in resumed) == (number == signal.SIGKILL)
         assert same_models(out, whole)
         logs = [
             [line.split(",") for line in (o / "rounds.csv").read_text().splitlines()] for o in (out, whole)
@@ -395,18 +371,6 @@ def test_sigterm_stops_resumably_kill_loses_nothing_and_a_damaged_checkpoint_is_
         assert [line[:7] for line in logs[0]] == [line[:7] for line in logs[1]]
         repeated = logs[0][-1][7] != logs[1][-1][7]  # rounds that were sent again are charged again
         assert repeated == (number == signal.SIGKILL)
-
-
-def resume(out: Path, *words: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.run(
-        [sys.executable, *(torchrun if processes > 1 else []), "-m", "dpps", "resume", str(out), *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=out.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def test_resume_needs_nothing_but_the_folder(tmp_path, capsys, monkeypatch):
@@ -432,30 +396,21 @@ def test_resume_needs_nothing_but_the_folder(tmp_path, capsys, monkeypatch):
     assert [path.read_bytes() for path in kept] == before
 
 
-def test_resume_as_several_processes(tmp_path):
-    options = ["--nodes", "4", "--epochs", "12", "--batch-size", "250", "--checkpoint-every", "5", "--quiet"]
-    more = ["--spare-rounds", "20", "--timeout", "120"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+def test_resume_as_several_processes(tmp_path, capsys):
+    options = ["--nodes", "4", "--epochs", "4", "--batch-size", "250", "--checkpoint-every", "5", "--quiet"]
     out = tmp_path / "run"
-    environment = processes.holding(100, tmp_path / "gate") | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [*torchrun, "dpps", "train", *options, *more, "--out", str(out)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        while len(list(out.glob("rank-*/checkpoint/round-*"))) < 2:
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        process.communicate()
-    alone = resume(out)
-    assert alone.returncode == WRONG
-    assert f"torchrun --nproc-per-node 2 -m dpps resume {out}" in alone.stderr
-    done = resume(out, processes=2)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((out / "summary.json").read_text())["rounds"] == 120
+    started = processes.Trainers(2, out, *options, "--spare-rounds", "20", "--timeout", "120", hold_before=30)
+    started.until(6)
+    os.kill(started.all[0].pid or 0, signal.SIGTERM)
+    started.let_go()
+    assert started.wait() == [3, 3], started.said()
+    assert main(["resume", str(out)]) == WRONG
+    assert f"torchrun --nproc-per-node 2 -m dpps resume {out}" in capsys.readouterr().err
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*torchrun, "-m", "dpps", "resume", str(out)], env=environment, check=False)
+    assert done.returncode == 0
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 40
 
 
 @pytest.mark.parametrize(
@@ -538,7 +493,7 @@ def test_a_spinner_only_on_a_terminal() -> None:
 def test_a_signal_stops_the_run_and_afterwards_means_what_it_did_before(number: int) -> None:
     before = signal.getsignal(number)
     asked = []
-    with stopped_by_signals(SimpleNamespace(stop=lambda: asked.append(True))):  # type: ignore[arg-type]
+    with stopped_by_signals(lambda: asked.append(True)):
         os.kill(os.getpid(), number)
     assert asked == [True]
     assert signal.getsignal(number) is before

@@ -19,7 +19,7 @@ import pooch
 import pytest
 
 from dpps.data import DATA_SETS, Recipe, Source, load, obtain
-from dpps.data.fetch import fetch
+from dpps.data.catalog import fetch
 from dpps.data.sets.cifar_10 import ARCHIVE, RECORD
 from dpps.errors import RunError
 from tests.support.data import write_idx

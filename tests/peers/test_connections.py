@@ -34,7 +34,6 @@ from dpps.peers.connections import (
     _file_in,
     _first,
     _next,
-    _printable,
     _shown,
     load_grpc,
     options,
@@ -594,11 +593,6 @@ def test_where_nobody_speaks_tls_no_certificate_is_shown(three: Organisations) -
         threading.Thread(target=hang_up, daemon=True).start()
         assert _shown(replace(contact, address=address)) is None
     assert _shown(replace(contact, address=f"127.0.0.1:{free_port()}")) is None
-
-
-def test_words_of_another_are_short_and_do_not_reach_the_terminal() -> None:
-    assert _printable("\x1b[2Jhello\n") == "?[2Jhello?"
-    assert len(_printable("x" * 10_000)) == 300
 
 
 class Lines(list[str]):

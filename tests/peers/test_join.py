@@ -215,7 +215,7 @@ def test_expelled_while_running(three: Organisations) -> None:
 def test_a_status_and_a_revision_that_cannot_be_written_stop_nobody(three: Organisations) -> None:
     gate, later = Gate(3), Gate(6)
     (three.folder / f"run-{A}").mkdir()
-    (three.folder / f"run-{A}" / "status.json.part").mkdir()  # as a full disk would, for root, too
+    (three.folder / f"run-{A}" / "status.json").mkdir()  # as a full disk would, for root, too
     terminals = {name: Terminal(three, name, gate if name == C else later) for name in NAMES}
     assert gate.reached.wait(PATIENCE)
     channel = terminals[A].participation.channel

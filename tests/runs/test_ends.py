@@ -579,7 +579,7 @@ def _run(round_: int, count: int, control: Control) -> SimpleNamespace:
 
 
 def stops(run: SimpleNamespace, *, asked: bool) -> bool:
-    run._stop_asked, run._coming = asked, lambda: Run._coming(run)
+    run.stop_asked, run.clocks = asked, lambda: Run.clocks(run)
     return Run._stops_here(run)
 
 

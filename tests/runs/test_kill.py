@@ -19,7 +19,7 @@ from dp_accounting.pld import PLDAccountant
 
 from dpps.noise import Gaussian, IdentityKey, Outgoing, PairKeys, SecurePairs
 from dpps.privacy import LedgerFile, Pairs
-from tests.support.processes import PATIENCE, free_port
+from tests.support.processes import PATIENCE, free_port, program, until
 
 # kill -9 at random moments of a real run whose ledger is written before sending: no message is ever missing from it
 
@@ -48,7 +48,6 @@ PROGRAM = textwrap.dedent("""
     else:
         learner = dpps.Run(algorithm, data, folder=folder + "/run", **options)
     learner.start(epochs=10_000)
-    print("ready", flush=True)
     while True:
         learner.step()
 """)
@@ -57,18 +56,13 @@ PROGRAM = textwrap.dedent("""
 def kill_once(folder: Path, messages: int, moment: float) -> None:
     """Kill it a moment after it has sent so many messages: how fast this machine is does not matter."""
     before = len(rounds_sent(folder))
-    command = [sys.executable, "-c", PROGRAM, str(folder)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        while len(rounds_sent(folder)) < before + messages:
-            assert process.poll() is None
-            time.sleep(0.001)
-        time.sleep(moment)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    process = program(PROGRAM, folder)
+    while len(rounds_sent(folder)) < before + messages:
+        assert process.is_alive()
+        time.sleep(0.001)
+    time.sleep(moment)
+    process.kill()
+    process.join()
 
 
 def rounds_sent(folder: Path) -> list[int]:
@@ -83,8 +77,6 @@ def rounds_charged(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_the_ledger_never_lacks_a_message_and_the_total_never_goes_down(tmp_path, kills):
-    from collections import Counter
-
     chance, before = random.Random(1), 0
     for _ in range(kills):
         kill_once(tmp_path, chance.randint(1, 100), chance.uniform(0.0, 0.01))
@@ -108,10 +100,8 @@ PAIRS_PROGRAM = textwrap.dedent("""
     from torch.utils.data import TensorDataset
     import dpps
     from dpps.noise.pairs import SecurePairs
-    from dpps.transport.cluster import Cluster
-    from dpps.transport.cluster import Rendezvous
+    from dpps.transport.cluster import Cluster, Rendezvous
 
-    torch.set_num_threads(1)
     rank, size, port, folder, resumed = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1"
     sent = os.open(f"{folder}/sent-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     release = SecurePairs.release
@@ -133,7 +123,6 @@ PAIRS_PROGRAM = textwrap.dedent("""
     make = dpps.Run.open if resumed else dpps.Run
     run = make(folder=f"{folder}/run", algorithm=algorithm, data=data, **options)
     run.start(epochs=10_000)
-    print("ready", flush=True)
     while True:
         run.step()
         if run.state.round % 3 == 0:
@@ -142,41 +131,25 @@ PAIRS_PROGRAM = textwrap.dedent("""
 
 
 def start_and_kill(folder: Path, resumed: bool, moment: float) -> None:
-    port = free_port()
-    arguments = [str(port), str(folder), "1" if resumed else "0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    all_ = [
-        subprocess.Popen(
-            [sys.executable, "-c", PAIRS_PROGRAM, str(rank), str(PARTNERS), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
-        for rank in range(PARTNERS)
-    ]
+    port, before = free_port(), _sizes(folder)
+    all_ = [program(PAIRS_PROGRAM, rank, PARTNERS, port, folder, int(resumed)) for rank in range(PARTNERS)]
     try:
-        for process in all_:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            line = process.stdout.readline()
-            assert line == b"ready\n", process.stderr.read().decode()
-        before, given_up = _sizes(folder), time.monotonic() + PATIENCE
-        while any(now == then for now, then in zip(_sizes(folder), before, strict=True)):
-            assert time.monotonic() < given_up, "a process sends nothing"
-            time.sleep(0.01)
+        until(
+            lambda: all(now > then for now, then in zip(_sizes(folder), before, strict=True)),
+            "a process sends nothing",
+        )
         time.sleep(moment)
+        assert all(process.is_alive() for process in all_)
     finally:
         for process in random.Random(moment).sample(all_, PARTNERS):
-            process.send_signal(signal.SIGKILL)
+            process.kill()
         for process in all_:
-            process.wait()
-            for pipe in (process.stdout, process.stderr):
-                assert pipe is not None
-                pipe.close()
+            process.join()
 
 
 def _sizes(folder: Path) -> list[int]:
-    return [(folder / f"sent-{rank}").stat().st_size for rank in range(PARTNERS)]
+    files = [folder / f"sent-{rank}" for rank in range(PARTNERS)]
+    return [file.stat().st_size if file.exists() else 0 for file in files]
 
 
 def messages(folder: Path, rank: int) -> np.ndarray:
@@ -270,26 +243,11 @@ HELD_PROGRAM = textwrap.dedent("""
 """)
 
 
-def launch(folder: Path, processes: int, *words: str, hold: int) -> subprocess.Popen[str]:
-    program = folder / "program.py"
-    program.write_text(HELD_PROGRAM)
-    command = [sys.executable, str(program), str(folder), *words]
-    if processes > 1:
-        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-        where = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-        command[1:1] = [*torchrun, *where, "--log-dir", str(folder / "torchrun")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HOLD": str(hold)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-
-
-def kill_in_mid_run(folder: Path, process: subprocess.Popen[str], held: str, processes: int = 1) -> None:
-    """kill -9 of the process that holds this node, when all are where they wait: who is no neighbour may be a round behind."""
-    deadline = time.monotonic() + PATIENCE
-    while len(list(folder.glob("held-*"))) < processes:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(int((folder / held).read_text()), signal.SIGKILL)
+def until_held(folder: Path, processes: int) -> int:
+    """Wait until all are where they wait, as who is no neighbour may be a round behind; the number of the process with the last node."""
+    until(lambda: len(list(folder.glob("held-*"))) == processes)
+    last = max(folder.glob("held-*"))
+    return int(last.read_text())
 
 
 def check_ledger(path: Path, first_part: int, resumed_at: int) -> float:
@@ -311,27 +269,42 @@ def told(folder: Path, node: int) -> float:
     return float((folder / f"epsilon-{node}").read_text())
 
 
-def test_one_process_killed_and_opened(tmp_path):
-    with launch(tmp_path, 1, hold=6) as process:
-        kill_in_mid_run(tmp_path, process, "held-0")
-    assert process.returncode == -signal.SIGKILL
-    with launch(tmp_path, 1, "--open", hold=-1) as process:
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0
-    # rounds 0 to 6 were charged, the newest checkpoint stood at 4: rounds 4 to 6 are charged twice
-    epsilon = check_ledger(tmp_path / "run" / "ledger.jsonl", first_part=7, resumed_at=4)
-    assert told(tmp_path, 0) == pytest.approx(epsilon, rel=1e-3)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_killed_and_opened(tmp_path, processes):
+    for words, hold in (([], 6), (["--open"], -1)):
+        place = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        places = [place | {"RANK": rank} if processes > 1 else {} for rank in range(processes)]
+        started = [program(HELD_PROGRAM, tmp_path, *words, HOLD=hold, **each) for each in places]
+        if not words:
+            until_held(tmp_path, processes)
+            for process in started:
+                process.kill()
+        for process in started:
+            process.join(PATIENCE)
+        assert [process.exitcode for process in started] == [0 if words else -signal.SIGKILL] * processes
+    check_ledgers(tmp_path, processes)
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(NODES, marks=pytest.mark.slow)])
-def test_processes_of_torchrun_killed_and_opened(tmp_path, processes):
-    with launch(tmp_path, processes, hold=6) as process:
-        kill_in_mid_run(tmp_path, process, "held-2", processes)
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode != 0
-    with launch(tmp_path, processes, "--open", hold=-1) as process:
-        process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0
+@pytest.mark.slow
+def test_processes_of_torchrun_killed_and_opened(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(HELD_PROGRAM)
+    for words, hold in (([], 6), (["--open"], -1)):
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(NODES)]
+        torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        command = [sys.executable, *torchrun, "--log-dir", str(tmp_path / "torchrun"), str(program)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HOLD": str(hold)}
+        with subprocess.Popen([*command, str(tmp_path), *words], env=environment) as process:
+            if not words:
+                os.kill(until_held(tmp_path, NODES), signal.SIGKILL)
+            process.wait(timeout=PATIENCE)
+        assert (process.returncode == 0) == bool(words)
+    check_ledgers(tmp_path, NODES)
+
+
+def check_ledgers(folder: Path, processes: int) -> None:
+    """Rounds 0 to 6 were charged, the newest checkpoint stood at 4: rounds 4 to 6 are charged twice."""
     for rank in range(processes):
-        epsilon = check_ledger(tmp_path / "run" / f"rank-{rank}" / "ledger.jsonl", first_part=7, resumed_at=4)
-        assert told(tmp_path, rank * NODES // processes) == pytest.approx(epsilon, rel=1e-3)
+        place = folder / "run" / (f"rank-{rank}" if processes > 1 else "")
+        epsilon = check_ledger(place / "ledger.jsonl", first_part=7, resumed_at=4)
+        assert told(folder, rank * NODES // processes) == pytest.approx(epsilon, rel=1e-3)

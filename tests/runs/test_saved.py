@@ -86,15 +86,18 @@ def test_colours_are_shifted_and_channels_repeated(run: Run, tmp_path: Path):
 
 
 def test_features_are_computed_of_the_inputs(tmp_path: Path):
-    config = Options(**QUICK, features="scattering", model="linear", unit="none", out=tmp_path / "run")
+    images = dpps.data.load("mnist-mini").test.part(0, 60)
+    for node, part in enumerate(torch.arange(60).split(30)):
+        (tmp_path / f"node-{node}").mkdir()
+        for name, chosen in (("train", part[:25]), ("test", part[25:])):
+            x, y = images.pixels[chosen].numpy(), images.labels[chosen].numpy()
+            np.savez(tmp_path / f"node-{node}" / f"{name}.npz", x=x, y=y)
+    own = {"node_data": tmp_path / "node-{rank}", "classes": 10, "nodes": 2, "batch_size": 5}
+    config = Options(**own, features="scattering", model="linear", unit="none", out=tmp_path / "run")
     run = Run.from_options(config).fit(1)
-    from dpps import data
-
-    images = data.load("mnist-mini").test.part(0, 5)
-    np.savez(tmp_path / "new.npz", x=images.pixels.numpy())
     saved = Saved.read(choose(tmp_path / "run", 1)[1])
-    x, _ = saved.examples(tmp_path / "new.npz", labelled=False)
-    torch.testing.assert_close(x, run.results.tests[0][:5], rtol=0.01, atol=0.01)
+    x, _ = saved.examples(tmp_path / "node-1" / "test.npz", labelled=False)
+    torch.testing.assert_close(x, run.results.held_out[1][0], rtol=0.01, atol=0.01)
     assert outputs(saved.load(), x).shape == (5, 10)
 
 

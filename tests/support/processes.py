@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from dpps.transport import Cluster, Rendezvous
-from tests.support.holding.sitecustomize import hold
+from tests.support.holding.sitecustomize import hold, open_when_asked_to_stop
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["dpps.cli.train", "dpps.learning.gradients.choose", "torch.func"])
@@ -118,6 +118,49 @@ class Processes:
         return found
 
 
+def _execute(text: str, words: Sequence[str], environment: dict[str, str]) -> None:
+    torch.set_num_threads(1)
+    sys.argv = ["program", *words]
+    os.environ.update(environment)
+    exec(compile(text, "program", "exec"), {"__name__": "__main__"})
+
+
+def program(text: str, *words: object, **environment: object) -> multiprocessing.context.ForkServerProcess:
+    """A program that runs in a process of its own, which need not wait for its imports."""
+    named = {name: str(value) for name, value in environment.items()}
+    process = context.Process(target=_execute, args=(text, list(map(str, words)), named), daemon=True)
+    process.start()
+    return process
+
+
+def _command(words: Sequence[str], log: Path, held: tuple[int, Path] | None) -> None:
+    from dpps.cli import main
+
+    if held is not None:
+        hold(*held)
+        open_when_asked_to_stop(held[1])
+    torch.set_num_threads(1)
+    _write_to(log)
+    sys.exit(main(words))
+
+
+def _write_to(log: Path) -> None:
+    """What this process prints goes to a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
+def command(
+    words: Sequence[str], log: Path, hold_before: int | None = None
+) -> multiprocessing.context.ForkServerProcess:
+    """`dpps` with these words in a process of its own; it may wait before a round until it is asked to stop."""
+    held = None if hold_before is None else (hold_before, log.with_suffix(".gate"))
+    process = context.Process(target=_command, args=(words, log, held))
+    process.start()
+    return process
+
+
 def until(true: Callable[[], bool], what: str = "") -> None:
     """Wait for something that another thread or process does."""
     deadline = time.monotonic() + PATIENCE
@@ -151,9 +194,7 @@ def _train(
     os.environ.update(environment)
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size))
     os.environ.update(MASTER_ADDR=place.host, MASTER_PORT=str(place.port))
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    _write_to(log)
     sys.exit(main(["train", *options]))
 
 

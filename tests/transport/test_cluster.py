@@ -122,7 +122,7 @@ def test_lost_ledger_stops_the_run(tmp_path: Path) -> None:
     [(1, r"rank 1 \(127.0.0.1\) .*no answer"), (0, r"rank 0, .*127.0.0.1:")],
 )
 def test_hung_process_is_named(tmp_path: Path, victim: int, named: str) -> None:
-    options = [*SEEDED, "--epochs", "4", "--checkpoint-every", "2", "--timeout", "20"]
+    options = [*SEEDED, "--epochs", "4", "--checkpoint-every", "2", "--timeout", "10"]
     trainers = Trainers(3, tmp_path / "run", *options, hold_before=99)
     trainers.until(8)
     os.kill(trainers.all[victim].pid or 0, signal.SIGSTOP)
@@ -246,9 +246,9 @@ def _fill_the_disk(place: processes.Rendezvous, options: list[str], log: Path) -
     """As `dpps train`, on a disk that is full from the second checkpoint on."""
     import errno
 
-    import dpps.runs.checkpoint
+    import dpps.runs.folder
 
-    write, written = dpps.runs.checkpoint._write, []
+    write, written = dpps.runs.folder._write, []
 
     def fail_later(path: Path, data: bytes) -> None:
         written.append(path)
@@ -256,7 +256,7 @@ def _fill_the_disk(place: processes.Rendezvous, options: list[str], log: Path) -
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data)
 
-    dpps.runs.checkpoint._write = fail_later
+    dpps.runs.folder._write = fail_later
     processes._train(place, options, log, {})
 
 

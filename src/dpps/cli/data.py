@@ -12,8 +12,7 @@ from typing import Annotated, Any, TypeVar
 from rich.table import Table as Lines
 from tyro.conf import Positional, arg
 
-from dpps.cli.console import plain_console
-from dpps.cli.main import DONE, parse_options
+from dpps.cli.main import DONE, parse_options, plain_console
 from dpps.data.images import ImageSchema, guess_image_schema
 from dpps.data.schema import ASKED, TARGET, Column, Schema, guess_schema
 from dpps.data.tables import read_table
@@ -84,7 +83,7 @@ def describe(arguments: list[str]) -> int:
             f"--out {config.out} exists, perhaps with corrections of yours: add --overwrite or choose another file"
         )
     if isinstance(schema, ImageSchema):
-        text = _PUBLIC_IMAGES + schema.to_toml(_GUESSED)
+        text = _PUBLIC_IMAGES + schema.to_toml()
     else:
         known: set[str] = set()
         if sys.stdin.isatty() and sys.stdout.isatty():
@@ -105,12 +104,8 @@ def _typed(question: str) -> str:
 
 
 def ask_ranges(schema: Schema, ask: Callable[[str], str]) -> tuple[Schema, set[str]]:
-    """The schema with the public ranges and edges that a person gives, and what they were given for.
-
-    Args:
-        schema: as it was guessed.
-        ask: shows a question and returns the answer; an empty one keeps the guess.
-    """
+    """The schema with the public ranges and edges that a person gives, and what they were given for. `ask` shows a question and returns the
+    answer; an empty one keeps the guess."""
     known, columns, target = set(), list(schema.columns), schema.target
     print(
         "Give the lowest and the highest value that is possible, not those of your data (age: 0 120). Enter keeps the guess."
@@ -177,19 +172,20 @@ def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
     for title in ("column", "kind", "guessed"):
         lines.add_column(title)
     if isinstance(schema, Schema):
+        correct = "ranges to what is physically possible and categories and classes to what can occur"
         for column in schema.columns:
             lines.add_row(column.name, column.kind, _guessed(column))
+        if schema.target is not None:
+            declared = schema.target.declaration().items()
+            shown = [f"{key} {_shown(value)}" for key, value in declared if not isinstance(value, str)]
+            lines.add_row(", ".join(schema.targets), "target", "; ".join(shown))
     else:
+        correct = "the classes to what can occur and the size to what the model shall read"
         lines.add_row("images", "channels, height, width", ", ".join(map(str, schema.shape)))
-    if isinstance(schema, ImageSchema):
         lines.add_row("sub-folders", "target", quoted(schema.classes))
-    elif schema.target is not None:
-        declared = schema.target.declaration().items()
-        shown = [f"{key} {_shown(value)}" for key, value in declared if not isinstance(value, str)]
-        lines.add_row(", ".join(column.name for column in schema.target.columns), "target", "; ".join(shown))
     console.print(lines)
     console.print(
-        f"\nThese guesses come from the data, and {out} becomes PUBLIC: correct {_correct(schema)}, before anybody else sees it."
+        f"\nThese guesses come from the data, and {out} becomes PUBLIC: correct {correct}, before anybody else sees it."
     )
     if isinstance(schema, Schema) and isinstance(schema.target, Classification):
         classes = schema.target.classes
@@ -206,12 +202,6 @@ def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
     console.print(
         f"Then: dpps train --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --model linear --shared all --baselines"
     )
-
-
-def _correct(schema: Schema | ImageSchema) -> str:
-    if isinstance(schema, Schema):
-        return "ranges to what is physically possible and categories and classes to what can occur"
-    return "the classes to what can occur and the size to what the model shall read"
 
 
 def _shown(value: Any) -> str:

@@ -2,14 +2,12 @@
 
 import json
 import logging
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -17,8 +15,16 @@ from rich.progress import TaskID
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from dpps.cli.console import log_lines, plain_console, wide_console
-from dpps.cli.main import DONE, FAILED, STOPPED, parse_options
+from dpps.cli.main import (
+    DONE,
+    FAILED,
+    STOPPED,
+    log_lines,
+    parse_options,
+    plain_console,
+    stopped_by_signals,
+    wide_console,
+)
 from dpps.cli.stats import print_found
 from dpps.cli.train import results
 from dpps.disk import private_folder, write_aside, write_private, writing
@@ -192,13 +198,7 @@ def create(arguments: list[str]) -> int:
         raise UsageError(f"--out {config.out} already holds a federation: choose another folder")
     requests = [Request.read(path) for path in config.member]
     plan, schema = read_plan(config.plan, len(requests))
-    rules = Rules(
-        config.min_members,
-        config.soft_deadline,
-        config.hard_deadline,
-        config.start_deadline,
-        config.gossip_clip,
-    )
+    rules = Rules(**{field.name: getattr(config, field.name) for field in fields(Rules)})
     rules.check(len(requests))
     key, existing = None if config.key is None else Key.read(config.key), config.out / KEY
     with writing(config.out):
@@ -402,9 +402,8 @@ def join(arguments: list[str]) -> int:
 def _join(config: JoinConfig) -> int:
     console = plain_console(quiet=config.log_json)
     shown = Shown(console, quiet=config.quiet or config.log_json)
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with ExitStack() as stack:
+        with stopped_by_signals(), ExitStack() as stack:
             participation = stack.enter_context(
                 Participation(
                     config.file,
@@ -437,14 +436,7 @@ def _join(config: JoinConfig) -> int:
         )
         log.info("stopped", extra={"event": "stopped"})
         return STOPPED
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return DONE
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _print_begun(console: Console, participation: Participation) -> None:

@@ -1,5 +1,4 @@
-"""The texts of `--help`, the completion scripts and the reference, derived from the dataclass of a
-command's options.
+"""The texts of `--help`, derived from the dataclass of a command's options; completion scripts and the reference use them, too.
 
 The text behind a field is its help: the first paragraph is the line of `--help`, the others are for the reference. Where a
 default depends on other options, the line ends with what it is, in brackets.
@@ -55,6 +54,11 @@ class Option:
         """Help, choices and default."""
         words = f"{self.help}: {', '.join(self.choices)}" if self.choices else self.help
         return f"{words} [{self.default}]" if self.default else words
+
+    @property
+    def spelled(self) -> str:
+        """As it is typed, with what follows."""
+        return f"{self.flag} {self.value}".rstrip()
 
 
 def groups_of(kind: type[Any]) -> dict[str, list[Option]]:
@@ -117,7 +121,7 @@ def print_help(kind: type[Any], prog: str, console: Console) -> None:
             "\n",
         )
     found = groups_of(kind)
-    names = {option: f"  {_spelled(option)}" for options in found.values() for option in options}
+    names = {option: f"  {option.spelled}" for options in found.values() for option in options}
     left = min(29, max(map(len, names.values()))) + 2
     if any(option.default for option in names):
         put("Defaults are in [brackets].\n")
@@ -132,10 +136,6 @@ def print_help(kind: type[Any], prog: str, console: Console) -> None:
             for line in rest:
                 put(" " * left, line)
         put()
-
-
-def _spelled(option: Option) -> str:
-    return f"{option.flag} {option.value}".rstrip()
 
 
 def _option(field: Any, hint: Any, text: str) -> Option:
@@ -209,49 +209,3 @@ def _texts(kind: type[Any]) -> dict[str, str]:
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 found[line.target.id] = str(after.value.value)
     return found
-
-
-# The reference
-
-
-def reference(kind: type[Any], prog: str, known: Mapping[type[Any], str]) -> str:
-    """A command in Markdown: how it is typed, what it does, and its options in tables.
-
-    Args:
-        kind: the dataclass of its options.
-        prog: the command.
-        known: commands by the dataclasses of their options, so that what a class takes from another is not repeated.
-    """
-    lines = [f"### {prog}", "", f"`{usage(kind, prog)}`", ""]
-    for paragraph in description(kind):
-        if paragraph.startswith("Example"):
-            lines += ["```text", *re.findall(r"((?:source|dpps) .*)", paragraph), "```", ""]
-        else:
-            lines += [*textwrap.wrap(" ".join(paragraph.split()), 100, break_long_words=False), ""]
-    groups = groups_of(kind)
-    base = next((each for each in kind.__mro__[1:] if each in known), None)
-    if base is not None:
-        own = [option.flag for option in options_of(kind)]
-        taken = [option.flag for option in options_of(base)]
-        without = [f"`{flag}`" for flag in taken if flag not in own]
-        words = f"It takes the options of `{known[base]}` except {', '.join(without)}, and these:"
-        lines += [*textwrap.wrap(words, 100, break_long_words=False, break_on_hyphens=False), ""]
-        groups = {OPTIONS: [option for option in options_of(kind) if option.flag not in taken]}
-    for title, options in groups.items():
-        lines += [f"**{title[0].upper()}{title[1:]}**", ""] if len(groups) > 1 else []
-        lines += ["| option | default | |", "|---|---|---|"]
-        lines += [f"| {' | '.join(_cells(option))} |" for option in options]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _cells(option: Option) -> tuple[str, str, str]:
-    """Name, default, and what it does."""
-    words = option.help
-    if option.choices:
-        words += f": {', '.join(f'`{choice}`' for choice in option.choices)}"
-    words += f". {option.details}" if option.details else "."
-    default = option.default if " " in option.default or not option.default else f"`{option.default}`"
-    cells = (f"`{_spelled(option)}`", default, words)
-    name, default, words = (cell.replace("|", r"\|").replace("$", "&#36;") for cell in cells)
-    return name.replace("&#36;", "$"), default, words

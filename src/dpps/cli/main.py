@@ -2,20 +2,25 @@
 called."""
 
 import importlib
+import logging
 import os
 import re
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Annotated, Any, Literal, TypeVar
 
+from rich.console import Console
 from rich.table import Table
+from tyro.conf import Positional, arg
 
-from dpps.cli.console import log_lines, plain_console
-from dpps.cli.help import print_help
+from dpps.cli.help import Option, options_of, print_help
 from dpps.errors import RunError, UsageError, unknown
+from dpps.logs import only_from
 
 DONE, FAILED, WRONG, STOPPED = 0, 1, 2, 3
 """Exit codes."""
@@ -28,12 +33,14 @@ class Command:
     help: str
     place: str
     """module:function, within this package."""
-    options: str
-    """module:dataclass of its options, within this package."""
+    options: str = ""
+    """module:dataclass of its options; by default that of the module whose name begins as the function's does."""
 
     def kind(self) -> type[Any]:
         """The dataclass of its options."""
-        found: type[Any] = _found(self.options)
+        module, _, function = self.place.partition(":")
+        usual = f"{module}:{function.partition('_')[0].capitalize()}Config"
+        found: type[Any] = _found(self.options or usual)
         return found
 
 
@@ -49,71 +56,41 @@ class Group:
 
 COMMANDS: dict[str, Command | Group] = {
     "train": Command("train a model privately over many nodes", "train:train", "train:Options"),
-    "resume": Command("continue a run that was stopped or crashed", "train:resume", "train:ResumeConfig"),
-    "stats": Command("ask questions about all nodes' records", "stats:stats", "stats:StatsOptions"),
-    "plan": Command("noise for an epsilon, epsilon for a noise", "plan:plan", "plan:PlanConfig"),
-    "tune": Command("search batch, epochs, clip and rate", "train:tune", "train:TuneConfig"),
-    "predict": Command("predict new examples with a run's model", "models:predict", "models:PredictConfig"),
-    "evaluate": Command(
-        "measure a run's models on labelled examples", "models:evaluate", "models:EvaluateConfig"
-    ),
-    "report": Command(
-        "a page about a run, or a comparison of several", "models:report", "models:ReportConfig"
-    ),
+    "resume": Command("continue a run that was stopped or crashed", "train:resume"),
+    "stats": Command("ask questions about all nodes' records", "stats:stats"),
+    "plan": Command("noise for an epsilon, epsilon for a noise", "plan:plan"),
+    "tune": Command("search batch, epochs, clip and rate", "train:tune"),
+    "predict": Command("predict new examples with a run's model", "models:predict"),
+    "evaluate": Command("measure a run's models on labelled examples", "models:evaluate"),
+    "report": Command("a page about a run, or a comparison of several", "models:report"),
     "data": Group(
         "draft a schema for your own tables or images",
-        {
-            "describe": Command(
-                "draft a schema from one file or folder", "data:describe", "data:DescribeConfig"
-            )
-        },
+        {"describe": Command("draft a schema from one file or folder", "data:describe")},
         "All nodes read their files by the same schema:\n"
         "dpps train --node-data DIR/node-{rank} --schema schema.toml",
     ),
-    "topology": Command("facts and a picture of a graph", "plan:topology", "plan:TopologyConfig"),
+    "topology": Command("facts and a picture of a graph", "plan:topology"),
     "federation": Group(
         "train between organisations: keys, contract, joining",
         {
-            "key": Command("make a member's key and request", "federation:key", "federation:KeyConfig"),
-            "create": Command(
-                "sign the members' requests, write the contract",
-                "federation:create",
-                "federation:CreateConfig",
-            ),
-            "join": Command(
-                "take part in a run, and continue after a crash", "federation:join", "federation:JoinConfig"
-            ),
-            "status": Command(
-                "the round, who is here, what was spent", "federation:status", "federation:StatusConfig"
-            ),
-            "leave": Command("take no further part in a run", "federation:leave", "federation:LeaveConfig"),
-            "expel": Command(
-                "write the next revision without a member",
-                "federation:expel_member",
-                "federation:ExpelConfig",
-            ),
+            "key": Command("make a member's key and request", "federation:key"),
+            "create": Command("sign the members' requests, write the contract", "federation:create"),
+            "join": Command("take part in a run, and continue after a crash", "federation:join"),
+            "status": Command("the round, who is here, what was spent", "federation:status"),
+            "leave": Command("take no further part in a run", "federation:leave"),
+            "expel": Command("write the next revision without a member", "federation:expel_member"),
             "renew": Command(
-                "write the next revision with new certificates",
-                "federation:renew_certificates",
-                "federation:RenewConfig",
+                "write the next revision with new certificates", "federation:renew_certificates"
             ),
-            "show": Command(
-                "who is in a federation file, or who a member is", "federation:show", "federation:ShowConfig"
-            ),
+            "show": Command("who is in a federation file, or who a member is", "federation:show"),
         },
         "dpps train --print-config writes a PLAN. Send new revisions to all members.",
     ),
-    "audit": Command(
-        "attack the mechanism: a lower bound on its epsilon", "privacy:audit", "privacy:AuditConfig"
-    ),
-    "attack": Command("what a curious neighbour reconstructs", "privacy:attack", "privacy:AttackConfig"),
-    "ledger": Command(
-        "how much privacy a data set has spent, in all runs", "privacy:ledger", "privacy:LedgerConfig"
-    ),
-    "paper": Command("the paper's tables and figures, computed again", "paper:main", "paper:PaperConfig"),
-    "completion": Command(
-        "print a completion script for bash or zsh", "completion:completion", "completion:CompletionConfig"
-    ),
+    "audit": Command("attack the mechanism: a lower bound on its epsilon", "privacy:audit"),
+    "attack": Command("what a curious neighbour reconstructs", "privacy:attack"),
+    "ledger": Command("how much privacy a data set has spent, in all runs", "privacy:ledger"),
+    "paper": Command("the paper's tables and figures, computed again", "paper:paper"),
+    "completion": Command("print a completion script for bash or zsh", "main:completion"),
 }
 
 GONE = {
@@ -315,3 +292,147 @@ def _value_of(flag: str, arguments: Sequence[str]) -> str:
     with suppress(ValueError, IndexError):
         return words[spelled.index(flag) + 1]
     return " ".join(arguments)
+
+
+# How commands print: consoles, and log lines
+
+
+def plain_console(**options: Any) -> Console:
+    """A console that prints what it is given: long lines stay one line, numbers have no colours, and `:x:` in a name is no picture."""
+    return Console(**{"highlight": False, "soft_wrap": True, "emoji": False} | options)
+
+
+def wide_console() -> Console:
+    """The same, for tables: in a file or a pipe nothing of them is folded."""
+    console = plain_console()
+    return console if console.is_terminal else plain_console(width=max(200, console.width))
+
+
+def working(console: Console, what: str) -> AbstractContextManager[object]:
+    """A spinner for what takes a few seconds; nothing when the output is not a terminal."""
+    return console.status(what) if console.is_terminal else nullcontext()
+
+
+@contextmanager
+def log_lines(formatter: logging.Formatter | None = None) -> Iterator[None]:
+    """Within, warnings and errors of the library are lines on the standard error: the message alone, or as a formatter makes it, which takes
+    the place of an outer one. A caller's own logging stays as it was."""
+    root, shown = logging.getLogger(), logging.StreamHandler(sys.stderr)
+    shown.setFormatter(formatter or logging.Formatter("%(message)s"))
+    shown.set_name(_NAME)
+    outer = [handler for handler in root.handlers if handler.name == _NAME]
+    for handler in outer:
+        root.removeHandler(handler)
+    root.addHandler(shown)
+    try:
+        with only_from(logging.WARNING, root):
+            yield
+    finally:
+        root.removeHandler(shown)
+        for handler in outer:
+            root.addHandler(handler)
+
+
+_NAME = "dpps.cli"
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None] | None = None) -> Iterator[None]:
+    """Within, SIGTERM and Ctrl-C call a function, such as `stop` of a run; without one both interrupt, also a program in the background
+    of a shell, which would not notice Ctrl-C."""
+
+    def noticed(number: int, frame: FrameType | None) -> None:
+        if stop is None:
+            raise KeyboardInterrupt
+        stop()
+
+    before = {number: signal.signal(number, noticed) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# Scripts that complete commands, options and their values in a shell
+
+_PLACEHOLDER = ("K", "ALPHA", "CALLABLE", "PREFIX", "N")
+
+
+@dataclass(frozen=True)
+class CompletionConfig:
+    """Print a script that completes commands, options and their values.
+
+    Examples:
+      source <(dpps completion bash)    in ~/.bashrc
+      source <(dpps completion zsh)     in ~/.zshrc
+    """
+
+    shell: Positional[Annotated[Literal["bash", "zsh"], arg(metavar="{bash,zsh}")]]
+    """The shell."""
+
+
+def completion(arguments: list[str]) -> int:
+    """Print a script."""
+    config = parse_options(CompletionConfig, arguments, "dpps completion")
+    print((_BASH if config.shell == "bash" else _ZSH).replace("@CASES@", "\n".join(_cases())))
+    return DONE
+
+
+def _cases() -> list[str]:
+    """For every place in a command line, by the words before it, what can come next."""
+    groups = {name: " ".join(found.commands) for name, found in COMMANDS.items() if isinstance(found, Group)}
+    cases = [_case("", f"{' '.join(COMMANDS)} --help --version", files=False)]
+    cases += [_case(name, f"{inner} --help", files=False) for name, inner in groups.items()]
+    for words, command in commands():
+        name, options = " ".join(words), options_of(command.kind())
+        named = [option for option in options if not option.positional]
+        for option in named:
+            if option.value:
+                cases.append(_case(f"{name}|{option.flag}", _words(option), files=option.is_path))
+        places = [option for option in options if option.positional]
+        more = " ".join(_words(option) for option in places)
+        flags = " ".join(option.flag for option in named)
+        cases.append(_case(name, f"{more} {flags}".strip(), files=any(option.is_path for option in places)))
+    return cases
+
+
+def _words(option: Option) -> str:
+    """The values that can be completed; forms such as label:K cannot."""
+    return " ".join(c for c in option.choices if not any(p in c for p in _PLACEHOLDER))
+
+
+def _case(place: str, words: str, *, files: bool) -> str:
+    return f'    "{place}") _dpps_words="{words}"; _dpps_files={int(files)} ;;'
+
+
+_BASH = """\
+# Completion of dpps. What can come at a place of a command line, by the words before it:
+_dpps_at() {
+  _dpps_words=""; _dpps_files=0
+  case "$1" in
+@CASES@
+    *) return 1 ;;
+  esac
+}
+
+_dpps() {
+  local current="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" place="" word
+  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do  # the command: one word or two
+    _dpps_at "${place:+$place }$word" || break
+    place="${place:+$place }$word"
+  done
+  _dpps_at "$place|$before" || _dpps_at "$place"
+  COMPREPLY=($(compgen -W "$_dpps_words" -- "$current"))
+  if [ "$_dpps_files" = 1 ]; then
+    while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -f -- "$current")
+  fi
+}
+
+complete -o filenames -F _dpps dpps"""
+
+_ZSH = f"""\
+autoload -Uz compinit bashcompinit
+compinit
+bashcompinit
+{_BASH}"""

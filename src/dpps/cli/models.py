@@ -15,8 +15,7 @@ from torch import Tensor
 from tyro.conf import Positional, arg
 
 from dpps import report as pages
-from dpps.cli.console import plain_console, working
-from dpps.cli.main import DONE, parse_options
+from dpps.cli.main import DONE, parse_options, plain_console, working
 from dpps.data.images import image_files
 from dpps.disk import check_target, private
 from dpps.errors import RunError, UsageError
@@ -195,9 +194,8 @@ def _print_metrics(
     nodes = {f"node {node}": found for node, found in measured.items()}
     nodes |= {"mean": mean} if len(nodes) > 1 else {}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    if len(nodes) < len(
-        metrics
-    ):  # what there is less of stands side by side, so that a terminal is wide enough
+    # what there is less of stands side by side, so that a terminal is wide enough
+    if len(nodes) < len(metrics):
         rows = [[name, *(_cell(found[name]) for found in nodes.values())] for name in metrics]
         titles = ["metric", *nodes]
     else:

@@ -1,9 +1,6 @@
 """`dpps paper`: the paper's tables and figures, computed again."""
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +9,7 @@ from typing import Annotated
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from dpps.cli.console import plain_console
-from dpps.cli.main import DONE, STOPPED, parse_options
+from dpps.cli.main import DONE, STOPPED, parse_options, plain_console, stopped_by_signals
 from dpps.errors import UsageError, needs_extra, unknown
 from dpps.paper import EXPERIMENTS, MODELS, SEEDS, Pool, Scope, Store, convergence, cores, identity
 from dpps.version import __version__
@@ -69,7 +65,7 @@ class PaperConfig:
         return Scope("quick" if self.quick else "full", seeds, models, self.bandwidth)
 
 
-def main(arguments: list[str]) -> int:
+def paper(arguments: list[str]) -> int:
     """Run one, or list them."""
     config = parse_options(PaperConfig, arguments, "dpps paper")
     console = plain_console()
@@ -120,7 +116,7 @@ def _run(config: PaperConfig, console: Console) -> int:
     pool = Pool(Store(config.out / "cells"), workers, config.data_dir, deadline, console)
     stopped = False
     try:
-        with _term_as_interrupt():
+        with stopped_by_signals():
             pool.run(experiment.cells(scope))
     except KeyboardInterrupt:
         stopped = True
@@ -132,17 +128,3 @@ def _run(config: PaperConfig, console: Console) -> int:
     pool.raise_errors()
     console.print(f"written to {page}")
     return DONE
-
-
-@contextmanager
-def _term_as_interrupt() -> Iterator[None]:
-    """A polite kill stops like Ctrl-C."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -10,16 +10,14 @@ from typing import Annotated, ClassVar
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from dpps.cli.console import plain_console, working
-from dpps.cli.main import DONE, parse_options
+from dpps.cli.main import DONE, parse_options, plain_console, working
 from dpps.cli.train import take_config
 from dpps.errors import UsageError
 from dpps.learning.suggestion import Suggestion
 from dpps.privacy.accountant import SUM_OF_ROUNDS, label
 from dpps.privacy.outlook import Coalition, LimitingNode, Outlook, refuse_large_delta
 from dpps.privacy.units import UNITS
-from dpps.runs.options import OWN_DATA, Options, refuse_ignored
-from dpps.runs.suggest import planned, suggestion
+from dpps.runs.options import OWN_DATA, Options, planned, refuse_ignored, suggestion
 from dpps.sensitivity import Paper
 from dpps.topology import TOPOLOGIES, parse
 

@@ -40,8 +40,7 @@ from dpps.audit import (
 )
 from dpps.audit import audit as audit_case
 from dpps.audit.leaks import DELTA
-from dpps.cli.console import plain_console, wide_console
-from dpps.cli.main import DONE, FAILED, parse_options
+from dpps.cli.main import DONE, FAILED, parse_options, plain_console, wide_console
 from dpps.errors import UsageError
 from dpps.logs import only_from
 from dpps.privacy.accountant import label

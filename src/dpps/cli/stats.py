@@ -10,13 +10,13 @@ from typing import Annotated
 from rich.table import Table
 from tyro.conf import arg
 
-from dpps.cli.console import plain_console, wide_console
-from dpps.cli.main import DONE, parse_options
+from dpps.cli.main import DONE, parse_options, plain_console, wide_console
 from dpps.data.node_files import node_folder
 from dpps.data.schema import Schema
 from dpps.errors import UsageError
 from dpps.privacy.units import Unit
 from dpps.runs.deployment import Deployment, Simulation
+from dpps.runs.options import refuse_given
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.statistics.options import SurveyOptions
 from dpps.statistics.questions import Answer
@@ -25,7 +25,7 @@ from dpps.transport.cluster import started_distributed
 
 
 @dataclass(frozen=True)
-class StatsOptions(SurveyOptions):
+class StatsConfig(SurveyOptions):
     """Ask questions about the records of all nodes. All answers come from one release, and every record is protected.
 
     Questions: count(), mean(x), variance(x), histogram(x), table(x, y), quantiles(x, 0.25, 0.5), correlation(x, y),
@@ -72,7 +72,7 @@ class StatsOptions(SurveyOptions):
 
 def stats(arguments: list[str]) -> int:
     """Ask and answer."""
-    options = parse_options(StatsOptions, arguments, "dpps stats")
+    options = parse_options(StatsConfig, arguments, "dpps stats")
     together = started_distributed()
     _refuse_useless(arguments, options, together)
     survey, schema, unit = options.opened()
@@ -96,50 +96,31 @@ def stats(arguments: list[str]) -> int:
         return _release(options, survey, schema, unit, deployment)
 
 
-def _refuse_useless(arguments: Sequence[str], options: StatsOptions, together: bool) -> None:
-    """Refuse an option that would be ignored: whoever writes one means something by it."""
-    alone, dry = "it belongs to runs of several processes (torchrun)", options.plan or options.print_config
+def _refuse_useless(arguments: Sequence[str], options: StatsConfig, together: bool) -> None:
+    """Refuse options that would be ignored, or that exclude each other."""
+    dry = options.plan or options.print_config
+    nothing = f"--{'plan' if options.plan else 'print-config'} reads no data and writes nothing"
     rules = {
-        "colluders": (options.trust == "nobody", "it belongs to --trust pairs"),
-        "mean-variance": (options.trust == "nobody", "it belongs to --trust pairs"),
-        "timeout": (not together, alone),
-        "records": (not options.plan, "it belongs to --plan"),
-        **dict.fromkeys(
-            ("node-data", "out", "overwrite", "resume"),
-            (dry, f"--{'plan' if options.plan else 'print-config'} reads no data and writes nothing"),
-        ),
-        "seed": (together or dry, "it is for a simulation, whose noise may be repeated"),
-        "json": (options.print_config, "--print-config prints TOML"),
+        ("colluders", "mean-variance"): (options.trust == "nobody", "it belongs to --trust pairs"),
+        ("timeout",): (not together, "it belongs to runs of several processes (torchrun)"),
+        ("records",): (not options.plan, "it belongs to --plan"),
+        ("node-data", "out", "overwrite", "resume"): (dry, nothing),
+        ("seed",): (together or dry, "it is for a simulation, whose noise may be repeated"),
+        ("json",): (options.print_config, "--print-config prints TOML"),
     }
-    given = {
-        word.partition("=")[0].replace("_", "-").removeprefix("--") for word in arguments if word[:2] == "--"
-    }
-    for name, (useless, why) in rules.items():
-        if useless and name in given:
-            raise UsageError(f"--{name} would be ignored here ({why}): leave it out")
+    refuse_given(arguments, {n: why for names, (useless, why) in rules.items() if useless for n in names})
     for one, other in (("resume", "overwrite"), ("plan", "print_config")):
         if getattr(options, one) and getattr(options, other):
             raise UsageError(f"--{one} and --{other.replace('_', '-')} exclude each other: choose one")
 
 
-def _release(
-    options: StatsOptions, survey: Survey, schema: Schema, unit: Unit, deployment: Deployment
-) -> int:
+def _release(options: StatsConfig, survey: Survey, schema: Schema, unit: Unit, deployment: Deployment) -> int:
     assert options.node_data is not None
     rows = deployment.rows(options.nodes)
     sources = [node_folder(options.node_data, row, len(rows) == 1) for row in rows]
     out = options.out or Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    run = Release.of_tables(
-        survey,
-        schema,
-        sources,
-        options.nodes,
-        unit,
-        options.seed,
-        folder=out,
-        deployment=deployment,
-        overwrite=options.overwrite,
-    )
+    more = {"seed": options.seed, "folder": out, "deployment": deployment, "overwrite": options.overwrite}
+    run = Release.of_tables(survey, schema, sources, options.nodes, unit, **more)
     run.resumed = options.resume
     with run:
         run.fit(1)

@@ -3,20 +3,17 @@
 import logging
 import os
 import shlex
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, ClassVar
 
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from dpps.cli.console import plain_console
-from dpps.cli.main import DONE, STOPPED, parse_options
+from dpps.cli.main import DONE, STOPPED, parse_options, plain_console, stopped_by_signals
 from dpps.errors import DppsError, UsageError
 from dpps.logs import only_from
 from dpps.privacy.accountant import SUM_OF_ROUNDS, label
@@ -81,19 +78,22 @@ def _train_together(options: Options) -> int:
 
 
 def _train(options: Options, deployment: Deployment) -> int:
+    from dpps.report import write_card
+
     console = plain_console()
     folder = options.out
     if folder is None and isinstance(deployment, Simulation) and not options.resume:
         folder = Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     with Progress(console, shown=not options.quiet) as progress:
         run = Run.from_options(options, folder, callbacks=(progress.after_round,), deployment=deployment)
-        with stopped_by_signals(run):
+        with stopped_by_signals(run.stop):
             progress.begin(run.start())
             run.fit(progress=False)  # whose bar is up already
         if run.stopped:
             _print_stopped(console, run)
             return STOPPED
-        _write_card(run)
+        assert run.folder is not None
+        write_card(run.folder.path, run.folder.card)
         # the run itself has warned of what there is to warn of; its baselines need not say it again
         with only_from(logging.ERROR, logging.getLogger("dpps")):
             done = not options.baselines or _compare(run, progress)
@@ -104,20 +104,12 @@ def _train(options: Options, deployment: Deployment) -> int:
     return DONE if done else STOPPED
 
 
-def _write_card(run: Run) -> None:
-    """What a reader must know before using or passing on the models."""
-    from dpps.report import write_card
-
-    assert run.folder is not None
-    write_card(run.folder.path, run.folder.card)
-
-
 def _compare(run: Run, progress: Progress) -> bool:
     """The baselines go into the summary; false when somebody asked to stop before they were done."""
     found: dict[str, Baseline] = {}
     for name in (NO_PRIVACY, ALONE):
         baseline = Baseline(run, alone=name == ALONE, callbacks=(progress.after_round,))
-        with stopped_by_signals(baseline):
+        with stopped_by_signals(baseline.stop):
             progress.begin(baseline.start(run.epochs))
             baseline.fit(progress=False)
         if baseline.stopped:
@@ -129,39 +121,13 @@ def _compare(run: Run, progress: Progress) -> bool:
     return True
 
 
-# While it runs
-
-
-@contextmanager
-def stopped_by_signals(run: Run) -> Iterator[None]:
-    """While inside, SIGTERM and Ctrl-C stop the run after the current round, at all processes."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        run.stop()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 # When it is over
 
 
 def say_outcome(
     console: Console, summary: Summary, out: Path | None, *, private_noise: bool, prefix: str = ""
 ) -> None:
-    """Accuracy, metrics, privacy and where the files are.
-
-    Args:
-        console: where to print.
-        summary: of the run.
-        out: the run's folder.
-        private_noise: whether nobody can know the noise.
-        prefix: before every line.
-    """
+    """Accuracy, metrics, privacy and where the files are; every line begins with the prefix."""
 
     measured = list(results(summary))
     width = max(9, *(len(what) for what, _ in measured)) + 1
@@ -343,15 +309,12 @@ def tune(arguments: list[str]) -> int:
     refuse_ignored(arguments, options)
     out = config.out or Path("runs") / datetime.now(UTC).strftime("tune-%Y%m%d-%H%M%S")
     console = plain_console()
-    found = tuning.tune(
-        options, config.trials, out, config.charge, lambda trial: console.print(_trial_line(trial))
-    )
-    _print_tuning(console, found, out)
+
+    def say(trial: tuning.Trial) -> None:
+        console.print(f"{trial.accuracy:6.2f} %  {_tried(trial)}")
+
+    _print_tuning(console, tuning.tune(options, config.trials, out, config.charge, say), out)
     return DONE
-
-
-def _trial_line(trial: tuning.Trial) -> str:
-    return f"{trial.accuracy:6.2f} %  {_tried(trial)}"
 
 
 def _tried(trial: tuning.Trial) -> str:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:  # imported when first asked for
         folder_beside,
         load,
         obtain,
+        one_at_a_time,
         parsed,
+        user_cache,
     )
     from dpps.data.dataset import DataSet, FeatureSet, Images
-    from dpps.data.encoding import encode, encode_inputs, table_dataset
-    from dpps.data.fetch import one_at_a_time, user_cache
     from dpps.data.images import (
         guess_image_schema,
         image_dataset,
@@ -27,7 +27,17 @@ if TYPE_CHECKING:  # imported when first asked for
         unlabelled_images,
     )
     from dpps.data.node_files import NodeFiles, check_headers, node_folder, read_examples, read_node
-    from dpps.data.schema import Column, ImageSchema, Schema, guess_schema, parse_schema, read_schema
+    from dpps.data.schema import (
+        Column,
+        ImageSchema,
+        Schema,
+        encode,
+        encode_inputs,
+        guess_schema,
+        parse_schema,
+        read_schema,
+        table_dataset,
+    )
     from dpps.data.splits import describe, hold_out, hold_out_own, split
     from dpps.data.tables import Table, read_table
 else:

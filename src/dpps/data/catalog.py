@@ -4,11 +4,14 @@ Files are plain, `.gz` or `.xz`. No pickle is involved, so a hostile file can be
 """
 
 import gzip
+import logging
 import lzma
 import os
+import sys
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,11 +21,15 @@ import numpy.typing as npt
 import torch
 
 from dpps.data.dataset import DataSet, Images
-from dpps.data.fetch import fetch, one_at_a_time, user_cache
 from dpps.disk import writable, write_aside
 from dpps.errors import RunError, UsageError
+from dpps.logs import only_from
 from dpps.registry import Registry
 
+log = logging.getLogger(__name__)
+
+TIMEOUT = 30.0
+"""Seconds without an answer after which a connection counts as cut."""
 ENVIRONMENT = "DPPS_DATA"
 """Environment variable naming the folder that holds one sub-folder per data set."""
 
@@ -87,11 +94,6 @@ class Recipe:
     def input_shape(self) -> tuple[int, int, int] | None:
         """What a model reads of an image: one channel is repeated where the mean has several."""
         return self.shape and (max(self.shape[0], len(self.mean)), *self.shape[1:])
-
-    @property
-    def archived(self) -> bool:
-        """Whether it is published as one archive, which holds the files of the last layout."""
-        return any(source.file.endswith(".tar.gz") for source in self.sources)
 
     def images(self, files: Files) -> Images:
         """What is in these files, checked."""
@@ -167,10 +169,10 @@ def obtain(recipe: Recipe, folder: Path, progress: bool = True) -> tuple[Files, 
     """The files of a data set in a folder of the user cache; what is missing is downloaded and verified."""
     try:
         with one_at_a_time(folder):
-            if not recipe.archived:
+            if not any(source.file.endswith(".tar.gz") for source in recipe.sources):
                 for source in recipe.sources:
                     fetch(source, folder, progress)
-            elif recipe.find(folder) is None:
+            elif recipe.find(folder) is None:  # one archive, which holds the files of the last layout
                 _unpack(fetch(recipe.sources[0], folder, progress), recipe.layouts[-1].files)
     except OSError as error:
         raise RunError(f"cannot fill the data folder {folder}: {error}") from error
@@ -212,3 +214,97 @@ def parsed(file: Path, parse: Callable[[bytes, Path], _Content]) -> _Content:
             f"{file}: expected a complete {file.suffix[1:]} file, but it is damaged or truncated ({error})"
         ) from error
     return parse(content, file)
+
+
+# Downloads, verified by their hash, into the user cache
+
+
+def user_cache() -> Path:
+    """The folder for everything of this user that can be made again."""
+    import pooch  # slow to load, and a run on embedded data does without
+
+    return Path(pooch.os_cache("dpps"))
+
+
+def fetch(source: Source, folder: Path, progress: bool = True) -> Path:
+    """The file in `folder`, downloaded from the first address that works unless it is there with the right hash.
+
+    A file with the wrong hash is never returned: a download is thrown away, and one that is already there is replaced.
+    """
+    import pooch
+    import requests
+
+    target = folder / source.file
+    if target.exists() and not pooch.hashes.hash_matches(str(target), source.hash):
+        log.warning(
+            "%s is damaged or was changed, as its hash is not %s: downloading it again", target, source.hash
+        )
+        target.unlink()
+    failures = []
+    for address in source.addresses:
+        bar = _Bar(source.file) if progress and sys.stderr.isatty() else None
+        downloader = pooch.HTTPDownloader(
+            progressbar=bar or False,
+            chunk_size=1 << 18,
+            timeout=TIMEOUT,
+            # identity: the hash is that of the file as published, not as repacked for the way.
+            headers={"Accept-Encoding": "identity"},
+        )
+        try:
+            with only_from(logging.WARNING, pooch.get_logger()):  # the bar and the errors say the same
+                pooch.retrieve(address, source.hash, source.file, folder, downloader=downloader)
+        except (requests.RequestException, ValueError) as error:  # ValueError: pooch refused the hash
+            log.warning("%s: %s", address, error)
+            failures.append(f"{address} ({error})")
+        else:
+            return target
+        finally:
+            if bar is not None:
+                bar.close()  # pooch leaves it open when a download fails
+    raise RunError(
+        f"cannot download {source.file}: {'; '.join(failures)}; remedy: run again, or put {source.file} "
+        f"({source.hash}) into {folder}"
+    )
+
+
+class _Bar:
+    """A progress bar of rich as pooch wants it."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task = self._progress.add_task(name, total=None)
+        self.total = 0
+
+    def update(self, count: int) -> None:
+        """So many bytes more have arrived."""
+        self._progress.start()
+        self._progress.update(self._task, advance=count, total=self.total or None)
+
+    def reset(self) -> None:
+        """Nothing has arrived."""
+        self._progress.reset(self._task)
+
+    def close(self) -> None:
+        """The bar stays as it is."""
+        self._progress.stop()
+
+
+@contextmanager
+def one_at_a_time(folder: Path, lock: str = ".lock") -> Iterator[None]:
+    """Keep the processes of one machine (torchrun starts several) from writing the same files at once: those who name the same lock.
+
+    There is no such lock on Windows; there two writers end in a refused hash, never in a wrong file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with (folder / lock).open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

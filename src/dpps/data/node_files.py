@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpps.data.encoding import encode, encode_inputs
 from dpps.data.images import labelled_images, unlabelled_images
-from dpps.data.schema import ImageSchema, Schema
+from dpps.data.schema import ImageSchema, Schema, encode, encode_inputs
 from dpps.data.tables import ENDINGS, TEXT, Table, read_arrays, read_table
 from dpps.errors import UsageError
 

@@ -7,18 +7,27 @@ predicted is declared in `[target]`, by a task of `dpps.tasks`; its columns are 
 
 import hashlib
 import json
+import logging
 import math
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dpps.data.tables import Table, as_number
-from dpps.errors import UsageError, unknown
-from dpps.tasks import TASKS, Classification, Draft, Task, parse_target, rounded_range
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from dpps.data.tables import Table, as_number, frame_table, read_table
+from dpps.errors import UsageError, quoted, unknown
+from dpps.tasks import TASKS, Classification, Draft, TargetColumn, Task, parse_target, rounded_range
+
+log = logging.getLogger(__name__)
 
 KINDS = ("number", "category", "date", "ignore")
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?")
@@ -186,18 +195,11 @@ class Schema:
                 for key, value in self.target.declaration().items()
             ]
         for column in self.columns:
-            lines += [
-                "",
-                "[[columns]]",
-                f"name = {_toml(column.name)}",
-                f"kind = {_toml(column.kind)}{guessed}",
-            ]
+            name, kind = _toml(column.name), _toml(column.kind)
+            lines += ["", "[[columns]]", f"name = {name}", f"kind = {kind}{guessed}"]
             given = {key: getattr(column, key) for key in _COLUMN_KEYS[column.kind][2:]}
-            plain = {f.name: f.default for f in fields(Column)} | {
-                "range": None,
-                "values": None,
-                "aliases": {},
-            }
+            plain = {f.name: f.default for f in fields(Column)}
+            plain |= {"range": None, "values": None, "aliases": {}}
             lines += [
                 f"{k} = {_toml(v)}" + ("" if k in ASKED and column.name in known else guessed)
                 for k, v in given.items()
@@ -226,9 +228,8 @@ class ImageSchema:
         """Equal for schemas that say the same."""
         return hashlib.sha256(self.to_toml().encode()).hexdigest()[:16]
 
-    def to_toml(self, guessed: str = "") -> str:
-        """The text of a schema file, with a remark behind what was guessed."""
-        del guessed
+    def to_toml(self) -> str:
+        """The text of a schema file."""
         return f"classes = {_toml(self.classes)}\nimages = {_toml(self.shape)}  # channels, height, width\n"
 
 
@@ -450,15 +451,10 @@ def _toml(value: Any) -> str:
 def guess_schema(
     table: Table, label: str | None = None, task: str = "classification", **columns: str
 ) -> Schema:
-    """A first schema: kinds, rounded ranges, categories, classes and edges as this table has them.
+    """A first schema: kinds, rounded ranges, categories, classes and edges as this table has them; `columns` are further columns of the target,
+    by the names that the task has for them (`time` and `event`).
 
     What is guessed is read off private data and becomes public with the schema: better give a made-up example of the data.
-
-    Args:
-        table: one node's data, or better a made-up example of them.
-        label: the column to predict.
-        task: what is predicted.
-        columns: further columns of the target, by the names that the task has for them (`time` and `event`).
     """
     columns |= {} if label is None else {"label": label}
     for role, name in columns.items():
@@ -474,9 +470,8 @@ def guess_schema(
     found = TASKS[task].draft(drafts, str(table.path)) if columns else None
     inputs = tuple(_guess(name, table, decimal) for name in table.names if name not in columns.values())
     schema = Schema(inputs, found, decimal=decimal)
-    return _parse_columns(
-        tomllib.loads(schema.to_toml()), f"the schema of {table.path}"
-    )  # as it will be read
+    # as it will be read
+    return _parse_columns(tomllib.loads(schema.to_toml()), f"the schema of {table.path}")
 
 
 def _decimal(table: Table) -> str:
@@ -532,3 +527,155 @@ def _values(cells: Sequence[str]) -> tuple[str, ...]:
     if None in numbers.values():
         return tuple(sorted(found))
     return tuple(sorted(found, key=lambda value: (numbers[value], value)))
+
+
+# From tables to tensors: one example at a time, with nothing computed over the data
+
+
+def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
+    """Read a table as a data set of (inputs, targets) for `dpps.Run`. No statistics of the data are
+    computed.
+
+    Args:
+        source: a file (.csv, .tsv, .parquet, .npz), a pandas frame, or what has `to_pandas()` (Arrow tables,
+            Hugging Face data sets, polars frames).
+        schema: a schema, or a schema file (`dpps data describe` drafts one).
+    """
+    found = schema if isinstance(schema, Schema) else read_schema(Path(schema))
+    if not isinstance(found, Schema):
+        raise UsageError(f"the schema {schema} describes images: use dpps.data.image_dataset(folder, schema)")
+    table = read_table(Path(source)) if isinstance(source, (str, Path)) else frame_table(source)
+    return TensorDataset(*encode(table, found))
+
+
+def encode(table: Table, schema: Schema) -> tuple[Tensor, Tensor]:
+    """Inputs of shape (examples, `schema.width`) and targets as the schema's task has them."""
+    schema.check_target(f"of {table.path}")
+    # first: a missing target is refused before columns left out give a warning
+    targets = schema.task.targets([_target_values(table, column, schema) for column in schema.task.columns])
+    return encode_inputs(table, schema), targets
+
+
+def encode_inputs(table: Table, schema: Schema) -> Tensor:
+    """Numbers in [-1, 1] by their declared range and categories as 0 and 1, in the order of the schema, not of the file."""
+    parts = [_INPUTS[column.kind](table, column, schema) for column in schema.used]
+    known = {*schema.targets, *(column.name for column in schema.columns)}
+    others = [name for name in table.names if name not in known]
+    if others:
+        log.warning("%s: not in the schema and left out: %s", table.path, ", ".join(others))
+    return torch.from_numpy(np.concatenate(parts, axis=1))
+
+
+def _target_values(table: Table, column: TargetColumn, schema: Schema) -> np.ndarray:
+    """A column of the target: numbers, or the places of values among those that are declared."""
+    places = {name: k for k, name in enumerate(column.values)}
+    places |= {alias: places[value] for alias, value in column.aliases.items()}
+
+    def number(cell: str, row: int) -> float:
+        found: float | None = table.number(cell, schema.decimal)
+        if column.kind == "category":
+            found = places.get(canonical(cell), places.get(cell.lower()))
+        if found is not None:
+            return found
+        where = table.place(row, column.name)
+        if cell in schema.missing:
+            raise UsageError(f"{where} has no label: add it, or leave the line out")
+        if column.kind == "category":
+            raise UsageError(
+                f"{where} is {cell!r}, not one of the classes {quoted(column.values)}: correct it, or declare the class in the schema"
+            )
+        raise UsageError(f"{where} is {cell!r} and the schema says number: correct it, or leave the line out")
+
+    return _decoded(table, column.name, schema, number)
+
+
+def column_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
+    """The values of a column: numbers as they stand there and dates in days, NaN where one is missing; categories by their place
+    among the declared values, -1 where one is missing."""
+    places = column.numbers
+
+    def number(cell: str, row: int) -> float:
+        if cell in schema.missing:
+            return np.nan
+        if (found := table.number(cell, schema.decimal)) is None:
+            raise UsageError(
+                f"{table.place(row, column.name)} is {cell!r} and the schema says number: correct it, or add it to `missing` in the "
+                "schema if it means that the value is not known"
+            )
+        return found
+
+    def date(cell: str, row: int) -> float:
+        if cell in schema.missing:
+            return np.nan
+        if (found := as_days(cell, column.format, column.since)) is None:
+            raise UsageError(
+                f"{table.place(row, column.name)} is {cell!r} and the schema says that dates are written as {column.format}: correct "
+                "one of the two, or add it to `missing` in the schema if it means that the date is not known"
+            )
+        return found
+
+    def category(cell: str, row: int) -> float:
+        if (found := places.get(canonical(cell))) is not None:
+            return found
+        if cell in schema.missing or column.undeclared == "missing":
+            return -1
+        raise UsageError(
+            f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it, declare "
+            'it or an alias in the schema, or write undeclared = "missing" there'
+        )
+
+    decode = {"number": number, "date": date, "category": category}[column.kind]
+    values = _decoded(table, column.name, schema, decode)
+    low, high = column.range
+    outside = int(((values < low) | (values > high)).sum()) if column.kind != "category" else 0
+    if outside:
+        log.warning(
+            "%s: %d of %d values of %s lie outside of the declared range %g to %g and count as its ends: is it the right unit?",
+            *(table.path, outside, len(values), column.name, low, high),
+        )
+    return values
+
+
+def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
+    """From its range to -1..1. What is missing is in the middle of the range, and where the schema says so has an input of its own."""
+    values, (low, high) = column_values(table, column, schema), column.range
+    middle, half = low / 2 + high / 2, high / 2 - low / 2
+    scaled: np.ndarray = np.nan_to_num((np.clip(values, low, high) - middle) / half, nan=0.0)
+    parts = [scaled, np.isnan(values)] if column.missing else [scaled]
+    return np.stack(parts, axis=1).astype(np.float32)
+
+
+def _categories(table: Table, column: Column, schema: Schema) -> np.ndarray:
+    """One input for each declared value but the first. What is missing has an input of its own where the schema says so; otherwise it
+    lies between all values."""
+    places, values = column_values(table, column, schema).astype(np.int64), len(column.values)
+    codes = np.zeros((values + 1, column.width), dtype=np.float32)
+    codes[1:values, : values - 1] = np.eye(values - 1)
+    codes[-1] = np.eye(1, column.width, column.width - 1) if column.missing else 1 / values
+    coded: np.ndarray = codes[places]  # -1 is the last
+    return coded
+
+
+_INPUTS: dict[str, Callable[[Table, Column, Schema], np.ndarray]] = {
+    "number": _numbers,
+    "category": _categories,
+    "date": _numbers,
+}
+"""By the kind of a column: its part of the inputs, (examples, `column.width`)."""
+
+
+def _decoded(table: Table, name: str, schema: Schema, decode: Callable[[str, int], float]) -> np.ndarray:
+    """A number for every cell of a column; each different cell is decoded once, with the row where it first stands."""
+    if name not in table.columns:
+        what = "label" if name in schema.targets else "column"
+        near = get_close_matches(name, table.names, n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise UsageError(
+            f"{table.path}: there is no {what} {name!r}, which the schema declares{hint}: the file has {quoted(table.names)}; "
+            "rename the column there, or correct the schema"
+        )
+    numbers: dict[str, float] = {}
+    for row, cell in enumerate(table.columns[name]):
+        if cell not in numbers:
+            numbers[cell] = decode(cell, row)
+    return np.array([numbers[cell] for cell in table.columns[name]], dtype=np.float64)

@@ -13,9 +13,6 @@ from dpps.errors import UsageError, unknown
 
 Index = npt.NDArray[np.int64]
 
-FORMS = ("iid", "dirichlet:ALPHA", "label:K")
-"""The allowed splits."""
-
 _SPLIT, _HOLD_OUT = 1, 2
 
 
@@ -46,12 +43,13 @@ def split(labels: npt.ArrayLike, nodes: int, how: str, seed: int) -> list[Index]
     rng = _generator(seed, _SPLIT)
     name, _, value = how.partition(":")
     if how == "iid":
-        return _iid(known, nodes, rng)
+        order = rng.permutation(len(known))
+        return [order[node::nodes] for node in range(nodes)]
     if name == "dirichlet":
         return _dirichlet(known, nodes, _alpha(value, how), rng)
     if name == "label":
         return _by_label(known, nodes, _labels_per_node(value, how, len(np.unique(known))), rng)
-    raise unknown("split", how, FORMS)
+    raise unknown("split", how, ("iid", "dirichlet:ALPHA", "label:K"))
 
 
 def describe(labels: npt.ArrayLike, parts: Sequence[Index]) -> list[list[int]]:
@@ -107,11 +105,6 @@ def _chance(seed: int, example: Tensor, label: Tensor) -> float:
 def _generator(*key: int) -> np.random.Generator:
     """Random numbers that depend on the whole key, so that splits share none with other uses of the seed."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-
-
-def _iid(labels: Index, nodes: int, rng: np.random.Generator) -> list[Index]:
-    order = rng.permutation(len(labels))
-    return [order[node::nodes] for node in range(nodes)]
 
 
 def _dirichlet(labels: Index, nodes: int, alpha: float, rng: np.random.Generator) -> list[Index]:

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpps.callables import first_line, imported, is_own
 from dpps.data import DataSet, Images
 from dpps.errors import UsageError
 from dpps.features.extraction import FEATURES, checksum, extract
+from dpps.registry import first_line, imported, is_own
 
 
 class Preprocessing(nn.Module):

@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from dpps.callables import first_line, imported, is_own
 from dpps.errors import UsageError, unknown
-from dpps.registry import Registry
+from dpps.registry import Registry, first_line, imported, is_own
 
 Shared = Mapping[str, tuple[str, ...]]
 """Of "1", "2" and "all": the prefixes of parameter names."""

@@ -29,6 +29,7 @@ from dpps.errors import PeerError, RunError, UsageError, needs_extra
 from dpps.peers.contract import LARGEST_FILE, Contact, Federation
 from dpps.peers.identity import Identity, fingerprint, server_name
 from dpps.peers.messages import PROTOCOL, Hello, Post, newer_file, refuse_other, refuse_replayed
+from dpps.transport.cluster import printable
 from dpps.version import __version__
 
 log = logging.getLogger(__name__)
@@ -76,12 +77,7 @@ def load_grpc() -> Any:
 
 
 def options(largest: int, *further: tuple[str, Any]) -> Sequence[tuple[str, Any]]:
-    """Of both sides of a connection.
-
-    Args:
-        largest: bytes of a message at most; a longer one is refused when its length has arrived, before its bytes are.
-        further: other options.
-    """
+    """Of both sides of a connection. A message of more than `largest` bytes is refused before its bytes have arrived."""
     return (
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", largest),
@@ -105,11 +101,7 @@ def options(largest: int, *further: tuple[str, Any]) -> Sequence[tuple[str, Any]
 
 
 class Outgoing(Iterator[bytes]):
-    """Frames on their way to one connection. What does not fit is dropped; iterating waits for the next.
-
-    Args:
-        largest: bytes that wait at most.
-    """
+    """Frames on their way to one connection, so many bytes at most. What does not fit is dropped; iterating waits for the next."""
 
     def __init__(self, largest: int) -> None:
         self._largest, self._waiting = largest, 0
@@ -147,11 +139,8 @@ class Outgoing(Iterator[bytes]):
 
 
 class Incoming:
-    """Frames that have arrived, taken from one member after the other, so that nobody can crowd the others out.
-
-    Args:
-        largest: bytes that wait at most of one member; then its oldest frames are dropped.
-    """
+    """Frames that have arrived, taken from one member after the other, so that nobody can crowd the others out. Of a member with
+    more than so many bytes the oldest are dropped."""
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
@@ -560,7 +549,7 @@ class _Dialler(threading.Thread):
 
     def _failed(self, contact: Contact, error: Any, stood: bool) -> None:
         if error.code() is self._grpc.StatusCode.PERMISSION_DENIED:
-            words = _printable(str(error.details() or ""))
+            words = printable(error.details() or "")
             self._channel.tell(f"{self._peer} ({contact.address}) refuses this member: {words}")
         else:
             self._say_once("connection lost" if stood else "no connection yet", contact)
@@ -627,10 +616,6 @@ def _file_in(content: bytes) -> str:
     if type(found) is not dict or type(found.get("file")) is not str:
         raise PeerError("its answer to the hello is not understood")
     return str(found["file"])
-
-
-def _printable(words: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in words[:300])
 
 
 @contextmanager
@@ -787,12 +772,7 @@ class _Listener:
 
 
 class Handshakes:
-    """Tells of connections that get no further than TLS: gRPC refuses them without a word to us.
-
-    Args:
-        tell: takes one line.
-        clock: seconds, of any origin.
-    """
+    """Tells of connections that get no further than TLS: gRPC refuses them without a word to us."""
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock, self._lock = tell, clock, threading.Lock()

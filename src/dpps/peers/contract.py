@@ -76,9 +76,7 @@ class Contact:
     @property
     def key(self) -> ec.EllipticCurvePublicKey:
         """The public key that its signatures are verified with and TLS is pinned to."""
-        found = self.certificate.public_key()
-        assert isinstance(found, ec.EllipticCurvePublicKey)  # refused otherwise when the file was read
-        return found
+        return _key_in(self.certificate)
 
     @property
     def fingerprint(self) -> str:
@@ -201,7 +199,8 @@ class Federation:
     def to_toml(self) -> str:
         """The file."""
         signature, key = (
-            base64.b64encode(each).decode() for each in (self.signature, encoded_point(self._key))
+            base64.b64encode(each).decode()
+            for each in (self.signature, encoded_point(_key_in(self.convener)))
         )
         return f"{_TITLE}\n# signature {signature} by {key}\n{self._body().decode()}"
 
@@ -262,7 +261,7 @@ class Federation:
         return replace(self, signature=key.sign(_SIGNED + self._body()))
 
     def _check_certificates(self, where: str) -> None:
-        if not verify(self._key, self.signature, _SIGNED + self._body()):
+        if not verify(_key_in(self.convener), self.signature, _SIGNED + self._body()):
             raise UsageError(f"{where} is signed by another key than its convener's: ask for the file again")
         for member in self.members:
             try:
@@ -276,17 +275,11 @@ class Federation:
 
     @property
     def convener_fingerprint(self) -> str:
-        return fingerprint(self._key)
+        return fingerprint(_key_in(self.convener))
 
     @property
     def convener_pem(self) -> bytes:
         return self.convener.public_bytes(serialization.Encoding.PEM)
-
-    @property
-    def _key(self) -> ec.EllipticCurvePublicKey:
-        key = self.convener.public_key()
-        assert isinstance(key, ec.EllipticCurvePublicKey)  # refused otherwise when the file was read
-        return key
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -394,7 +387,8 @@ class Federation:
                 f"{where}: revision {following.revision} changes more than who is a member and until when: refuse "
                 "it, and ask the convener"
             )
-        if any(old.expelled and old.expelled_in != new.expelled_in for old, new in self._beside(following)):
+        both = zip(self.members, following.members, strict=True)
+        if any(old.expelled and old.expelled_in != new.expelled_in for old, new in both):
             raise UsageError(
                 f"{where} changes in which revision a member was expelled: refuse it, and ask the convener"
             )
@@ -402,10 +396,6 @@ class Federation:
             raise UsageError(
                 f"{where} takes {', '.join(sorted(returned))} back, who was expelled: make a new federation"
             )
-
-    def _beside(self, other: "Federation") -> list[tuple[Contact, Contact]]:
-        """Every member, here and in a revision of the same members."""
-        return list(zip(self.members, other.members, strict=True))
 
 
 def linked(topology: Topology) -> frozenset[tuple[int, int]]:
@@ -604,18 +594,18 @@ _MEMBERS_FOLDER = Path("data")
 
 
 def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
-    """The plan and the schema of a new federation, from what `--print-config` of `dpps train` or `dpps stats` wrote.
-
-    Args:
-        path: a TOML file; a schema that it names is read and becomes part of the contract.
-        members: how many there are.
+    """The plan and the schema of a new federation, from what `--print-config` of `dpps train` or `dpps stats` wrote. A schema that
+    it names is read and becomes part of the contract.
 
     Raises:
         UsageError: it asks for something that members who come and go cannot do.
     """
     table = read_config(path)
     if "ask" in table:
-        return _read_questions(SurveyOptions.from_table(table, str(path)), path, members)
+        asked = SurveyOptions.from_table(table, str(path))
+        _check_members(asked.nodes, members, "dpps stats")
+        asked = replace(asked, schema=path.parent / asked.schema)
+        return _questions(asked.for_members()), read_schema(asked.schema).to_toml()
     config = Options.from_toml(path)
     if config.trust == Pairs.name and config.absentees is None:
         colluders = members // 3 if config.colluders is None else config.colluders
@@ -633,14 +623,6 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     return _common(config), schema
 
 
-def _read_questions(options: SurveyOptions, path: Path, members: int) -> tuple[dict[str, Any], str]:
-    """The plan of a federation that asks questions, and its schema."""
-    _check_members(options.nodes, members, "dpps stats")
-    options = replace(options, schema=path.parent / options.schema)
-    schema = read_schema(options.schema).to_toml()
-    return _questions(options.for_members()), schema
-
-
 def _questions(options: SurveyOptions) -> dict[str, Any]:
     """What all members have alike."""
     _, _, unit = options.opened()
@@ -652,11 +634,7 @@ def _questions(options: SurveyOptions) -> dict[str, Any]:
 
 
 def questions_for(federation: Federation, schema: Path) -> SurveyOptions:
-    """What one member answers by the contract.
-
-    Args:
-        federation: the contract.
-        schema: where its schema was written to at home.
+    """What one member answers by the contract, whose schema was written to a file at home.
 
     Raises:
         UsageError: the plan is none that `read_plan` makes, whoever signed it.
@@ -673,12 +651,8 @@ def questions_for(federation: Federation, schema: Path) -> SurveyOptions:
 
 
 def config_for(federation: Federation, schema: Path | None = None, **circumstances: Any) -> Options:
-    """The options with which one member carries out the contract.
-
-    Args:
-        federation: the contract.
-        schema: where its schema was written to at home, where it has one.
-        circumstances: paths and other options that do not change what is computed.
+    """The options with which one member carries out the contract: with paths and other `circumstances` that do not change what is
+    computed.
 
     Raises:
         UsageError: the plan is none that `read_plan` makes, whoever signed it.
@@ -845,6 +819,12 @@ def _certificate(text: Any) -> x509.Certificate:
     if not isinstance(found.public_key(), ec.EllipticCurvePublicKey):
         raise TypeError("a certificate of another kind of key")
     return found
+
+
+def _key_in(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    key = certificate.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)  # refused otherwise when the file was read
+    return key
 
 
 def _toml_lines(table: Mapping[str, Any]) -> list[str]:

@@ -85,11 +85,6 @@ _LONGEST_REASON = 300
 class Peers(Fabric):
     """The row of one member, and its half of the links to its neighbours.
 
-    Args:
-        membership: the contract.
-        post: carries frames to the others.
-        clock: seconds, of any origin.
-
     Attributes:
         keep: puts the whole state on disk; called with the phase before anything of a push leaves.
         keep_reservations: puts `reservations` on disk, alone: they change while a round is computed.
@@ -396,7 +391,7 @@ class Peers(Fabric):
             last = self.reservations.last(row, revision)
             if (
                 last is None
-            ):  # later ones must wait: of how many noise is taken back is limited, and all take the same
+            ):  # later ones wait: of how many noise is taken back is limited, and all take the same
                 break
             found[row] = last
         return found
@@ -667,13 +662,8 @@ class Peers(Fabric):
             self._tell_everybody()
 
     def stay(self, mean: Tensor, *, ended: Callable[[], bool] = lambda: False) -> None:
-        """Be there until all neighbours are done, too, at most as long as the hard deadline, and hand the average over to those
-        who come back when it cannot be taken any more.
-
-        Args:
-            mean: the average.
-            ended: whether somebody wants this to end.
-        """
+        """Be there until all neighbours are done, too, at most as long as the hard deadline or until somebody wants this to end, and hand the
+        average over to those who come back when it cannot be taken any more."""
         with self.lock:
             deadline = self.clock() + self.rules.hard_deadline
             while self.unfinished() and self.clock() < deadline and not ended():
@@ -1081,8 +1071,7 @@ def averaging_rounds(topology: Topology) -> int:
     graph = np.eye(n, dtype=bool)
     for i, j in linked(topology):
         graph[i, j] = graph[j, i] = True
-    sizes = np.sort(np.abs(np.linalg.eigvals(graph / graph.sum(0))))
-    second = float(sizes[-2])
+    second = float(np.sort(np.abs(np.linalg.eigvals(graph / graph.sum(0))))[-2])
     if second < 1e-9:
         return _FEWEST
     return min(_MOST, max(_FEWEST, math.ceil(math.log(TOLERANCE) / math.log(second))))

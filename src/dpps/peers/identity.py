@@ -92,11 +92,7 @@ def verify(key: ec.EllipticCurvePublicKey, signature: bytes, message: bytes) -> 
 
 
 class Key:
-    """A private key (P-256: what TLS 1.3 is sure to take) in a file that only its owner can read.
-
-    Args:
-        private: the key.
-    """
+    """A private key (P-256: what TLS 1.3 is sure to take) in a file that only its owner can read."""
 
     def __init__(self, private: ec.EllipticCurvePrivateKey) -> None:
         self._private = private
@@ -241,12 +237,9 @@ class Request:
         pair_key = _told_in(found, _PAIRS_SCHEME)
         if pair_key and not _PAIR_KEY.fullmatch(pair_key):
             raise UsageError(f"--member {path} has a pair key that is none: ask the member to make it anew")
-        return cls(check_name(names[0]), _address_in(found), key, bytes.fromhex(pair_key))
-
-
-def _address_in(request: x509.CertificateSigningRequest) -> str:
-    address = _told_in(request, _SCHEME)
-    return check_address("the address in a request", address) if address else ""
+        if address := _told_in(found, _SCHEME):
+            check_address("the address in a request", address)
+        return cls(check_name(names[0]), address, key, bytes.fromhex(pair_key))
 
 
 def _told_in(request: x509.CertificateSigningRequest, scheme: str) -> str:

@@ -108,8 +108,7 @@ class Participation:
         self.member = Member(Membership.of(contract, self.identity), self.channel)
         own_choice = {"data_dir": data_dir, "metrics": metrics, "device": device}
         calls = (self._after_round, *callbacks)
-        make = self._release if contract.asks else self._training
-        self.run = make(contract, node_data, calls, own_choice)
+        self.run = self._make_run(contract, node_data, calls, own_choice)
         protected = self.run.unit
         self.status = Status(
             self.channel.own.name,
@@ -128,31 +127,22 @@ class Participation:
         self._expelled, self._connected = "", False
         self._next_epsilon, self._stamp = 0.0, self._stamped()
 
-    def _training(
+    def _make_run(
         self,
         contract: Federation,
         node_data: str | Path | None,
         callbacks: Sequence[Callback],
         own_choice: Mapping[str, Any],
     ) -> Run:
-        """The run of a plan of `dpps train`."""
-        paths = {"node_data": node_data, "data_dir": own_choice["data_dir"], "out": self.out}
-        chosen = dict(own_choice) | {
-            name: None if path is None else Path(path) for name, path in paths.items()
-        }
-        config = config_for(contract, self._schema(contract), quiet=True, **chosen).resolve()
-        assert config.epochs is not None
-        self.epochs = config.epochs
-        return Run.from_options(config, callbacks=callbacks, deployment=self.member)
-
-    def _release(
-        self,
-        contract: Federation,
-        node_data: str | Path | None,
-        callbacks: Sequence[Callback],
-        own_choice: Mapping[str, Any],
-    ) -> Run:
-        """The run of a plan of `dpps stats`."""
+        """The run of a plan of `dpps train`, or the release of one of `dpps stats`."""
+        if not contract.asks:
+            paths = {"node_data": node_data, "data_dir": own_choice["data_dir"], "out": self.out}
+            chosen = {name: None if path is None else Path(path) for name, path in paths.items()}
+            options = {**own_choice, **chosen}
+            config = config_for(contract, self._schema(contract), quiet=True, **options).resolve()
+            assert config.epochs is not None
+            self.epochs = config.epochs
+            return Run.from_options(config, callbacks=callbacks, deployment=self.member)
         for name, usual in (("data_dir", None), ("metrics", None), ("device", "auto")):
             if own_choice[name] != usual:
                 option = f"--{name.replace('_', '-')}"
@@ -213,9 +203,8 @@ class Participation:
             KeyboardInterrupt: stopped on request. The state is on disk, and the same command continues.
             RunError: the run failed, or this member was expelled.
         """
-        self._thread = (
-            threading.current_thread()
-        )  # before the start: others may bring a later revision at once
+        # before the start: others may bring a later revision at once
+        self._thread = threading.current_thread()
         self.start()
         try:
             self.run.fit(self.epochs, progress=False)
@@ -371,12 +360,8 @@ def against(plan: Mapping[str, Any]) -> str:
 
 
 def accept(identity: Identity, path: Path, convener: str = "") -> Federation:
-    """The contract to run by: that in the file, or a later revision of it that is known already. It is remembered.
-
-    Args:
-        identity: this member.
-        path: federation.toml.
-        convener: fingerprint of the convener, as read out on the telephone; without it the one seen first is trusted.
+    """The contract to run by: that in the file, or a later revision of it that is known already. It is remembered. Without the
+    fingerprint of the convener, as read out on the telephone, the one seen first is trusted.
 
     Raises:
         UsageError: it is not what the convener signed, is of another convener, or not for this member.

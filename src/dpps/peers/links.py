@@ -84,11 +84,10 @@ class Outlet:
         """Whether a share of this round may be given: the receiver has counted all but perhaps that of the round before."""
         return all(s.number <= self.got or s.letter >= (phase, round_ - 1) for s in self.waiting)
 
-    def add(self, weight: float, letter: tuple[int, int]) -> Sent:
+    def add(self, weight: float, letter: tuple[int, int]) -> None:
         """A new share."""
         self.number += 1
         self.waiting.append(Sent(self.number, weight, letter))
-        return self.waiting[-1]
 
     def hear(self, start: int, got: int, kept: int) -> None:
         """What the receiver has. After a restart it has forgotten what it had not kept: all that is left is sent again."""
@@ -101,9 +100,7 @@ class Outlet:
         if got > self.got:
             self.got = got
             for sent in self.waiting:
-                if (
-                    sent.number == got + 1 and sent.repeated
-                ):  # it came out of order, and the receiver had to leave it
+                if sent.number == got + 1 and sent.repeated:  # it came out of order, and had to be left
                     sent.at_once()
         for sent in self.waiting:
             if sent.number <= kept:
@@ -182,13 +179,6 @@ class View:
 
     A member that goes on showing signs of life is here; one of which nothing new was heard for `hard` seconds is away. Signs are
     counted and signed by their owner, so a sign that arrives by a detour, late or twice is told from a new one, and nobody makes up another's.
-
-    Args:
-        nodes: how many members there are.
-        own: which of them this is.
-        hard: seconds of silence after which a member is away.
-        start: how often this member's process has been started.
-        sign: this member's signature under a presence of its own.
 
     Attributes:
         known: the newest presence of everybody.

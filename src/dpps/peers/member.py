@@ -52,6 +52,7 @@ OBSERVER = (
     "holds against all of them "
     "together, and against whoever reads the wire."
 )
+_RESERVATIONS, _DATA, _ROUNDS = "reservations.json", "data", "rounds.jsonl"  # beside the outbox
 _BEAT = 0.5  # seconds between looks at what has arrived
 
 
@@ -172,19 +173,18 @@ class Member(Deployment):
         assert run.folder is not None
         self._outbox = Outbox(run.folder.path / OUTBOX)
         self._run = run
-        self._check_data(run, self._data_place(run))
+        self._check_data(run, self._place(_DATA))
         self.fabric.keep, self.fabric.keep_reservations = self._keep, self._keep_reservations
         return self.fabric
 
-    @property
-    def _reservations_place(self) -> Path:
-        assert self._run is not None
-        assert self._run.folder is not None
-        return self._run.folder.path / OUTBOX / "reservations.json"
+    def _place(self, name: str) -> Path:
+        """A file beside the outbox."""
+        assert self._outbox is not None
+        return self._outbox.folder / name
 
     def _keep_reservations(self) -> None:
         assert self.fabric.reservations is not None
-        write_private(self._reservations_place, json.dumps(self.fabric.reservations.to_json()).encode())
+        write_private(self._place(_RESERVATIONS), json.dumps(self.fabric.reservations.to_json()).encode())
 
     def _share_noise(self, trust: Pairs, members: int) -> None:
         """Noise that cancels between members that come and go."""
@@ -198,10 +198,6 @@ class Member(Deployment):
                 f"trust=Pairs with {members} members: a third one must be there to hide behind; trust nobody"
             )
         self.fabric.share_noise(trust.coalition(members), trust.absentees)
-
-    def _data_place(self, run: Run) -> Path:
-        assert run.folder is not None
-        return run.folder.path / OUTBOX / "data"
 
     def _check_data(self, run: Run, place: Path) -> None:
         """Refuse to go on with other files than the run began with: what was spent of those is in this ledger."""
@@ -234,8 +230,8 @@ class Member(Deployment):
             self.fabric.hold(LEARNING, state.s[0], float(state.a[0]))
         # how often it was started is on disk before anybody hears of it
         self._write(run, run.state.round, state.clock)
-        if not self._data_place(run).exists():
-            write_private(self._data_place(run), _checksums(run).encode())
+        if not self._place(_DATA).exists():
+            write_private(self._place(_DATA), _checksums(run).encode())
         if takes_part:
             self._take(run)
             if float(run.state.shared.a[0]) > 0:
@@ -273,11 +269,11 @@ class Member(Deployment):
         self.fabric.load(tensors, meta["fabric"])
         if self.pairs is not None:
             self.pairs.rounds.load(meta["pairs"])
-        if self.fabric.reservations is not None and self._reservations_place.exists():
-            self.fabric.reservations.load(json.loads(self._reservations_place.read_text()))
+        if self.fabric.reservations is not None and (noted := self._place(_RESERVATIONS)).exists():
+            self.fabric.reservations.load(json.loads(noted.read_text()))
         run.accuracy_by_epoch, run.seconds = meta["accuracy_by_epoch"], meta["seconds"]
         run.ended_by_callback = meta.get("ended_by_callback", False)
-        run.log = _read_log(self._log_path(run))
+        run.log = _read_log(self._place(_ROUNDS))
         self._logged = len(run.log)
         if state in ACTIVE:
             self._take(run)
@@ -435,15 +431,11 @@ class Member(Deployment):
     def _wanted(self, waited: float) -> int:
         """How many members must be here. For the first round all of them are waited for, until the start deadline; in a new start
         also all, for what they know of earlier ones, until the hard deadline. Later the fewest that the contract allows."""
-        patience = (
-            self.membership.rules.hard_deadline
-            if self.fabric.begun()
-            else self.membership.rules.start_deadline
-        )
-        fewest = self.membership.rules.min_members
+        rules = self.membership.rules
+        patience = rules.hard_deadline if self.fabric.begun() else rules.start_deadline
         if self._met or waited >= patience:
-            return fewest
-        return max(fewest, len(self.fabric.view.taking_part()))
+            return rules.min_members
+        return max(rules.min_members, len(self.fabric.view.taking_part()))
 
     def _why_waiting(self, here: list[str], wanted: int) -> str:
         if self.fabric.doubtful():
@@ -477,17 +469,10 @@ class Member(Deployment):
             return "no epsilon, as nothing was promised for its messages,"
         return f"{label(spent.epsilon)} at delta {spent.delta:g}"
 
-    def after_round(self, run: Run) -> None:
-        """All that counts is on disk before a round is sent."""
-
     # The log of earlier starts, which may lose its last lines in a crash
 
-    def _log_path(self, run: Run) -> Path:
-        assert run.folder is not None
-        return run.folder.path / OUTBOX / "rounds.jsonl"
-
     def _write_log(self, run: Run) -> None:
-        path = self._log_path(run)
+        path = self._place(_ROUNDS)
         with writing(path), open(path, "a", opener=private) as file:
             file.writelines(json.dumps(each.to_json()) + "\n" for each in run.log[self._logged :])
         self._logged = len(run.log)
@@ -591,28 +576,15 @@ def _terms(run: Run) -> Terms:
     for rate, count in run.plan.rounds:
         step, deviation = run.protocol.growth(state, rate)
         steps, variance = steps + count * step, variance + count * deviation**2
-    clocks = [clock * run.mixes + k for clock in _clocks(run) for k in range(run.mixes)]
-    if isinstance(
-        run.protocol.noise, MemberPairs
-    ):  # nothing is scaled by a, and some of the noise is taken back
+    assert run.state.round == 0, "all rounds are to come: nothing of an earlier start is loaded yet"
+    clocks = [clock * run.mixes + k for clock in run.clocks() for k in range(run.mixes)]
+    if isinstance(run.protocol.noise, MemberPairs):  # nothing is scaled by a, and some of it is taken back
         least = ENOUGH * min(float(run.topology.weights(c).matrix.diagonal().min()) for c in set(clocks))
         steps = steps / least if least else math.inf
         variance = variance * (1 / least + 1) ** 2 if least else math.inf
     reach = steps + math.sqrt(variance) * (math.sqrt(state.s.shape[1]) + TAIL)
     most = gain * reach if math.isfinite(reach) and math.isfinite(gain) else math.inf
     return Terms(run.topology, len(clocks), most, clocks.__getitem__, run.mixes)
-
-
-def _clocks(run: Run) -> list[int]:
-    """The topology's round of every round: it restarts where the rates of an epoch change."""
-    clock, rate, found = 0, 1.0, []
-    for round_ in range(run.plan.count):
-        epoch, within = divmod(round_, run.rounds_per_epoch)
-        if within == 0 and run.algorithm.rate(epoch + 1) != rate:
-            clock, rate = 0, run.algorithm.rate(epoch + 1)
-        found.append(clock)
-        clock += 1
-    return found
 
 
 def _read_log(path: Path) -> list[RoundLog]:

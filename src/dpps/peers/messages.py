@@ -334,13 +334,7 @@ def largest(row_bytes: int) -> int:
 
 
 def decode(data: bytes, run: str, nodes: int, row_bytes: int) -> Frame:
-    """A frame from bytes.
-
-    Args:
-        data: what arrived.
-        run: what it must belong to.
-        nodes: how many members there are.
-        row_bytes: how many bytes a row has.
+    """A frame from bytes, of this run with so many members and so many bytes in a row.
 
     Raises:
         FrameError: no honest member of this run sends that.

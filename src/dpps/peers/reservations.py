@@ -42,12 +42,6 @@ def quorum(members: int, colluders: int, absentees: int) -> int:
 class Reservations:
     """What one member has reserved, and what it knows of the others.
 
-    Args:
-        members: how many there are.
-        own: which of them this is.
-        colluders: how many of them may lie.
-        absentees: how many may be lost for good.
-
     Attributes:
         known: the last round that each member has reserved, as far as was heard here. It never grows for a member that is expelled in
             the adopted revision.
@@ -95,12 +89,7 @@ class Reservations:
         return min(noted[self.quorum - 1], self.kept[self.own]) if len(noted) >= self.quorum else -1
 
     def last(self, lost: int, removed_in: int) -> int | None:
-        """A round after which an expelled member has released nothing and never will; None: not known yet.
-
-        Args:
-            lost: who was expelled.
-            removed_in: in which revision.
-        """
+        """A round after which a member, expelled in this revision, has released nothing and never will; None: not known yet."""
         told = [
             kept[lost]
             for member, (revision, kept) in self._said.items()

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dpps.disk import private, writing
+from dpps.disk import private, replacing, writing
 from dpps.errors import RunError, UsageError
 from dpps.peers.identity import check_address
 
@@ -119,11 +119,9 @@ def write_status(folder: Path, status: Status) -> None:
         RunError: it could not be written.
     """
     status.updated, status.process = now(), os.getpid()
-    aside = folder / f"{FILE}.part"
-    with writing(folder / FILE):
-        with open(aside, "w", opener=private) as file:
-            json.dump(status.to_json(), file)
-        aside.replace(folder / FILE)
+    target = folder / FILE
+    with writing(target), replacing(target) as aside, open(aside, "w", opener=private) as file:
+        json.dump(status.to_json(), file)
 
 
 def read_status(folder: Path) -> Status:

@@ -34,7 +34,7 @@ class Outbox:
 
     def __init__(self, folder: Path) -> None:
         self._paths = folder / "a", folder / "b"
-        self._folder = folder
+        self.folder = folder
         self._turn = 0
         self._locked: int | None = None
 
@@ -44,9 +44,9 @@ class Outbox:
         Raises:
             RunError: another process has it.
         """
-        with writing(self._folder):
-            private_folder(self._folder)
-            self._locked = open_alone(self._folder / "lock", os.O_CREAT)
+        with writing(self.folder):
+            private_folder(self.folder)
+            self._locked = open_alone(self.folder / "lock", os.O_CREAT)
 
     def unlock(self) -> None:
         """Let others have it."""
@@ -64,7 +64,7 @@ class Outbox:
         if not found:
             if any(path.exists() and path.stat().st_size for path in self._paths):
                 raise RunError(
-                    f"the outbox in {self._folder} is damaged, so what was sent is not known: restore the "
+                    f"the outbox in {self.folder} is damaged, so what was sent is not known: restore the "
                     "folder, or leave the run"
                 )
             return None
@@ -90,7 +90,7 @@ class Outbox:
             fresh = not path.exists()
             # the first of its name is there whole or not at all: cut off, it would look like a damaged one
             target = path.with_suffix(".part") if fresh else path
-            private_folder(self._folder)
+            private_folder(self.folder)
             with open(target, "wb", opener=private) as file:
                 file.write(_HEAD.pack(_MAGIC, sum(map(len, parts)), digest.digest()))
                 for part in parts:
@@ -99,8 +99,8 @@ class Outbox:
                 os.fsync(file.fileno())
             if fresh:
                 target.replace(path)
-                sync_folder(self._folder)
-                sync_folder(self._folder.parent)
+                sync_folder(self.folder)
+                sync_folder(self.folder.parent)
         except OSError as error:
             raise RunError(
                 f"the outbox {path} cannot be written: {error.strerror}; nothing of this round was sent"

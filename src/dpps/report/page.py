@@ -95,11 +95,13 @@ def render(runs: Sequence[Reported]) -> str:
         "steady": [chart for chart in drawn if chart.flat],
     }
     if len(runs) > 1:
+        names = dict.fromkeys(name for run in runs for name in run.options)  # and whether they differ in it
+        options = {name: len({str(run.options.get(name)) for run in runs}) > 1 for name in names}
         return fill(
             "comparison.html",
             line=Line,
             alike=list(_grouped(runs, _without_guarantee).values()),
-            options=_all_options(runs),
+            options=options,
             **facts,
         )
     run = runs[0]
@@ -224,12 +226,6 @@ def _grouped(runs: Sequence[Reported], text: Callable[[Reported], str]) -> dict[
     for run in runs:
         groups.setdefault(text(run), []).append(run)
     return groups
-
-
-def _all_options(runs: Sequence[Reported]) -> dict[str, bool]:
-    """Every option that applied to one of the runs, and whether they differ in it."""
-    names = dict.fromkeys(name for run in runs for name in run.options)
-    return {name: len({str(run.options.get(name)) for run in runs}) > 1 for name in names}
 
 
 # Templates

@@ -233,13 +233,8 @@ def data_name(config: Options) -> str:
 
 
 def command(config: Options, processes: int = 0, schema: Path | None = None) -> str:
-    """The shortest command line that resolves to this configuration; a distributed run needs a folder, too.
-
-    Args:
-        config: as the run was given them.
-        processes: how many it had; 0: a simulation.
-        schema: where the schema can be read now, if not where the run was given it.
-    """
+    """The shortest command line that resolves to this configuration; a distributed run of so many processes needs a folder, too. The schema
+    may be read elsewhere than where the run was given it."""
     named, config = config.schema, replace(config, schema=schema or config.schema)
     wanted, plain = config.resolve(), Options()
     names = [name.replace("-", "_") for name in (*config.common(), *_NEEDED_AGAIN)]

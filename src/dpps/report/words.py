@@ -67,13 +67,7 @@ def meaning(run: Reported) -> str:
 
 
 def odds(privacy: Privacy, suspected: tuple[str, str, str], *, has_total: bool = True) -> str:
-    """The same for any release.
-
-    Args:
-        privacy: what it cost.
-        suspected: (what is suspected, where it is not so, where it is).
-        has_total: whether its epsilon is about all that was sent.
-    """
+    """The same for any release; `suspected` is (what is suspected, where it is not so, where it is)."""
     if not has_total:
         return (
             "Epsilon is a plain sum over rounds here. It does not limit what can be concluded from the run as a whole, and it "

@@ -119,7 +119,7 @@ class Baseline(Run):
         """The private run has given it."""
 
     def _stops_here(self) -> bool:
-        return self._stop_asked
+        return self.stop_asked
 
 
 def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Scores:

@@ -132,12 +132,7 @@ def rounds_bar(console: Console, *, shown: bool) -> RichProgress:
 
 
 class Progress:
-    """A bar: round, loss, sensitivity, epsilon so far and time left; nothing when the output is not a terminal.
-
-    Args:
-        console: where it is shown.
-        shown: false shows nothing in any case.
-    """
+    """A bar: round, loss, sensitivity, epsilon so far and time left; nothing when the output is not a terminal, or it shall not be shown."""
 
     def __init__(self, console: Console, *, shown: bool) -> None:
         self._bar = rounds_bar(console, shown=shown and console.is_terminal)

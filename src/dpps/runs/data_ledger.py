@@ -148,12 +148,8 @@ def _content(tensors: Sequence[Tensor]) -> str:
 
 
 def notes_of(data: Path, node: int | None = None) -> list[Note]:
-    """All runs of a data set, each node's once.
-
-    Args:
-        data: where it is or was: runs are found by this path and by the checksum of what is there now. Or the folder of a run.
-        node: of a run's folder with several nodes, whose data.
-    """
+    """All runs of a data set, each node's once: found by the path where it is or was and by the checksum of what is there now; or of the data
+    of a run's folder, of whose nodes `node` is meant."""
     exists, wanted = data.exists(), str(data.resolve())
     contents = _of_run(data, node) if exists else set()
     if not contents and exists:
@@ -180,12 +176,7 @@ def _of_run(folder: Path, node: int | None) -> set[str]:
 
 
 def spent(notes: Sequence[Note], read: Callable[[Path], LedgerFile | None]) -> list[Spent]:
-    """What each run has spent, from its ledger.
-
-    Args:
-        notes: of the runs.
-        read: gives a ledger with all its lines; None where some of them may be gone.
-    """
+    """What each run has spent, from its ledger; `read` gives None where some of its lines may be gone."""
     found = []
     for note in notes:
         path = _ledger_of(note)
@@ -293,25 +284,18 @@ def together(runs: Sequence[Spent], unit: str, delta: float) -> Together:
     units = (unit, *(UNITS[unit].implied_by if unit in UNITS else ()))
     group = max((run.note.records_per_user for run in sent if run.note.unit == unit), default=1)
     if foreign := sorted({run.note.unit for run in sent} - set(units)):
-        return Together(
-            None,
-            group,
-            f"a run of the unit {' and '.join(foreign)} has sent what the unit {unit} does not cover",
-        )
+        words = f"a run of the unit {' and '.join(foreign)} has sent what the unit {unit} does not cover"
+        return Together(None, group, words)
     lost = [run.note for run in sent if run.charges is None]
     if endless := [note.ledger for note in lost if note.promised is None]:
-        return Together(
-            None,
-            group,
-            f"{endless[0]} is gone or not whole, and its run had no target epsilon: restore it",
-        )
+        words = f"{endless[0]} is gone or not whole, and its run had no target epsilon: restore it"
+        return Together(None, group, words)
     promised = [_for_group(note, unit, group) for note in lost]
     epsilon, lost_delta = (math.fsum(values) for values in zip((0.0, 0.0), *promised, strict=True))
     kept = [run for run in sent if run.charges]
     if not _has_total(unit):
-        rounds = total(
-            _charges(kept), 0.0
-        ).epsilon  # its noise depends on the data: only the plain sum stands
+        # its noise depends on the data: only the plain sum stands
+        rounds = total(_charges(kept), 0.0).epsilon
         return Together(rounds + epsilon, group, SUM_OF_ROUNDS)
     left = delta - lost_delta
     if left < 0 or (kept and left == 0):

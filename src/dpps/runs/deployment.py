@@ -74,8 +74,7 @@ class Deployment(ABC):
         """Called before every round. False: the nodes here take no further part."""
         return True
 
-    @abstractmethod
-    def after_round(self, run: Run) -> None:
+    def after_round(self, run: Run) -> None:  # noqa: B027 - most have nothing to do
         """A round is complete."""
 
     def after_last_round(self, run: Run) -> None:  # noqa: B027 - most have nothing to do
@@ -139,9 +138,6 @@ class Simulation(Deployment):
                 f"the newest whole checkpoint in {folder}" if found else f"no whole checkpoint in {folder}"
             )
             raise too_dear(run, found, where, "")
-
-    def after_round(self, run: Run) -> None:
-        """Nothing to do: there are no other processes."""
 
     def remarks(self, run: Run) -> list[str]:
         return [TRACKED] if run.protocol.recorder.watched else []

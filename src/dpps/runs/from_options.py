@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from dpps import data, features, models
-from dpps.callables import is_own
 from dpps.data.node_files import NodeFiles, check_headers, node_folder, read_node
 from dpps.data.schema import Schema, read_schema
 from dpps.data.splits import hold_out_own
@@ -24,9 +23,8 @@ from dpps.learning.sampling import parse_batch
 from dpps.runs.callbacks import Callback, TensorBoard
 from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder
-from dpps.runs.options import Options, refuse_retired
+from dpps.runs.options import Options, check_task, refuse_retired, weighted
 from dpps.runs.run import Run
-from dpps.runs.suggest import check_task, weighted
 from dpps.runs.summary import Description, fingerprint, model_facts
 from dpps.runs.validation import as_device
 from dpps.tasks import Classification, Task
@@ -85,14 +83,7 @@ def make_run(
             raise UsageError("--tensorboard needs --out DIR: the folder for its events")
         callbacks = (TensorBoard(kept.tensorboard), *callbacks)  # first: another may end the run
     run = Run(
-        algorithm(
-            model,
-            prefixes,
-            task=examples.task,
-            input_length=examples.length,
-            pretrained=is_own(options.features),
-            **options.rates(),
-        ),
+        algorithm(model, prefixes, task=examples.task, input_length=examples.length, **options.rates()),
         examples.train,
         topology=topology,
         privacy=unit,
@@ -131,11 +122,8 @@ def make_run(
 
 
 def kept_options(out: Path, rank: int | None = None) -> Options:
-    """The options of the run in a folder, to continue it.
-
-    Args:
-        out: the run's folder.
-        rank: of this process among several. A process that died before it wrote anything takes what another one kept.
+    """The options of the run in a folder, to continue it. Of several processes, one that died before it wrote anything takes what another
+    one kept.
 
     Raises:
         UsageError: there is no run that options can continue.
@@ -302,13 +290,7 @@ def _keep_back(
 def deal(
     dataset: data.DataSet, options: Options, rows: range | None = None
 ) -> tuple[Sequence[data.Images | data.FeatureSet], list[tuple[Tensor, Tensor]], list[list[int]]]:
-    """The nodes' training sets (parts of one), their held-out examples, and how many of each label they have.
-
-    Args:
-        dataset: what is dealt.
-        options: how.
-        rows: the nodes wanted; all without it.
-    """
+    """The training sets (parts of one) of the nodes wanted, their held-out examples, and how many of each label they have."""
     labels = dataset.train.labels.numpy()
     batch = None if options.batch_size is None else parse_batch(options.batch_size)
     if isinstance(batch, int) and len(labels) < options.nodes * batch:

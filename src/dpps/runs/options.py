@@ -4,31 +4,34 @@
 has an effect beside which others: refusals, `dpps plan` and the report all ask it.
 """
 
-import dataclasses
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from tyro.conf import arg
 
 from dpps import models
-from dpps.callables import is_own
 from dpps.data import DATA_SETS
+from dpps.data.schema import read_schema
 from dpps.errors import UsageError, unknown
-from dpps.features import FEATURES, with_checksum
+from dpps.features import FEATURES, output_shape, with_checksum
 from dpps.learning.algorithm import ALGORITHMS
+from dpps.learning.nodes import check_record
+from dpps.learning.preflight import refuse_mixing
 from dpps.learning.released import Momentum
 from dpps.learning.sampling import batches, for_every_node, parse_batch, parse_sizes
-from dpps.learning.suggestion import USUAL_BATCH, USUAL_EPOCHS
+from dpps.learning.suggestion import MOMENTUM, USUAL_BATCH, USUAL_EPOCHS, Suggestion, suggest, suggested_clip
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.partners import TRUSTS, Pairs
-from dpps.privacy.units import UNITS, PrivacyOptions, Unit
-from dpps.runs.suggest import by_rule, check_task
+from dpps.privacy.units import UNITS, Plan, PrivacyOptions, Unit
+from dpps.registry import is_own
 from dpps.runs.summary import fingerprint
 from dpps.sensitivity import SENSITIVITIES
+from dpps.tasks import Classification, Task
 from dpps.topology import TOPOLOGIES, Topology, parse
 
 OWN_DATA = "own data"
@@ -470,12 +473,9 @@ class Options:
 
     def _check_trust(self) -> None:
         if self.trust == "nobody":
-            if self.colluders is not None:
-                raise UsageError("--colluders belongs to --trust pairs: add that, or leave it out")
-            if self.mean_variance is not None:
-                raise UsageError("--mean-variance belongs to --trust pairs: add that, or leave it out")
-            if self.absentees is not None:
-                raise UsageError("--absentees belongs to --trust pairs: add that, or leave it out")
+            for name in ("colluders", "mean-variance", "absentees"):
+                if getattr(self, name.replace("-", "_")) is not None:
+                    raise UsageError(f"--{name} belongs to --trust pairs: add that, or leave it out")
             return
         why = (
             "without a unit there is no noise to share"
@@ -495,7 +495,7 @@ class Options:
         """The same, checked, with the defaults that depend on other options filled in."""
         self.check()
         if (features := with_checksum(self.features)) != self.features:
-            return dataclasses.replace(self, features=features).resolve()
+            return replace(self, features=features).resolve()
         filled: dict[str, Any] = {
             "batch_size": USUAL_BATCH,
             "epochs": USUAL_EPOCHS,
@@ -512,11 +512,11 @@ class Options:
             filled |= {"colluders": trust.coalition(self.nodes), "mean_variance": trust.mean_variance}
         if not self.noisy:
             filled |= {"clip": None, "epsilon": None, "budget": None}
-        filled |= by_rule(dataclasses.replace(self, epsilon=self.epsilon or epsilon))
+        filled |= by_rule(replace(self, epsilon=self.epsilon or epsilon))
         if self.lr_shared is not None:
             filled["lr_local"] = self.lr_shared
         missing = {k: v for k, v in filled.items() if getattr(self, k) is None}
-        return dataclasses.replace(self, data=self.data if self.node_data is None else OWN_DATA, **missing)
+        return replace(self, data=self.data if self.node_data is None else OWN_DATA, **missing)
 
     @property
     def has_norm(self) -> bool:
@@ -563,7 +563,7 @@ class Options:
         given = {name: getattr(self, name) for name in names}
         if self.batch_size is not None:
             given["batch_size"] = parse_batch(self.batch_size)
-        return given | {"optimizer": self._optimizer()}
+        return given | {"optimizer": self._optimizer(), "pretrained": is_own(self.features)}
 
     def measures(self) -> tuple[str, ...]:
         """The names in --metrics."""
@@ -576,7 +576,7 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json: option names, paths as text."""
-        return {f.name.replace("_", "-"): _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {f.name.replace("_", "-"): _plain(getattr(self, f.name)) for f in fields(self)}
 
     def to_toml(self) -> str:
         """A file for --config; options left at None are left out."""
@@ -600,17 +600,12 @@ class Options:
                 )
             if name not in hints:
                 raise unknown(f"option in {path}", name, hints)
-            values[name.replace("-", "_")] = _typed(path, name, value, hints[name])
+            values[name.replace("-", "_")] = typed(path, name, value, hints[name])
         return Options(**values)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], where: str, otherwise: str) -> "Options":
-        """What `to_json` wrote.
-
-        Args:
-            found: options by name.
-            where: what they were found in, for messages.
-            otherwise: the message where these are not options of `dpps train`.
+        """What `to_json` wrote; `where` it was found, and what to say `otherwise`, if these are not options of `dpps train`.
 
         Raises:
             UsageError: they are no options, or those of another version.
@@ -706,38 +701,35 @@ def refuse_ignored(arguments: Sequence[str], options: Options, *, distributed: b
     """Refuse an option on the command line that would be ignored: whoever writes one means something by it.
 
     A configuration file may hold every option (--print-config writes them all), so only the command line counts.
-
-    Args:
-        arguments: the words of the command line.
-        options: what they say.
-        distributed: whether this is one process of several.
     """
     unit = options.unit if options.noisy else "none"
-    anyway = {"shared": "all", "mechanism": UNITS[unit].fixed_mechanism if unit in UNITS else None}
+    fixed = UNITS[unit].fixed_mechanism if unit in UNITS else None
     useless = ignored(options)
     if not distributed:
         useless |= dict.fromkeys(
             ("timeout", "seeded-noise"), "it is for several processes, torchrun -m dpps train"
         )
+    for name, value in (("shared", "all"), ("mechanism", fixed)):
+        if getattr(options, name) == value:  # what it is anyway
+            useless.pop(name, None)
+    refuse_given(arguments, useless)
+
+
+def refuse_given(arguments: Sequence[str], useless: Mapping[str, str]) -> None:
+    """Refuse words of a command line that name one of these options, which would be ignored for these reasons."""
     for word in arguments:
         name = word.partition("=")[0].replace("_", "-").removeprefix("--")
         if word.startswith("--") and name in useless:
-            if name in anyway and getattr(options, name) == anyway[name]:
-                continue
             raise UsageError(f"--{name} would be ignored here ({useless[name]}): leave it out")
 
 
-def effective(options: Options, chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The options that changed the result, by name. What was switched off (None, no, 0) did not.
-
-    Args:
-        options: resolved.
-        chosen: what the run chose itself for options left open.
-    """
+def effective(options: Options, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The (resolved) options that changed the result, by name, with what the run chose itself for those left open. What was switched
+    off (None, no, 0) did not."""
     useless = {*ignored(options), *(("noise-rate",) if options.budget is None else ())}
     return {
         name: value
-        for name, value in {**options.common(), **(chosen or {})}.items()
+        for name, value in {**options.common(), **chosen}.items()
         if name not in useless and (value not in (None, False, "none") or name in ("unit", "seed"))
     }
 
@@ -758,7 +750,7 @@ _KINDS = {
 }
 
 
-def _typed(path: Path, name: str, value: Any, hint: Any) -> Any:
+def typed(path: Path | str, name: str, value: Any, hint: Any) -> Any:
     """The value of an option in a file, refused if it is of another kind than the option."""
     kinds = get_args(hint) or (hint,)
     if Path in kinds and isinstance(value, str):
@@ -774,7 +766,7 @@ def _typed(path: Path, name: str, value: Any, hint: Any) -> Any:
 def _hints() -> dict[str, Any]:
     """The types of the options."""
     hints = get_type_hints(Options)
-    return {field.name: hints[field.name] for field in dataclasses.fields(Options)}
+    return {field.name: hints[field.name] for field in fields(Options)}
 
 
 def _known(kind: str, value: str, allowed: Any) -> None:
@@ -789,3 +781,169 @@ def _least(name: str, value: int, least: int) -> None:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
+
+
+# What options that are left open become: by the rule if there is one
+
+
+def sizes(options: Options) -> tuple[int, ...] | None:
+    """What every node holds, as far as options and published facts say: declared sizes, or equal shares of a named data set.
+    None: not known before the files are read."""
+    declared = options.sizes()
+    if declared is not None or options.node_data is not None:
+        return declared
+    examples = DATA_SETS[options.data].examples
+    if examples is None:
+        return None
+    held = options._held_out() if options.hold_out is None else options.hold_out
+    return (int(examples / options.nodes * (1 - held)),) * options.nodes
+
+
+def shape(options: Options) -> tuple[int, ...] | None:
+    """Of what a model reads of one example of a named data set or by a schema; None: not known before the files are read."""
+    stored: tuple[int, ...] | None
+    read: tuple[int, ...] | None
+    if options.node_data is None:
+        stored, read = DATA_SETS[options.data].shape, DATA_SETS[options.data].input_shape
+    else:
+        stored = read = None if options.schema is None else read_schema(options.schema).shape
+    return read if stored is None or options.features == "none" else output_shape(options.features, stored)
+
+
+def length(options: Options) -> float | None:
+    """How long the inputs of tables are by their schema; None: not known."""
+    if options.node_data is None or options.schema is None or options.features != "none":
+        return None
+    return read_schema(options.schema).length
+
+
+def planned_task(options: Options) -> Task:
+    """What a run with these options predicts."""
+    if options.schema is not None:
+        return weighted(options, read_schema(options.schema).task)
+    classes = DATA_SETS[options.data].classes if options.node_data is None else options.classes
+    return weighted(options, Classification(tuple(map(str, range(classes or 0)))))
+
+
+def check_task(options: Options) -> None:
+    """Refuse metrics and weights of classes that do not suit what is predicted."""
+    if options.measures() or options.class_weights is not None:
+        task = planned_task(options)
+        for name in options.measures():
+            task.metric(name)
+
+
+def weighted(options: Options, task: Task) -> Task:
+    """The task with the weights of classes that the options say."""
+    if options.class_weights is None:
+        return task
+    if not isinstance(task, Classification):
+        raise UsageError(f"--class-weights: {task.name} has no classes: leave it out")
+    try:
+        weights = tuple(float(part) for part in options.class_weights.split(","))
+    except ValueError as error:
+        raise UsageError(
+            f"--class-weights is {options.class_weights!r}: give one number for each of {len(task.classes)} classes, such as 1,6"
+        ) from error
+    return replace(task, weights=weights)
+
+
+def planned(options: Options) -> tuple[Plan, int]:
+    """The plan of a run with these (resolved) options, and how many parameters it shares, before any data is read."""
+    held, read = sizes(options), shape(options)
+    if options.node_data is None and read is None:
+        raise UsageError(
+            f"--data {options.data}: its recipe does not say what it holds, so there is nothing to plan with; give the recipe "
+            "examples=N and shape=(channels, height, width)"
+        )
+    if read is None:
+        raise UsageError(
+            f"--classes {options.classes} does not say how many columns the files have, and a plan reads none of them: give "
+            "--schema FILE instead (dpps data describe writes one)"
+        )
+    if held is None:
+        raise UsageError(
+            "--declared-sizes is missing: a plan reads no files, so say how many examples each node holds, such as "
+            "--declared-sizes 35,90,180"
+        )
+    assert options.epochs is not None
+    algorithm = ALGORITHMS[options.algorithm]
+    names = options.model, algorithm.shares(options.shared)
+    task = planned_task(options)
+    network, prefixes = models.build(*names, read, task.outputs, norm=options.norm, dropout=0.0)
+    model, prefixes = task.head(network), task.shared(prefixes)
+    made = algorithm(model, prefixes, task=task, input_length=length(options), **options.rates())
+    unit = made.unit(options.privacy())
+    if unit is not None and options.mixes > 1 and not unit.has_total:
+        raise UsageError(
+            f"--mixes is {options.mixes}: the unit {unit.name} hides rows, and more steps would send them without noise; use 1, "
+            "or the unit record or contribution"
+        )
+    if unit is not None and unit.per_example:
+        check_record(made)
+        refuse_mixing(model)
+    plan = made.plan(held, options.epochs, options.spare_rounds, unit)
+    return plan, made.partition.shared_size
+
+
+def by_rule(options: Options) -> dict[str, Any]:
+    """What the rule fills in for options left open. Of data that nobody has described, epochs, batch and rates stay open: the run
+    chooses them when it has read its files and all nodes have announced their sizes."""
+    found = suggestion(options)
+    if found is not None:
+        part = isinstance(found.batch_size, float)
+        chosen = {
+            "batch_size": f"{found.batch_size:g}" if part else found.batch_size,
+            "epochs": found.epochs,
+            "clip": found.clip,
+            "momentum": found.momentum,
+        }
+        return chosen | {"lr_shared": found.rate, "lr_local": found.rate}
+    if not _has_rule(options):
+        return {}
+    rates = {} if options.lr_shared is not None else {"batch_size": None, "lr_shared": None, "lr_local": None}
+    softmax = _softmax(options)
+    long = length(options) if softmax else None
+    momentum = MOMENTUM if softmax and long is None else 0.0
+    return {"epochs": None, "clip": suggested_clip(long, softmax=softmax), "momentum": momentum, **rates}
+
+
+def _has_rule(options: Options) -> bool:
+    names = ("batch_size", "epochs", "clip", "momentum", "lr_shared")
+    return options.per_example and options.noisy and None in (getattr(options, name) for name in names)
+
+
+def _softmax(options: Options) -> bool:
+    """Whether the model is a softmax regression, for which the rule is finer."""
+    return options.model in models.MODELS and models.MODELS[options.model].softmax_regression
+
+
+def suggestion(options: Options) -> Suggestion | None:
+    """What the rule says of options with an epsilon or a noise multiplier; None where it says nothing: for other units, data nobody
+    has described, or when all is given."""
+    if not _has_rule(options):
+        return None
+    softmax = _softmax(options)
+    held, read = sizes(options), shape(options) if softmax else ()
+    if held is None or read is None:
+        return None
+    task, partners = planned_task(options), PrivacyOptions.of(options).trusted().partners(options.nodes)
+    return suggest(
+        held,
+        prod(read) if softmax else None,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        noise_multiplier=options.noise_multiplier,
+        records_per_user=options.records_per_user,
+        spare_rounds=options.spare_rounds,
+        mean_noise=1.0 if partners is None else partners.shares().independent,
+        batch_size=None if options.batch_size is None else parse_batch(options.batch_size),
+        epochs=options.epochs,
+        clip=options.clip,
+        momentum=options.momentum,
+        length=length(options) if softmax else None,
+        output_noise=task.output_noise,
+        steepest=task.steepest,
+        pretrained=is_own(options.features),
+        local=not softmax and ALGORITHMS[options.algorithm].shares(options.shared) != "all",
+    )

@@ -52,15 +52,8 @@ def as_evaluable(algorithm: Algorithm, device: str, data: Any, whose: str) -> tu
 
 
 class Results:
-    """The nodes' models as they stand, and how good they are. Nothing here is noised: it is for the nodes' own eyes.
-
-    Args:
-        nodes: the nodes held here.
-        state: where they stand; it changes with every round.
-        tests: the test set of all.
-        held_out: examples held out of each node's own data.
-        metrics: what else is measured, by name.
-    """
+    """The models of the nodes held here as they stand after every round, and how good they are on the test set of all and on examples held
+    out of each node's own data. Nothing here is noised: it is for the nodes' own eyes."""
 
     def __init__(
         self,
@@ -108,7 +101,7 @@ class Results:
 
     @property
     def own_accuracy_by_node(self) -> list[float]:
-        """Accuracy of each node on its own held-out examples, in percent."""
+        """Percent."""
         return self._measured(own_accuracies, [], self._class_sets().get("own", ()))
 
     @property

@@ -35,15 +35,14 @@ from dpps.privacy.units import Calibration, Unit
 from dpps.protocol import DPPS
 from dpps.runs import validation
 from dpps.runs.callbacks import TOTALS, Callback, Progress, RoundLog
-from dpps.runs.checkpoint import load_checkpoint, save_checkpoint
 from dpps.runs.data_ledger import note_runs
 from dpps.runs.deployment import Deployment, Simulation
-from dpps.runs.folder import RunFolder
+from dpps.runs.folder import RunFolder, load_checkpoint, save_checkpoint
 from dpps.runs.results import Examples, Results, as_evaluable
 from dpps.runs.summary import Description, Metrics, Summary, describe
 from dpps.sensitivity import Oracle, Sensitivity
 from dpps.tasks.metrics import Function, by_name
-from dpps.topology import Topology, Weights
+from dpps.topology import Topology
 from dpps.transport import Fabric
 from dpps.version import versions
 
@@ -153,11 +152,12 @@ class Run(Frozen):
     ) -> None:
         self.deployment = deployment or Simulation()
         validation.check_kinds(algorithm, self.deployment, noise, watch, folder, engine)
-        for name, value in (
-            ("sync_every", sync_every),
-            ("spare_rounds", spare_rounds),
-            ("checkpoint_every", checkpoint_every),
-        ):
+        counts = {
+            "sync_every": sync_every,
+            "spare_rounds": spare_rounds,
+            "checkpoint_every": checkpoint_every,
+        }
+        for name, value in counts.items():
             validation.check_count(name, value)
         validation.check_count("mixes", mixes, 1)
         unit = as_unit(privacy)
@@ -205,7 +205,7 @@ class Run(Frozen):
         self.stopped = False
         """Whether somebody asked to stop before the last round; such a run can be opened again."""
         self.epochs = 0
-        self._stop_asked = self._closed = False
+        self.stop_asked = self._closed = False  # the first: whether `stop` was called in this process
         self._files = ExitStack()
         self._csv: IO[str] | None = None
         self._by_node: list[float] | None = None
@@ -380,9 +380,7 @@ class Run(Frozen):
     def _make_protocol(self, calibration: Calibration | None, fabric: Fabric) -> DPPS:
         """The protocol as the run's promise needs it."""
         sampling: float | list[float] = 1.0
-        if (
-            calibration is not None
-        ):  # the largest rate of all, or each node's own where every node chose its batch
+        if calibration is not None:  # the largest rate, or each node's own where every node chose its batch
             rates = calibration.rates
             sampling = [rates[row] for row in fabric.rows] if rates else calibration.sampling
         return self.kind(
@@ -568,31 +566,27 @@ class Run(Frozen):
 
     def stop(self) -> None:
         """Stop all processes after the current round. The run can be continued."""
-        self._stop_asked = True
-
-    @property
-    def stop_asked(self) -> bool:
-        """Whether `stop` was called in this process."""
-        return self._stop_asked
+        self.stop_asked = True
 
     def _stops_here(self) -> bool:
         """Whether the round just completed was the last one for all. A request to stop travels on the rows, and takes effect
         after the same round at all processes."""
         control, done = self.protocol.fabric.control, self.state.round - 1
-        if self._stop_asked and control.stop_after is None:
-            rounds = control.rounds_until_heard(self._coming())
+        if self.stop_asked and control.stop_after is None:
+            sending = self.clocks() if self.algorithm.partition.shared else ()
+            rounds = control.rounds_until_heard(self.protocol.weights(clock) for clock in sending)
             if rounds is not None:  # otherwise the run is over before everybody could know
                 control.ask_to_stop(done + rounds)
         return control.stop_after is not None and done >= control.stop_after
 
-    def _coming(self) -> Iterator[Weights | None]:
-        """The weights of the rounds to come that send something; the clock restarts when the rates change."""
+    def clocks(self) -> Iterator[int]:
+        """The topology's rounds of the rounds to come: they restart where the rates change."""
         clock, rate = self.state.shared.clock, self.state.shared.rate
-        for round_ in range(self.state.round, self.plan.count if self.algorithm.partition.shared else 0):
+        for round_ in range(self.state.round, self.plan.count):
             epoch, within = divmod(round_, self.rounds_per_epoch)
             if within == 0 and self.algorithm.rate(epoch + 1) != rate:
                 clock, rate = 0, self.algorithm.rate(epoch + 1)
-            yield self.protocol.weights(clock)
+            yield clock
             clock += 1
 
     def _leave(self, log: RoundLog) -> None:
@@ -638,12 +632,8 @@ class Run(Frozen):
             self._write_results(self.folder)
 
     def _end(self, *, results: bool) -> None:
-        """Close the ledger. Before that a checkpoint, if rounds are to come, or if messages really left: whatever happens now,
-        nothing has to be sent and paid for again.
-
-        Args:
-            results: whether models and summary are written.
-        """
+        """Close the ledger, and write models and summary if there are `results`. Before that a checkpoint, if rounds are to come, or if messages
+        really left: whatever happens now, nothing has to be sent and paid for again."""
         self._advise_on_clip()
         try:
             complete = self.state.round >= self.plan.count

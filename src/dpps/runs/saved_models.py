@@ -123,17 +123,11 @@ class Saved:
         return x, y
 
 
-def saved_models(folder: str | Path) -> dict[int, Path]:
-    """The files of the models in a run's folder, by node."""
+def choose(folder: str | Path, node: int | None = None) -> dict[int, Path]:
+    """The files of the models in a run's folder, by node: all of them, or that of one."""
     found = RunFolder(folder).model_files()
     if not found:
         raise UsageError(f"{folder} holds no models: name the folder of a finished run (dpps train --out)")
-    return found
-
-
-def choose(folder: str | Path, node: int | None) -> dict[int, Path]:
-    """The files of all nodes, or of one."""
-    found = saved_models(folder)
     if node is None:
         return found
     if node not in found:
@@ -149,7 +143,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> dict[int, nn.Mod
         model: needed for a run made in Python, which stores no code: a model of the same architecture. It
             is copied. Frozen parameters are not in the files and keep their values from this model.
     """
-    return {node: Saved.read(path).load(model) for node, path in saved_models(folder).items()}
+    return {node: Saved.read(path).load(model) for node, path in choose(folder).items()}
 
 
 @torch.no_grad()

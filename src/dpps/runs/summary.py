@@ -158,9 +158,8 @@ class Summary:
                 known[key] = {
                     which: {name: Estimates.from_json(each) for name, each in named.items()}
                     for which, named in known[key].items()
-                    if all(
-                        "value" in each["pooled"] for each in named.values()
-                    )  # version 0.2 wrote percentages
+                    # version 0.2 wrote percentages
+                    if all("value" in each["pooled"] for each in named.values())
                 } or None
         return cls(**known)
 

@@ -19,9 +19,8 @@ from dpps.noise.source import NoiseSource, SecureNoise, Seeded
 from dpps.privacy.ledger_file import LedgerFile, unused
 from dpps.privacy.partners import Pairs
 from dpps.privacy.promise import Privacy
-from dpps.runs.checkpoint import set_aside_after, whole_rounds
 from dpps.runs.deployment import Deployment, finished, nothing_left, too_dear
-from dpps.runs.folder import RunFolder
+from dpps.runs.folder import RunFolder, set_aside_after, whole_rounds
 from dpps.runs.summary import Summary, weights_of
 from dpps.transport import Distributed
 from dpps.transport.cluster import SECRET, Cluster, Rendezvous, read_secret, restarted

@@ -90,13 +90,8 @@ class Tuning:
 
 
 def candidates(options: Options, full: Options, trials: int) -> Iterator[dict[str, Any]]:
-    """Settings to try: first what a run would do anyway, then others around it in an order drawn from the seed.
-
-    Args:
-        options: as the user gave them; those that were given are kept.
-        full: the same, resolved.
-        trials: at most so many.
-    """
+    """Settings to try, at most so many: first what a run would do anyway, then others around it in an order drawn from the seed. Options that
+    the user gave are kept; `full` are the same, resolved."""
     names = [name for name in FACTORS if getattr(options, name) is None and getattr(full, name) is not None]
     if not names:
         raise UsageError(

@@ -3,24 +3,28 @@
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dpps.errors import UsageError, unknown
-from dpps.statistics.curves import Quantiles, Survival
-from dpps.statistics.moments import Correlation, Mean, Regression, Variance
 from dpps.statistics.questions import (
     Answer,
     Array,
     Category,
     Columns,
+    Correlation,
     Count,
     Histogram,
+    Mean,
     Number,
+    Quantiles,
     Question,
     Records,
+    Regression,
+    Survival,
+    Variance,
     one_hot,
 )
 
@@ -31,23 +35,17 @@ _EVERYWHERE = ("by", "weight")  # options of every question
 
 @dataclass
 class Call:
-    """A question as it was written.
-
-    Attributes:
-        text: as it was written.
-        name: what stands before the parenthesis.
-        given: what stands within it: texts, and lists of numbers.
-        options: what is given by name, such as `bins=10`.
-        formula: the outcome and the inputs of `y ~ x1 + x2`; None elsewhere.
-        columns: what is public of every column.
-    """
+    """A question as it was written."""
 
     text: str
     name: str
+    columns: Columns
     given: list[str]
+    """What stands in the parentheses."""
     options: dict[str, str | list[float]]
-    formula: tuple[str, list[str]] | None
-    columns: Columns = field(default_factory=dict)
+    """What is given by name, such as `bins=10`."""
+    formula: tuple[str, list[str]] | None = None
+    """The outcome and the inputs of `y ~ x1 + x2`."""
 
     def column(self, name: str) -> Number | Category:
         """The column of this name."""
@@ -73,14 +71,14 @@ class Call:
 
     def numbers(self, least: int = 1, most: int | None = None) -> list[Number]:
         """All that was given, as columns of numbers."""
-        self.expect(least, least if most is None else most)
-        return [self.number(name) for name in self.given]
+        return [self.number(name) for name in self.expect(least, least if most is None else most)]
 
-    def expect(self, least: int, most: int) -> None:
-        """Refuse too few or too many columns."""
+    def expect(self, least: int, most: int) -> list[str]:
+        """What was given, refused if it is too little or too much."""
         if not least <= len(self.given) <= most:
             wanted = str(least) if least == most else f"{least} or more"
             raise UsageError(f"{self.text}: {len(self.given)} given in parentheses, {wanted} expected")
+        return self.given
 
     def list_of(self, option: str) -> list[float] | None:
         """An option that is a list of increasing numbers, such as `times=[12, 24]`."""
@@ -117,14 +115,8 @@ class Call:
 
 
 def ask(text: str, columns: Columns) -> Question:
-    """The question in a text.
-
-    Args:
-        text: such as `quantiles(age, 0.25, 0.5, 0.75)`.
-        columns: what is public of every column.
-    """
-    call = _read(text)
-    call.columns = columns
+    """The question in a text such as `quantiles(age, 0.25, 0.5, 0.75)`, about columns of which this is public."""
+    call = _read(text, columns)
     make, allowed = QUESTIONS[call.name]
     for option in call.options:
         if option not in (*allowed, *_EVERYWHERE):
@@ -139,7 +131,7 @@ def ask(text: str, columns: Columns) -> Question:
     return question
 
 
-def _read(text: str) -> Call:
+def _read(text: str, columns: Columns) -> Call:
     outer = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
     if outer is None:
         raise UsageError(f"the question {text!r} cannot be read: write it as mean(age) or table(sex, stage)")
@@ -160,7 +152,7 @@ def _read(text: str) -> Call:
             tokens.append(("list", _numbers(listed, text)))
         else:
             tokens.append(("word", next(x for x in (quoted, single, word) if x is not None)))
-    return _parsed(text.strip(), name, tokens)
+    return _parsed(Call(text.strip(), name, columns, [], {}), tokens)
 
 
 def _numbers(listed: str, text: str) -> list[float]:
@@ -170,7 +162,7 @@ def _numbers(listed: str, text: str) -> list[float]:
         raise UsageError(f"{text}: [{listed}] is no list of numbers: write [0, 18, 65]") from None
 
 
-def _parsed(text: str, name: str, tokens: list[tuple[str, Any]]) -> Call:
+def _parsed(call: Call, tokens: list[tuple[str, Any]]) -> Call:
     """Parts between commas: a column or number, `option=value`, or a formula."""
     parts: list[list[tuple[str, Any]]] = [[]]
     for token in tokens:
@@ -178,7 +170,6 @@ def _parsed(text: str, name: str, tokens: list[tuple[str, Any]]) -> Call:
             parts.append([])
         else:
             parts[-1].append(token)
-    call = Call(text, name, [], {}, None)
     for part in parts if tokens else []:
         kinds = [kind if kind != "sign" else value for kind, value in part]
         values = [value for _, value in part]
@@ -191,7 +182,7 @@ def _parsed(text: str, name: str, tokens: list[tuple[str, Any]]) -> Call:
         else:
             shown = " ".join(str(value) for value in values)
             raise UsageError(
-                f"{text}: {shown!r} cannot be read: separate columns by commas, options as bins=10"
+                f"{call.text}: {shown!r} cannot be read: separate columns by commas, options as bins=10"
             )
     return call
 
@@ -212,7 +203,9 @@ class Grouped(Question):
     def answer(self, sums: Array, noise: float) -> Answer:
         each = [self._question.answer(part, noise) for part in sums.reshape(len(self._by.values), -1)]
         groups = list(zip(self._by.values, each, strict=True))
-        labels = tuple((g, *_pair(x)) for g, a in groups for x in (a.labels or ((),)))
+        labels = tuple(
+            (g, *(x if isinstance(x, tuple) else (x,))) for g, a in groups for x in (a.labels or ((),))
+        )
         counts = [a.counts for a in each if a.counts is not None]
         return Answer(
             self.text,
@@ -228,10 +221,6 @@ class Grouped(Question):
         )
 
 
-def _pair(label: Any) -> tuple[Any, ...]:
-    return label if isinstance(label, tuple) else (label,)
-
-
 def _axis(call: Call, name: str) -> tuple[str, tuple[str, ...], Array | None]:
     """A column as an axis of a histogram: its name, its cells, and the edges of a number's bins."""
     column = call.column(name)
@@ -245,36 +234,22 @@ def _axis(call: Call, name: str) -> tuple[str, tuple[str, ...], Array | None]:
     return name, tuple(f"{a:g} to {b:g}" for a, b in itertools.pairwise(edges)), edges
 
 
-def _count(call: Call) -> Question:
-    call.expect(0, 0)
-    return Count(call.text)
-
-
 def _histogram(call: Call) -> Question:
-    call.expect(1, 1)
-    return Histogram(call.text, [_axis(call, name) for name in call.given])
-
-
-def _table(call: Call) -> Question:
-    call.expect(2, 2)
-    return Histogram(call.text, [_axis(call, name) for name in call.given])
+    axes = 1 if call.name == "histogram" else 2
+    return Histogram(call.text, [_axis(call, name) for name in call.expect(axes, axes)])
 
 
 def _quantiles(call: Call) -> Question:
-    call.expect(2, 1000)
+    name, *given = call.expect(2, 1000)
     try:
-        at = tuple(float(p) for p in call.given[1:])
+        at = tuple(float(p) for p in given)
     except ValueError:
         at = (-1.0,)
     if not all(0 < p < 1 for p in at):
         raise UsageError(
             f"{call.text}: quantiles are numbers between 0 and 1, such as quantiles(age, 0.25, 0.5, 0.75)"
         )
-    return Quantiles(call.text, call.number(call.given[0]), at, call.whole("bins", 128, 8))
-
-
-def _correlation(call: Call) -> Question:
-    return Correlation(call.text, call.numbers(2, 1000))
+    return Quantiles(call.text, call.number(name), at, call.whole("bins", 128, 8))
 
 
 def _regression(call: Call) -> Question:
@@ -286,8 +261,8 @@ def _regression(call: Call) -> Question:
 
 
 def _survival(call: Call) -> Question:
-    call.expect(2, 2)
-    time, event = call.number(call.given[0]), call.category(call.given[1])
+    name, event_name = call.expect(2, 2)
+    time, event = call.number(name), call.category(event_name)
     if len(event.values) != 2:
         raise UsageError(
             f"{call.text}: {event.name} has {len(event.values)} values: an event either happened or not, so declare two"
@@ -300,13 +275,13 @@ def _survival(call: Call) -> Question:
 
 
 QUESTIONS: Mapping[str, tuple[Callable[[Call], Question], Sequence[str]]] = {
-    "count": (_count, ()),
+    "count": (lambda call: Count(call.text, *call.expect(0, 0)), ()),
     "mean": (lambda call: Mean(call.text, *call.numbers()), ()),
     "variance": (lambda call: Variance(call.text, *call.numbers()), ()),
     "histogram": (_histogram, ("bins",)),
-    "table": (_table, ("bins",)),
+    "table": (_histogram, ("bins",)),
     "quantiles": (_quantiles, ("bins",)),
-    "correlation": (_correlation, ()),
+    "correlation": (lambda call: Correlation(call.text, call.numbers(2, 1000)), ()),
     "regression": (_regression, ()),
     "km": (_survival, ("times", "bins", "event")),
 }

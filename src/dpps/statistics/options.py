@@ -5,24 +5,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_type_hints
 
 from tyro.conf import UseAppendAction, arg
 
-from dpps.data.schema import Schema, read_schema
+from dpps.data.schema import Schema
 from dpps.errors import UsageError, unknown
 from dpps.privacy.partners import TRUSTS, Pairs
 from dpps.privacy.units import PrivacyOptions, Unit
-from dpps.statistics.release import Survey, choose_unit, columns_of
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    "ask": (list,),
-    "nodes": (int,),
-    "records-per-node": (int,),
-    "colluders": (int,),
-}
-_KINDS |= dict.fromkeys(("schema", "person", "trust"), (str,))
-_KINDS |= dict.fromkeys(("epsilon", "delta", "mean-variance"), (float, int))
+from dpps.runs.options import typed
+from dpps.statistics.release import Survey, open_survey
 
 
 @dataclass(frozen=True)
@@ -76,20 +68,13 @@ class SurveyOptions:
         """
         if self.trust not in TRUSTS:
             raise UsageError(f"--trust is {self.trust!r}: choose one of {', '.join(TRUSTS)}")
-        schema = read_schema(self.schema)
-        if not isinstance(schema, Schema):
-            raise UsageError(f"--schema {self.schema} describes images: questions are asked about tables")
-        survey = Survey(self.ask, columns_of(schema), self.person)
         trust = PrivacyOptions.of(self).trusted()
         limits = self.epsilon, self.delta, trust, self.records_per_node
-        return survey, schema, choose_unit(survey, self.nodes, *limits)
-
-    # Files
+        return open_survey(self.ask, self.schema, self.person, self.nodes, *limits)
 
     def to_table(self) -> dict[str, Any]:
         """The options by the names of the command line; those that are None are left out."""
-        shared = fields(SurveyOptions)
-        found = {f.name.replace("_", "-"): getattr(self, f.name) for f in shared}
+        found = {f.name.replace("_", "-"): getattr(self, f.name) for f in fields(SurveyOptions)}
         found |= {"ask": list(self.ask), "schema": str(self.schema)}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -99,21 +84,21 @@ class SurveyOptions:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str) -> Self:
-        """What `to_table` made, read back.
-
-        Args:
-            table: options by name.
-            where: the file that they were found in, for messages.
-        """
+        """What `to_table` made, read back; `where` is the file that it was found in, for messages."""
+        hints = {name.replace("_", "-"): hint for name, hint in get_type_hints(SurveyOptions).items()}
+        values: dict[str, Any] = {}
         for name, value in table.items():
-            if name not in _KINDS:
-                raise unknown(f"option in {where}", name, _KINDS)
-            if type(value) not in _KINDS[name] or (name == "ask" and any(type(x) is not str for x in value)):
-                raise UsageError(f"{where}: {name} is {value!r}: write it as dpps stats --print-config does")
+            if name not in hints:
+                raise unknown(f"option in {where}", name, hints)
+            if name != "ask":
+                values[name.replace("-", "_")] = typed(where, name, value, hints[name])
+            elif type(value) is list and all(type(question) is str for question in value):
+                values[name] = tuple(value)
+            else:
+                raise UsageError(f"{where}: ask is {value!r}: write it as dpps stats --print-config does")
         if missing := [name for name in ("ask", "schema", "nodes") if name not in table]:
             raise UsageError(f"{where} has no {missing[0]}: make it with dpps stats --print-config")
-        values = {name.replace("-", "_"): value for name, value in table.items()}
-        return cls(**values | {"ask": tuple(table["ask"]), "schema": Path(table["schema"])})
+        return cls(**values)
 
     def for_members(self) -> Self:
         """As a contract has it: with the trust that the noise really needs, and all numbers that follow from the number of nodes."""

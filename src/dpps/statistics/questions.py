@@ -8,11 +8,13 @@ and time points from the question. Nothing is ever taken from the data.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 Array = NDArray[np.float64]
@@ -149,7 +151,7 @@ class Count(Question):
     def answer(self, sums: Array, noise: float) -> Answer:
         reach = np.full(1, Z * noise)
         return Answer(
-            self.text, sums, np.maximum(sums - reach, 0), sums + reach, reach / Z, "noise", none_of(1)
+            self.text, sums, np.maximum(sums - reach, 0), sums + reach, reach / Z, "noise", np.zeros(1, bool)
         )
 
 
@@ -204,11 +206,354 @@ def with_jacobian(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Ten
     return function(at), torch.func.jacrev(function)(at)
 
 
-def none_of(count: int) -> NDArray[np.bool_]:
-    """So many times no."""
-    return np.zeros(count, dtype=bool)
-
-
 def length(records: Records) -> int:
     """How many records there are."""
     return len(next(iter(records.values())))
+
+
+# Means, variances, correlations and regressions: functions of sums of products of scaled numbers
+
+
+class Moments(Question):
+    """Sums of 1, x_i, x_i^2 and x_i x_j over the records in which no x is missing.
+
+    The block of a record is (a, x_i, b (x_i^2 - 1/2), c x_i x_j) / bound with every x in [-1, 1]. A category enters a regression as
+    an indicator for each value but the first; at most one of these is 1, so together they are bounded as one number is.
+    """
+
+    a, b, c = 1.0, 2**0.5, 1.0
+    largest_sum = float("inf")
+
+    def __init__(self, text: str, variables: Sequence[Number | Category]) -> None:
+        self.text, self.variables = text, tuple(variables)
+        self.terms: list[tuple[Number | Category, str]] = []
+        for column in variables:
+            named = (
+                [column.name]
+                if isinstance(column, Number)
+                else [f"{column.name}={x}" for x in column.values[1:]]
+            )
+            self.terms += [(column, name) for name in named]
+        d, numbers = len(variables), sum(isinstance(column, Number) for column in variables)
+        self._squares = [i for i, (column, _) in enumerate(self.terms) if isinstance(column, Number)]
+        different = [
+            (i, j)
+            for i in range(len(self.terms))
+            for j in range(i)
+            if self.terms[i][0] is not self.terms[j][0]
+        ]
+        self._pairs = torch.tensor(different, dtype=torch.int64).reshape(-1, 2).T
+        self.bound = (self.a**2 + d + self.b**2 * numbers / 4 + self.c**2 * d * (d - 1) / 2) ** 0.5
+        self.width = 1 + len(self.terms) + len(self._squares) + len(different)
+
+    def encode(self, records: Records) -> Array:
+        x = np.column_stack([_inputs(column, records[column.name]) for column in self.variables])
+        whole = np.asarray(~np.isnan(x).any(1))
+        x = np.where(whole[:, None], x, 0.0)
+        i, j = self._pairs.numpy()
+        parts = [
+            np.full((len(x), 1), self.a),
+            x,
+            self.b * (x[:, self._squares] ** 2 - 0.5),
+            self.c * x[:, i] * x[:, j],
+        ]
+        block: Array = np.concatenate(parts, 1) * whole[:, None] / self.bound
+        return block
+
+    def matrix(self, sums: Tensor) -> Tensor:
+        """The sums of (1, x)(1, x)' over the records, from those of the block."""
+        d, q = len(self.terms), len(self._squares)
+        count, first, square, cross = (sums * self.bound).split([1, d, q, len(sums) - 1 - d - q])
+        count = count / self.a
+        diagonal = first.clone()  # the square of an indicator is itself
+        diagonal[self._squares] = square / self.b + count / 2
+        m = torch.diag(torch.cat([count, diagonal]))
+        i, j = self._pairs + 1
+        lower = torch.zeros_like(m).index_put((i, j), cross / self.c)
+        lower[1:, 0] = first
+        return m + lower + lower.T
+
+
+def _inputs(column: Number | Category, values: Array) -> Array:
+    """A number in [-1, 1], or the indicators of a category; NaN where the value is missing."""
+    if isinstance(column, Number):
+        return column.scaled(values)[:, None]
+    return np.where(values[:, None] < 0, np.nan, one_hot(values, len(column.values))[:, 1:])
+
+
+class Mean(Moments):
+    """The mean of a number. The interval holds the means that the noised sum and the noised count do not rule out (Fieller)."""
+
+    a, b = 0.75, 0.5
+
+    def __init__(self, text: str, number: Number) -> None:
+        super().__init__(text, [number])
+        self._number = number
+
+    def answer(self, sums: Array, noise: float) -> Answer:
+        m, s = self.matrix(torch.from_numpy(sums)).numpy(), noise * self.bound
+        count, total = max(m[0, 0], 1.0), m[1, 0]
+        mean = np.clip(total / count, -1, 1)
+        spread = np.clip(m[1, 1] / count - mean**2, 0, 1 - mean**2)
+        low, high, bad = between_roots(
+            np.array([count**2 - (Z * s / self.a) ** 2]),
+            np.array([2 * total * count]),
+            np.array([total**2 - Z**2 * (s**2 + count * spread)]),
+        )
+        value, low, high = (self._number.unscaled(np.clip(x, -1, 1)) for x in (np.array([mean]), low, high))
+        sd = s * np.hypot(1, mean / self.a) / count * self._number.span / 2
+        return Answer(
+            self.text, value, low, high, np.array([sd]), "Fieller", bad | (count < 2 * Z * s / self.a)
+        )
+
+
+class Smooth(Moments):
+    """A smooth function of the moments. The interval is the delta method's, with noise and sampling error."""
+
+    clear = 4.0
+    """How many standard deviations of its noise `firmness` must be above zero."""
+
+    @abstractmethod
+    def estimate(self, m: Tensor) -> Tensor:
+        """The values, in scaled numbers."""
+
+    @abstractmethod
+    def sampling(self, m: Tensor) -> Tensor:
+        """The variance that they have without noise."""
+
+    @abstractmethod
+    def firmness(self, m: Tensor) -> Tensor:
+        """One number that is positive by nature, and by which the estimate divides."""
+
+    @abstractmethod
+    def in_units(self, value: Array, low: Array, high: Array, sd: Array) -> tuple[Array, Array, Array, Array]:
+        """Values, interval and noise in the columns' own units."""
+
+    labels: tuple[Any, ...] = ()
+    axis = "labels"
+
+    def answer(self, sums: Array, noise: float) -> Answer:
+        given = torch.from_numpy(sums)
+        m = self.matrix(given)
+        firm, slope = with_jacobian(lambda sums: self.firmness(self.matrix(sums)), given)
+        bad = not bool(m[0, 0] > 1) or not firm > self.clear * noise * float(slope.norm())
+        if bad:
+            none = np.full(max(1, len(self.labels)), np.nan)
+            lost = np.ones(len(none), bool)
+            return Answer(self.text, none, none, none, none, "delta", lost, self.labels, self.axis)
+        value, jacobian = with_jacobian(lambda sums: self.estimate(self.matrix(sums)), given)
+        sd = noise * jacobian.norm(dim=1)
+        reach = Z * (sd**2 + self.sampling(m).clamp(min=0)).sqrt()
+        v, d, r = value.numpy(), sd.numpy(), reach.numpy()
+        found = self.in_units(v, v - r, v + r, d)
+        return Answer(self.text, *found, "delta", np.zeros(len(v), bool), self.labels, self.axis)
+
+
+def _covariance(m: Tensor) -> Tensor:
+    """Of the numbers, from their moments."""
+    mean = m[1:, 0] / m[0, 0]
+    return m[1:, 1:] / m[0, 0] - mean[:, None] * mean
+
+
+class Variance(Smooth):
+    """The variance of a number. Its sampling error is that of a normal distribution."""
+
+    clear = 2.0
+
+    def __init__(self, text: str, number: Number) -> None:
+        super().__init__(text, [number])
+        self._factor = (number.span / 2) ** 2
+
+    def estimate(self, m: Tensor) -> Tensor:
+        return _covariance(m).reshape(-1)
+
+    firmness = estimate
+
+    def sampling(self, m: Tensor) -> Tensor:
+        return 2 * _covariance(m).reshape(-1) ** 2 / m[0, 0]
+
+    def in_units(self, value: Array, low: Array, high: Array, sd: Array) -> tuple[Array, Array, Array, Array]:
+        f = self._factor
+        return value * f, np.maximum(low, 0) * f, high * f, sd * f
+
+
+class Correlation(Smooth):
+    """Pearson's correlation of every pair of numbers, on Fisher's scale."""
+
+    def __init__(self, text: str, numbers: Sequence[Number]) -> None:
+        super().__init__(text, numbers)
+        self.labels = tuple((a.name, b.name) for k, a in enumerate(numbers) for b in numbers[k + 1 :])
+        self._at = torch.triu_indices(len(numbers), len(numbers), 1)
+
+    def estimate(self, m: Tensor) -> Tensor:
+        c = _covariance(m)
+        sd = c.diagonal().sqrt()
+        i, j = self._at
+        return torch.atanh((c / (sd[:, None] * sd))[i, j].clamp(-0.9999, 0.9999))
+
+    def firmness(self, m: Tensor) -> Tensor:
+        return _covariance(m).diagonal().min()
+
+    def sampling(self, m: Tensor) -> Tensor:
+        return (1 / (m[0, 0] - 3).clamp(min=1)).expand(len(self.labels))
+
+    def in_units(self, value: Array, low: Array, high: Array, sd: Array) -> tuple[Array, Array, Array, Array]:
+        return np.tanh(value), np.tanh(low), np.tanh(high), sd * (1 - np.tanh(value) ** 2)
+
+
+class Regression(Smooth):
+    """Least squares of one number on numbers and categories: the intercept and a slope for every term."""
+
+    axis = "terms"
+
+    def __init__(self, text: str, outcome: Number, inputs: Sequence[Number | Category]) -> None:
+        super().__init__(text, [*inputs, outcome])
+        self._outcome = outcome
+        self.labels = ("intercept", *(name for _, name in self.terms[:-1]))
+        columns = [column for column, _ in self.terms[:-1]]
+        # an input of the scale [-1, 1] is (x - middle) / half; indicators are as they are
+        half = np.array([c.span / 2 if isinstance(c, Number) else 1.0 for c in columns])
+        middle = np.array([(c.low + c.high) / 2 if isinstance(c, Number) else 0.0 for c in columns])
+        self._to_units = torch.eye(len(self.labels), dtype=torch.float64)
+        self._to_units[0, 1:] = torch.from_numpy(-middle / half)
+        self._to_units[1:, 1:] = torch.diag(torch.from_numpy(1 / half))
+
+    def _solved(self, m: Tensor) -> Tensor:
+        solved: Tensor = torch.linalg.solve(m[:-1, :-1], m[:-1, -1])
+        return solved
+
+    def estimate(self, m: Tensor) -> Tensor:
+        return self._to_units @ self._solved(m)
+
+    def firmness(self, m: Tensor) -> Tensor:
+        smallest: Tensor = torch.linalg.eigvalsh(_covariance(m)[:-1, :-1])[0]
+        return smallest
+
+    def sampling(self, m: Tensor) -> Tensor:
+        beta = self._solved(m)
+        left = ((m[-1, -1] - beta @ m[:-1, -1]) / (m[0, 0] - len(beta)).clamp(min=1)).clamp(min=0)
+        inverse: Tensor = torch.linalg.inv(m[:-1, :-1])
+        return left * (self._to_units @ inverse @ self._to_units.T).diagonal()
+
+    def in_units(self, value: Array, low: Array, high: Array, sd: Array) -> tuple[Array, Array, Array, Array]:
+        half, middle = self._outcome.span / 2, (self._outcome.low + self._outcome.high) / 2
+        moved = np.array([middle] + [0.0] * (len(value) - 1))
+        return value * half + moved, low * half + moved, high * half + moved, sd * half
+
+
+# Quantiles and survival curves: running counts over a public grid, all of them at once.
+#
+# The counts below every threshold are A h for the histogram h, with A the matrix of +1 (at or below) and -1 (above). A is negacyclic:
+# every column is the one before it, shifted by one, with the sign of what comes round turned. So it has a square root R of the same
+# kind, the best factorisation there is for Gaussian noise. A record sends a column of R (all have the same length), the noised sum R h is
+# multiplied by R once more, and the noise on each running count grows with the logarithm of the number of bins only:
+# 2.0 times that of one cell for 120 bins, where a plain histogram has up to 5.5.
+
+
+@lru_cache(maxsize=32)
+def root(bins: int) -> Array:
+    """R: R R is the matrix with +1 on and below its diagonal and -1 above it."""
+    turn = np.exp(1j * np.pi * np.arange(bins) / bins)  # makes a circulant matrix of a negacyclic one
+    values = np.fft.fft(turn * np.ones(bins))
+    first = (np.fft.ifft(np.sqrt(values)) / turn).real
+    shift = np.subtract.outer(np.arange(bins), np.arange(bins))
+    found: Array = np.where(shift >= 0, first[shift], -first[shift])
+    return found
+
+
+def _column_length(bins: int) -> float:
+    return float(np.linalg.norm(root(bins)[:, 0]))
+
+
+class Quantiles(Question):
+    """Quantiles of a number. The interval holds the thresholds whose rank may be that of the quantile (Woodruff)."""
+
+    largest_sum = float("inf")
+
+    def __init__(self, text: str, number: Number, probabilities: tuple[float, ...], bins: int = 128) -> None:
+        self.text, self._number, self._at, self.width = text, number, probabilities, bins
+
+    def encode(self, records: Records) -> Array:
+        x = self._number.scaled(records[self._number.name])
+        missing = np.isnan(x)
+        place = np.clip(np.floor((np.nan_to_num(x) + 1) / 2 * self.width), 0, self.width - 1).astype(np.int64)
+        block: Array = (root(self.width) / _column_length(self.width))[:, place].T * ~missing[:, None]
+        return block
+
+    def answer(self, sums: Array, noise: float) -> Answer:
+        r = root(self.width) * _column_length(self.width)
+        below = r @ sums  # as many records at or below a threshold as above it: 0
+        count = max(below[-1], 1.0)
+        edges = np.linspace(-1, 1, self.width + 1)
+        smooth = np.clip(isotonic_regression(below).x, -count, count)
+        value, low, high, sd = (np.empty(len(self._at)) for _ in range(4))
+        for k, p in enumerate(self._at):
+            wanted = (2 * p - 1) * count
+            spread = noise * np.linalg.norm(r - (2 * p - 1) * r[-1], axis=1)
+            reach = Z * np.sqrt(spread**2 + 4 * count * p * (1 - p))
+            distance = below - (2 * p - 1) * below[-1]
+            value[k] = np.interp(wanted, np.concatenate([[-count], smooth]), edges)
+            first = np.flatnonzero(distance + reach >= 0)
+            last = np.flatnonzero(distance - reach <= 0)
+            low[k] = edges[first[0]] if len(first) else edges[-1]
+            high[k] = edges[min(last[-1] + 2, self.width)] if len(last) else edges[0]
+            at = min(int(np.searchsorted(edges, value[k])), self.width) - 1
+            near = slice(max(at - 2, 0), at + 3)  # how fast ranks grow there
+            density = max((smooth[near][-1] - smooth[near][0]) / max(len(smooth[near]) - 1, 1), 1e-9)
+            sd[k] = spread[max(at, 0)] / density * 2 / self.width
+        bad = np.full(len(value), bool(count < 2 * Z * noise * np.linalg.norm(r[-1]))) | (high - low >= 1.5)
+        value, low, high = (self._number.unscaled(x) for x in (value, low, high))
+        sd = np.minimum(sd, 2) * self._number.span / 2
+        return Answer(self.text, value, low, high, sd, "Woodruff", bad, self._at, "at")
+
+
+class Survival(Question):
+    """Kaplan and Meier's curve at public time points, by the running counts of events and of censored records.
+
+    Times count as the next time point; what lies behind the last one is censored there. The interval is Greenwood's with noise, on
+    the scale of the logarithm.
+    """
+
+    largest_sum = float("inf")
+
+    def __init__(self, text: str, time: Number, event: str, happened: int, times: tuple[float, ...]) -> None:
+        self.text, self._time, self._event, self._happened, self._times = text, time, event, happened, times
+        self._bins = len(times) + 1
+        self.width = 2 * self._bins
+
+    def encode(self, records: Records) -> Array:
+        time, event = records[self._time.name], records[self._event]
+        whole = ~np.isnan(time) & (event >= 0)
+        place = np.searchsorted(self._times, np.nan_to_num(time), "left")
+        died = (event == self._happened) & (place < len(self._times))
+        code = (root(self._bins) / _column_length(self._bins))[:, place].T
+        block: Array = np.concatenate([code * (whole & died)[:, None], code * (whole & ~died)[:, None]], 1)
+        return block
+
+    def _curve(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The logarithm of survival, events and numbers at risk at each time."""
+        r = torch.from_numpy(root(self._bins) * _column_length(self._bins))
+        runs = r @ sums.reshape(2, -1).T
+        runs = (runs + runs[-1]) / 2  # at or below each threshold: events, censored
+        events = runs[:-1, 0].diff(prepend=torch.zeros(1, dtype=torch.float64))
+        gone = torch.cat([torch.zeros(1, dtype=torch.float64), runs[:-2].sum(1)])
+        risk = runs[-1].sum() - gone
+        log = torch.log1p(-(events / risk.clamp(min=1)).clamp(max=0.999)).cumsum(0)
+        return log, events, risk
+
+    def answer(self, sums: Array, noise: float) -> Answer:
+        given = torch.from_numpy(sums)
+        log, jacobian = with_jacobian(lambda x: self._curve(x)[0], given)
+        risk, risk_jacobian = with_jacobian(lambda x: self._curve(x)[2], given)
+        events = self._curve(given)[1]
+        sd = noise * jacobian.norm(dim=1)
+        left = (risk - events).clamp(min=1)
+        greenwood = (events.clamp(min=0) / (risk.clamp(min=1) * left)).cumsum(0)
+        reach = Z * (sd**2 + greenwood).sqrt()
+        lost = risk < 2 * Z * noise * risk_jacobian.norm(dim=1)
+        bad = lost.cummax(0).values | (reach > 1.5)
+        value = np.minimum.accumulate(np.clip(log.exp().numpy(), 0, 1))
+        low, high = np.clip((log - reach).exp().numpy(), 0, 1), np.clip((log + reach).exp().numpy(), 0, 1)
+        return Answer(
+            self.text, value, low, high, value * sd.numpy(), "Greenwood", bad.numpy(), self._times, "times"
+        )

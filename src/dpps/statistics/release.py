@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from dpps.data.encoding import column_values
 from dpps.data.node_files import node_table
-from dpps.data.schema import Schema, read_schema
+from dpps.data.schema import Schema, column_values, read_schema
 from dpps.data.tables import Table, frame_table, read_table
 from dpps.disk import write_private
 from dpps.errors import RunError, UsageError, needs_extra, unknown
@@ -90,14 +89,26 @@ def stats(
         >>> bool(found["count()"].low[0] < 9 < found["count()"].high[0])
         True
     """
-    known = schema if isinstance(schema, Schema) else read_schema(Path(schema))
-    if not isinstance(known, Schema):
-        raise UsageError(f"the schema {schema} describes images: questions are asked about tables")
-    survey = Survey(questions, columns_of(known), person)
-    unit = choose_unit(survey, len(nodes), epsilon, delta, trust, records_per_node)
+    limits = epsilon, delta, trust, records_per_node
+    survey, known, unit = open_survey(questions, schema, person, len(nodes), *limits)
     options: dict[str, Any] = {"folder": folder, "seed": seed, "overwrite": overwrite}
     with Release.of_tables(survey, known, nodes, len(nodes), unit, **options) as run:
         return run.fit(1).found
+
+
+def open_survey(
+    questions: Sequence[str], schema: Schema | str | Path, person: str | None, nodes: int, *limits: Any
+) -> tuple["Survey", Schema, Unit]:
+    """The questions as they are understood, what they are asked about, and who is protected; `limits` as of `choose_unit`."""
+    known = schema if isinstance(schema, Schema) else read_schema(Path(schema))
+    if not isinstance(known, Schema):
+        raise UsageError(f"the schema {schema} describes images: questions are asked about tables")
+    columns = {
+        c.name: Category(c.name, c.values) if c.kind == "category" else Number(c.name, *c.range)
+        for c in known.described
+    }
+    survey = Survey(questions, columns, person)
+    return survey, known, choose_unit(survey, nodes, *limits)
 
 
 def topology_of(nodes: int) -> str:
@@ -105,20 +116,7 @@ def topology_of(nodes: int) -> str:
     return f"base-{min(2, nodes - 1)}"
 
 
-def columns_of(schema: Schema) -> dict[str, Number | Category]:
-    """What is public of every column that can be asked about, those of the target included."""
-    return {
-        c.name: Category(c.name, c.values) if c.kind == "category" else Number(c.name, *c.range)
-        for c in schema.described
-    }
-
-
-def table_of(source: Any) -> Table:
-    """One node's table: a file, a folder that holds it, or a frame."""
-    return read_table(node_table(Path(source))) if isinstance(source, (str, Path)) else frame_table(source)
-
-
-def persons_in(table: Table, column: str, schema: Schema) -> NDArray[np.str_]:
+def _persons(table: Table, column: str, schema: Schema) -> NDArray[np.str_]:
     """Whose record each is. Records that name nobody are refused: they would all count as one person's."""
     if column not in table.columns:
         raise unknown(f"column in {table.path} for --person", column, table.names)
@@ -133,9 +131,9 @@ def persons_in(table: Table, column: str, schema: Schema) -> NDArray[np.str_]:
 def _check_table(table: Table, schema: Schema, persons: NDArray[np.str_] | None, unit: Unit) -> None:
     """Refuse a table whose answers would be wrong, or whose people less protected than its owner thinks."""
     held = len(table) if persons is None else len(np.unique(persons))
-    if isinstance(unit, WholeNode) and held > unit.records:
+    if isinstance(unit, WholeNode) and unit.clip is not None and held > unit.clip:
         raise UsageError(
-            f"{table.path} holds {held} records and --records-per-node is {unit.records:g}: all of its answers would be scaled down; "
+            f"{table.path} holds {held} records and --records-per-node is {unit.clip:g}: all of its answers would be scaled down; "
             "declare more"
         )
     if persons is not None or isinstance(unit, WholeNode):
@@ -225,26 +223,17 @@ class Survey:
         total: Array = np.trunc(vectors * _STEP).sum(0) / _STEP
         return total
 
-    def made_up(self, count: int) -> Records:
-        """Records drawn uniformly from what is public, for planning."""
+    def expected(self, unit: Unit, nodes: int, records: int) -> list[Answer]:
+        """What answers would look like if so many records in all were spread evenly over what is public: before any data are read."""
         draw = np.random.default_rng(0)
-        return {
-            name: draw.uniform(c.low, c.high, count)
+        drawn = {
+            name: draw.uniform(c.low, c.high, records)
             if isinstance(c, Number)
-            else draw.integers(0, len(c.values), count).astype(float)
+            else draw.integers(0, len(c.values), records).astype(float)
             for name, c in self.columns.items()
         }
-
-    def expected(self, unit: Unit, nodes: int, records: int) -> list[Answer]:
-        """What answers would look like if so many records in all were spread evenly: before any data are read.
-
-        Args:
-            unit: who is protected.
-            nodes: how many there are.
-            records: a guess at how many they hold together.
-        """
         persons = None if self.person is None else np.arange(records)
-        return self.answers(self.sums(self.made_up(records), persons), planned_noise(unit, nodes))
+        return self.answers(self.sums(drawn, persons), planned_noise(unit, nodes))
 
     def answers(self, sums: Array, noise: float) -> list[Answer]:
         """From the noised sums of all nodes; `noise` is the standard deviation of each of them."""
@@ -305,15 +294,9 @@ class OneRecord(Record):
 
 
 class WholeNode(Contribution):
-    """All records of one node: they move its sum by at most twice the largest number of records."""
+    """All records of one node: they move its sum by at most twice the largest number of records, which is its clip."""
 
     trains: ClassVar[bool] = False
-
-    @property
-    def records(self) -> float:
-        """The largest number of records."""
-        assert self.clip is not None
-        return self.clip
 
     def promise(self, total: Total, rounds: int) -> str:
         return _promise(total)
@@ -416,48 +399,9 @@ class Release(Run):
         sums: of the nodes held here, a row each.
         nodes: how many there are in all.
         unit: who is protected.
-        schema: of the tables, as its file has it.
-        sources: where the tables of the nodes held here are.
-        contents: checksums of tables in memory.
+        schema, sources, contents: of the tables, as in `Description`.
         options: further arguments of `Run`.
     """
-
-    @classmethod
-    def of_tables(
-        cls,
-        survey: Survey,
-        schema: Schema,
-        sources: Sequence[Any],
-        nodes: int,
-        unit: Unit,
-        seed: int | None = None,
-        **options: Any,
-    ) -> "Release":
-        """The release of the tables of the nodes held here.
-
-        Args:
-            survey: the questions.
-            schema: of the tables.
-            sources: files, folders or frames, one per node held here.
-            nodes: how many there are in all.
-            unit: who is protected.
-            seed: of noise that can be repeated, for a simulation; None: noise that nobody knows.
-            options: further arguments of `Run`.
-        """
-        tables = [table_of(source) for source in sources]
-        columns = {column.name: column for column in schema.described}
-        sums = []
-        for table in tables:
-            records = {name: column_values(table, columns[name], schema) for name in survey.columns}
-            persons = None if survey.person is None else persons_in(table, survey.person, schema)
-            _check_table(table, schema, persons, unit)
-            sums.append(survey.sums(records, persons))
-        if all(isinstance(source, (str, Path)) for source in sources):
-            options["sources"] = tuple(map(str, sources))
-        else:
-            options["contents"] = tuple(table.content() for table in tables)
-        options |= {"seed": seed, "secure_noise": seed is None, "schema": schema.to_toml()}
-        return cls(survey, np.stack(sums), nodes, unit, **options)
 
     kind = OnceOnly
     protocol: OnceOnly
@@ -514,6 +458,30 @@ class Release(Run):
             description=described,
             **options,
         )
+
+    @classmethod
+    def of_tables(
+        cls, survey: Survey, schema: Schema, sources: Sequence[Any], nodes: int, unit: Unit, **options: Any
+    ) -> "Release":
+        """The release of the tables of the nodes held here: files, folders or frames. Without a seed, nobody knows the noise."""
+        files = [isinstance(source, (str, Path)) for source in sources]
+        tables = [
+            read_table(node_table(Path(source))) if is_file else frame_table(source)
+            for source, is_file in zip(sources, files, strict=True)
+        ]
+        columns = {column.name: column for column in schema.described}
+        sums = []
+        for table in tables:
+            records = {name: column_values(table, columns[name], schema) for name in survey.columns}
+            persons = None if survey.person is None else _persons(table, survey.person, schema)
+            _check_table(table, schema, persons, unit)
+            sums.append(survey.sums(records, persons))
+        if all(files):
+            options["sources"] = tuple(map(str, sources))
+        else:
+            options["contents"] = tuple(table.content() for table in tables)
+        options |= {"secure_noise": options.get("seed") is None, "schema": schema.to_toml()}
+        return cls(survey, np.stack(sums), nodes, unit, **options)
 
     def _check_data(self, data: NodeData, rows: Sequence[int], _: Sequence[tuple[Any, Tensor]]) -> None:
         """Sums need no scaling, and how large they are is for nobody to read."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.tasks.task import TASKS, Draft, TargetColumn, Task, Values, column, only, roles
+from dpps.tasks.task import TASKS, Draft, TargetColumn, Task, column, only, roles
 
 
 @TASKS.register("classification")
@@ -93,7 +93,7 @@ class Classification(Task):
     def columns(self) -> tuple[TargetColumn, ...]:
         return (TargetColumn(self.label, "category", self.classes),)
 
-    def targets(self, columns: Sequence[Values]) -> Tensor:
+    def targets(self, columns: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.asarray(columns[0]).astype(np.int64))
 
     @property

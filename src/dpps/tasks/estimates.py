@@ -119,9 +119,8 @@ class Measured:
         everybody = float(np.concatenate(self.parts).mean())
         variances, freedom = [], []
         for part, size in zip(self.parts, sizes, strict=True):
-            centre = (
-                float(part.mean()) if size > 1 else everybody
-            )  # one example alone has no spread of its own
+            # one example alone has no spread of its own
+            centre = float(part.mean()) if size > 1 else everybody
             factor = (size - 1) / size if size > 1 else 1.0
             variances.append(factor * float(np.square(part - centre).sum()))
             freedom.append(max(1, size - 1))
@@ -129,11 +128,7 @@ class Measured:
 
 
 def share(values: Sequence[Values]) -> Measured:
-    """The share of examples that count, pooled over the nodes.
-
-    Args:
-        values: by node, for every example 1 or 0; or the share of several models.
-    """
+    """The share of examples that count, pooled over the nodes: by node, for every example 1 or 0, or the share of several models."""
     whole = np.concatenate(values)
     return Measured(float(whole.mean()), tuple(values), share=True)
 
@@ -154,13 +149,7 @@ def from_mean(values: Sequence[Values], function: Callable[[Values], Values]) ->
 
 
 def ratio(above: Sequence[Values], below: Sequence[Values], whole: tuple[float, float]) -> Measured:
-    """A ratio of two sums, and of what is left of them without each example.
-
-    Args:
-        above: by node, what each example adds to the upper sum.
-        below: the same of the lower sum.
-        whole: the two sums.
-    """
+    """The ratio of two sums (`whole`), and of what is left of them without each example; by node, what it adds to the upper and the lower."""
     top, bottom = whole
     left = [bottom - b for b in below]
     parts = [
@@ -205,12 +194,8 @@ class Estimates:
 
 
 def of_nodes(pooled: Measured, nodes: Sequence[Measured | None]) -> Estimates:
-    """The estimates of all nodes, from a number of all their examples and the same number of each.
-
-    Args:
-        pooled: of all of them.
-        nodes: of each; None where it is not defined for one, which the mean over nodes leaves out.
-    """
+    """The estimates of all nodes, from a number of all their examples and the same number of each; None where it is not defined for one, which
+    the mean over nodes leaves out."""
     single = tuple(None if each is None else each.estimate() for each in nodes)
     known = [(each, m) for each, m in zip(single, nodes, strict=True) if each is not None and m is not None]
     count = len(known)
@@ -226,7 +211,7 @@ def of_nodes(pooled: Measured, nodes: Sequence[Measured | None]) -> Estimates:
 def of_one_set(models: Sequence[Measured]) -> Estimates:
     """Models of several nodes on one common set of examples. An example is drawn once for all of them, so what depends on it is
     averaged over the models first."""
-    parts = tuple(np.mean([m.parts[0] for m in models], axis=0) for _ in range(1))
+    parts = (np.mean([m.parts[0] for m in models], axis=0),)
     value = math.fsum(m.value for m in models) / len(models)
     found = Measured(value, parts, models[0].share, models[0].single).estimate()
     return Estimates(found, found, ())

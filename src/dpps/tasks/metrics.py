@@ -146,13 +146,8 @@ def _by_function(function: Function) -> Callable[[Sequence[Set]], Measured]:
 
 
 def rehearse(metrics: Mapping[str, Metric], outputs: Tensor, targets: Tensor) -> None:
-    """Refuse a metric that does not suit outputs and targets of these shapes and types, or that returns no number.
-
-    Args:
-        metrics: by their names.
-        outputs: made up, so that the answer says nothing about anybody's data.
-        targets: made up as well.
-    """
+    """Refuse a metric that does not suit outputs and targets of these shapes and types, or that returns no number. Both are made up, so that
+    the answer says nothing about anybody's data."""
     for name, metric in metrics.items():
         try:
             metric(outputs, targets)
@@ -333,9 +328,8 @@ def calibration(sets: Sequence[Set]) -> Measured:
     gaps, examples = torch.zeros(BINS, dtype=torch.float64), 0
     for outputs, targets in sets:
         confidence, predicted = outputs.double().softmax(1).max(1)
-        bins = (
-            (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
-        )  # bins are open below and closed above
+        # bins are open below and closed above
+        bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
         gaps.index_add_(0, bins.cpu(), ((predicted == targets).double() - confidence).cpu())
         examples += len(targets)
     return Measured(float(gaps.abs().sum() / examples), _unknown(sets))

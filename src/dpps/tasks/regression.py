@@ -11,18 +11,7 @@ from torch import Tensor
 
 from dpps.errors import UsageError
 from dpps.tasks.metrics import Set
-from dpps.tasks.task import (
-    TASKS,
-    Draft,
-    TargetColumn,
-    Task,
-    Values,
-    column,
-    numbers,
-    only,
-    roles,
-    rounded_range,
-)
+from dpps.tasks.task import TASKS, Draft, TargetColumn, Task, column, numbers, only, roles, rounded_range
 
 
 @TASKS.register("regression")
@@ -85,7 +74,7 @@ class Regression(Task):
     def _half(self) -> float:
         return self.high / 2 - self.low / 2
 
-    def targets(self, columns: Sequence[Values]) -> Tensor:
+    def targets(self, columns: Sequence[np.ndarray]) -> Tensor:
         within = np.clip(np.asarray(columns[0], dtype=np.float64), self.low, self.high)
         return torch.from_numpy((within - self._middle) / self._half).float()[:, None]
 

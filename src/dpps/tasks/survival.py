@@ -25,18 +25,7 @@ from torch import Tensor, nn
 from dpps.errors import UsageError
 from dpps.tasks.estimates import Measured, mean
 from dpps.tasks.metrics import Metric, Set
-from dpps.tasks.task import (
-    TASKS,
-    Draft,
-    TargetColumn,
-    Task,
-    Values,
-    column,
-    numbers,
-    only,
-    roles,
-    rounded_range,
-)
+from dpps.tasks.task import TASKS, Draft, TargetColumn, Task, column, numbers, only, roles, rounded_range
 
 START = -3.0
 """Of every bias: an event in 5 % of the intervals, which is public and near what most studies have."""
@@ -49,12 +38,7 @@ _OBSERVED = {"false": "0", "no": "0", "n": "0", "true": "1", "yes": "1", "y": "1
 
 class Hazards(nn.Module):
     """A network with one output, and a bias for every interval: logits of proportional hazards. The network's own last bias would
-    be one too many: it is zero and stays so.
-
-    Args:
-        network: gives one number per example.
-        intervals: how many there are.
-    """
+    be one too many: it is zero and stays so."""
 
     def __init__(self, network: nn.Module, intervals: int) -> None:
         super().__init__()
@@ -80,12 +64,7 @@ class HazardLoss:
     edges: tuple[float, ...]
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One number per example.
-
-        Args:
-            outputs: logits of the hazards, (examples, intervals).
-            targets: time, and 1 where the event was observed, (examples, 2).
-        """
+        """One number per example, from logits of the hazards (examples, intervals) and time and event (examples, 2)."""
         happened, observed = self.intervals(targets, outputs.dtype)
         return (observed * F.softplus(outputs) - happened * outputs).sum(-1)
 
@@ -158,7 +137,7 @@ class Survival(Task):
             self.event, "category", ("0", "1"), _OBSERVED
         )
 
-    def targets(self, columns: Sequence[Values]) -> Tensor:
+    def targets(self, columns: Sequence[np.ndarray]) -> Tensor:
         time, event = (np.asarray(part, dtype=np.float64) for part in columns)
         return torch.from_numpy(np.stack([np.clip(time, 0.0, None), event], axis=1)).float()
 

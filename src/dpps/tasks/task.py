@@ -24,8 +24,6 @@ from dpps.registry import Registry
 from dpps.tasks.estimates import Estimates, Measured, of_nodes, of_one_set
 from dpps.tasks.metrics import METRICS, Metric, Set
 
-Values = np.ndarray
-
 
 @dataclass(frozen=True)
 class TargetColumn:
@@ -123,7 +121,7 @@ class Task(ABC):
         """Where the target stands in a table. They are never inputs."""
 
     @abstractmethod
-    def targets(self, columns: Sequence[Values]) -> Tensor:
+    def targets(self, columns: Sequence[np.ndarray]) -> Tensor:
         """What the loss compares outputs with, from the numbers in the target's columns."""
 
     # The model

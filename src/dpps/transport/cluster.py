@@ -282,11 +282,7 @@ _AT_ONCE = 32
 
 
 class Listener:
-    """A port on one address that takes connections and closes them at once.
-
-    Args:
-        address: of this machine, as its peers see it.
-    """
+    """A port on one address of this machine, as its peers see it, that takes connections and closes them at once."""
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -627,9 +623,8 @@ class Cluster:
         keys = [f"{what}/{rank}" for rank in range(self.rendezvous.size)]
         while not self.store.check(keys):
             reports = self._reports()
-            if reports and not self.store.check(
-                keys
-            ):  # who gives up because of what it read has seen all of them
+            # who gives up because of what it read has seen all of them
+            if reports and not self.store.check(keys):
                 raise verdict(reports, self.rank, [], "gave up", self._named)
             if time.monotonic() > deadline:
                 absent = [r for r, key in enumerate(keys) if not self.store.check([key])]

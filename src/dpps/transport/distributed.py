@@ -285,12 +285,7 @@ def _index(values: np.ndarray) -> Tensor:
 
 
 class Between(Control):
-    """Of a run in several processes: numbers go straight from each to each.
-
-    Args:
-        wire: the connections of this process.
-        held: the nodes of each process.
-    """
+    """Of a run in several processes, each with its nodes: numbers go straight from each to each."""
 
     def __init__(self, wire: Wire, held: Sequence[range]) -> None:
         self._wire, self._blocks = wire, held
@@ -351,10 +346,6 @@ class Distributed(Fabric):
     What messages hold is announced once and repeated on each of them, so that a peer with rows of another
     shape is named instead of believed; rows that are not finite, or longer than the contract makes possible, are
     refused with the name of their node.
-
-    Args:
-        nodes: N.
-        wire: the connections of this process.
     """
 
     simulation = False

@@ -1,4 +1,4 @@
-"""MNIST, its part that comes with the package, and the files that data sets like it have."""
+"""MNIST, its part that comes with the package, and Fashion-MNIST, which has the same kind of files."""
 
 from functools import partial
 from pathlib import Path
@@ -52,19 +52,19 @@ def idx_sources(mirrors: tuple[str, ...], *hashes: str) -> tuple[Source, ...]:
     return tuple(Source(f"{name}.gz", mirrors, f"sha256:{digest}") for name, digest in named)
 
 
-LECUN = (
+_LECUN = (
     'Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document recognition", '
     "Proceedings of the IEEE 86(11), 1998"
 )
 
 DATA_SETS.register("mnist-mini")(
-    Recipe((IDX,), read_idx_files, LECUN, embedded="mini", examples=10_000, shape=(1, 28, 28))
+    Recipe((IDX,), read_idx_files, _LECUN, embedded="mini", examples=10_000, shape=(1, 28, 28))
 )
 DATA_SETS.register("mnist")(
     Recipe(
         (IDX,),
         read_idx_files,
-        LECUN,
+        _LECUN,
         idx_sources(
             (
                 "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -75,6 +75,33 @@ DATA_SETS.register("mnist")(
             "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
             "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         ),
+        examples=60_000,
+        shape=(1, 28, 28),
+    )
+)
+
+_XIAO = (
+    'H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning '
+    'Algorithms", arXiv:1708.07747, 2017'
+)
+# as three channels: the paper trains ResNet-18 on it
+DATA_SETS.register("fashion-mnist")(
+    Recipe(
+        (IDX,),
+        read_idx_files,
+        _XIAO,
+        idx_sources(
+            (
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+                "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+            ),
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+        mean=(0.0, 0.0, 0.0),
+        deviation=(1.0, 1.0, 1.0),
         examples=60_000,
         shape=(1, 28, 28),
     )
