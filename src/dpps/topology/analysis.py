@@ -9,8 +9,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, shortest_path
 
 from dpps.errors import UsageError
-from dpps.topology.base import Topology
-from dpps.topology.weights import Weights, check_weights
+from dpps.topology.base import Topology, Weights, check_weights
 
 EXACT_NODES = 1000
 """Up to this many nodes everything is exact; above it, some is sampled (see ``Report``)."""

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpps.topology.base import TOPOLOGIES, Topology, node_count, whole
-from dpps.topology.weights import Weights
+from dpps.topology.base import TOPOLOGIES, Topology, Weights, node_count, whole
 
 
 class Links(NamedTuple):

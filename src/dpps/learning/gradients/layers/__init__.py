@@ -21,7 +21,7 @@ f d a^T over the examples.
 ```
 
 - `rule`: what a rule is. Rules are about torch *functions* (`torch.conv2d`), not modules: whatever module calls the function has it.
-- `rules`, `recurrent`: the rules.
+- `rules`: the rules.
 - `planning`: before the first batch, two and three made-up examples show where weights meet examples and which axis these lie along;
   the result is compared with plain autograd. A model that rules do not cover, or do not understand, goes another way
   (`vmap(grad)`, then one by one, see `dpps.learning.gradients.clipped`).
@@ -31,6 +31,6 @@ f d a^T over the examples.
 To add a rule, subclass `Rule` anywhere and call `register` with it; here, put it into `rules`.
 """
 
-from dpps.learning.gradients.layers import recurrent, rules
+from dpps.learning.gradients.layers import rules
 
-__all__ = ["recurrent", "rules"]  # importing them registers their rules
+__all__ = ["rules"]  # importing it registers the rules
