@@ -18,7 +18,8 @@ has not left yet: of the gain 1/m the step takes the square root.
 
 **Linear models of tables with a schema** have another rule, after which probabilities can be used as such. A schema says how long
 an example's inputs are in the mean, with the 1 of the bias: $R^2 = 1 + \sum_{categories} (k - 1)/k + \sum_{numbers} 1/3$. Clip 0.35 R leaves most gradients as they
-are, so a model learns how sure it may be and not only directions; there is no momentum; and the noise of the
+are, so a model learns how sure it may be and not only directions; where noise is small enough for the largest rate, the clip grows as far as the noise allows, up to R,
+since what is cut off the gradients of a rare class is missing there; there is no momentum; and the noise of the
 run moves an output (a logit, a hazard's logit, a scaled number) by a random number of standard deviation c = 1, or 0.2 of a number scaled to -1..1. The rate is at most $4 / R^2$ ($1 / R^2$ of a number, $8 / R^2$ of hazards), so that a run without noise settles.
 
 Of any other model nobody knows beforehand how noise in its parameters moves its logits. There the rule keeps the usual batch, epochs
@@ -164,14 +165,6 @@ def suggest(
         reasons.append(
             f"{epochs} epochs: at one epsilon more rounds add no noise to their sum, and beyond {ROUNDS} of them gain little"
         )
-    if clip is None:
-        clip = suggested_clip(length, softmax=softmax)
-        why = (
-            "below most gradients, so that every example counts with its direction" if softmax else "as usual"
-        )
-        if length is not None:
-            why = f"{TABLE_CLIP:g} of the length of an example's inputs, so that probabilities can be used as such"
-        reasons.append(f"clip {clip:g}: {why}")
     if momentum is None:
         momentum = MOMENTUM if softmax and length is None else 0.0
         why = "it costs nothing, and steps as long as these would swing without it"
@@ -183,6 +176,18 @@ def suggest(
     paid = rounds + spare_rounds
     sigma = noise_multiplier or noise_for(epsilon or 0.0, delta, paid, gaussian, sampling, records_per_user)
     per_step = sigma * math.sqrt(rounds * mean_noise / len(sizes)) / drawn.mean  # in a parameter
+    if clip is None:
+        clip = suggested_clip(length, softmax=softmax)
+        why = (
+            "below most gradients, so that every example counts with its direction" if softmax else "as usual"
+        )
+        if length is not None:
+            # at the largest rate, the clip whose noise is the allowed one
+            affordable = output_noise * length * (1 - momentum) / (steepest * per_step)
+            clip = _rounded(min(length, max(clip, affordable)))
+            part = f"{clip / length:.2g} of the length of an example's inputs"
+            why = f"{part}, so that probabilities can be used as such"
+        reasons.append(f"clip {clip:g}: {why}")
     what, allowed, longest = "parameter", WITH_LOCAL if local else PARAMETER_NOISE, USUAL_LONGEST
     if length is not None:
         what, allowed, longest = "output", output_noise, steepest / length**2 * clip / (1 - momentum)
