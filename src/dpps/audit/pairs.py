@@ -31,10 +31,10 @@ from dpps.audit.epsilon import (
     SAMPLING,
     WIDTH,
     Case,
-    NoiseFor,
     Scores,
     Weakened,
     Wiretap,
+    WorldByWorld,
     calibration,
     linear_run,
 )
@@ -51,13 +51,11 @@ from dpps.noise import (
     PairKeys,
     PairRounds,
     Partners,
-    RoundStream,
     SecureNoise,
     SecurePairs,
     Seeded,
     SeededPairs,
     Shares,
-    gaussian_table,
 )
 from dpps.noise.pairs import Part
 from dpps.privacy import Contribution, Pairs, Record
@@ -72,15 +70,6 @@ Suspicion = Literal["nothing", "no pair noise", "key used twice"]
 Source = Callable[[Partners], SecurePairs]
 
 
-def pair_noise(
-    source: SecurePairs, i: int, j: int, scale: float, round_: int, size: int, present: Present = None
-) -> NDArray[np.int32]:
-    """What i adds and j subtracts in a round, in steps: whoever has a partner's key can compute it."""
-    assert source.pair_keys is not None
-    stream = RoundStream(source.pair_keys.key(i, j), round_)
-    return gaussian_table(source.lattice(scale, present)[1]).draw(stream, size)
-
-
 def known_noise(
     source: SecurePairs,
     coalition: Collection[int],
@@ -93,10 +82,10 @@ def known_noise(
     known, partners = np.zeros((source.partners.nodes, size)), source.partners
     if partners.shares(present).pair == 0:
         return known
-    step = source.lattice(scale, present)[0]
+    step, deviation = source.lattice(scale, present)
     for i, j in partners.among(present).tolist():
         if (i in coalition) != (j in coalition):
-            shared = pair_noise(source, i, j, scale, round_, size, present) * step
+            shared = source.of_pair(i, j, round_, deviation, size) * step
             known[i] += shared
             known[j] -= shared
     known[list(coalition)] = 0
@@ -139,9 +128,10 @@ class WrongSign(SecurePairs):
 
     def shared(self, scale: float, out: Outgoing) -> tuple[NDArray[np.int32], float]:
         whole, step = super().shared(scale, out)
+        deviation = self.lattice(scale)[1]
         for k, node in enumerate(out.nodes):
             earlier = [i for i in out.nodes if i < node]
-            whole[k] += 2 * sum(pair_noise(self, i, node, scale, out.round, whole.shape[1]) for i in earlier)
+            whole[k] += 2 * sum(self.of_pair(i, node, out.round, deviation, whole.shape[1]) for i in earlier)
         return whole, step
 
 
@@ -244,7 +234,7 @@ def _worst(partners: Partners, colluders: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class PairsCase(Case):
+class PairsCase(WorldByWorld):
     """A unit with partners against a coalition; both rounds' inputs are as far apart as allowed, in opposite directions."""
 
     unit: Contribution | Record
@@ -253,10 +243,6 @@ class PairsCase(Case):
     """How many nodes really collude."""
     make: Source = SecurePairs
     suspicion: Suspicion = "nothing"
-
-    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
-        zero, one = (self._world(copies, noise(seed + world), seed + world, world) for world in (0, 1))
-        return zero, one
 
     def _world(self, copies: int, source: NoiseSource, seed: int, world: int) -> Scores:
         beside = SideBySide(source, self.make)
@@ -332,7 +318,7 @@ _AWAY = {0: [2, 3], 1: [1, 2, 3]}  # in round 1 one honest node is left with the
 
 
 @dataclass(frozen=True)
-class AwayCase(Case):
+class AwayCase(WorldByWorld):
     """Unit contribution, five nodes, everybody everybody's partner, one colluder; two are away in round 0 and three in round 1.
 
     One network, whose rows have a coordinate for every trial: noise is independent per coordinate. The protocol would
@@ -342,11 +328,8 @@ class AwayCase(Case):
     unit: Contribution
     partners: Callable[[int, None, int], Partners] = Partners
 
-    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
-        zero, one = (self._world(copies, noise(seed + world), 1 - 2 * world) for world in (0, 1))
-        return zero, one
-
-    def _world(self, copies: int, source: NoiseSource, sign: int) -> Scores:
+    def _world(self, copies: int, source: NoiseSource, seed: int, world: int) -> Scores:
+        sign = 1 - 2 * world
         mechanism, clip = calibration(self.unit, nodes=_NODES).mechanism, self.unit.clip
         inner, part = _unwrapped(source)
         inner = _with_partners(inner, self.partners(_NODES, None, 1))
@@ -431,7 +414,7 @@ class Repeats(PairRounds):
 
 
 @dataclass(frozen=True)
-class MemberCase(Case):
+class MemberCase(WorldByWorld):
     """Unit contribution; all noise that the proof needs is there, or not.
 
     A row has a coordinate for every trial, each of which moves as far as the noise is calibrated to.
@@ -443,18 +426,15 @@ class MemberCase(Case):
     aware: int = 1
     """Of how many lost members the calibration knows."""
 
-    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
-        zero, one = (self._world(copies, noise(seed + world), 1 - 2 * world) for world in (0, 1))
-        return zero, one
-
-    def _world(self, copies: int, source: NoiseSource, sign: int) -> Scores:
-        inner, part = (source.source, SABOTAGE) if isinstance(source, Weakened) else (source, 1.0)
-        seed = inner.seed if isinstance(inner, Seeded) else None
+    def _world(self, copies: int, source: NoiseSource, seed: int, world: int) -> Scores:
+        sign = 1 - 2 * world
+        inner, part = _unwrapped(source)
+        keyed = inner.seed if isinstance(inner, Seeded) else None
         mechanism, clip = calibration(self.unit, nodes=_NODES).mechanism, self.unit.clip
         assert isinstance(mechanism, Gaussian)
         scale = mechanism.scale(2 * clip)
         partners, week = Partners(_NODES, None, 1, absentees=self.aware), self.schedule
-        members = _members(partners, self.rounds, part * scale, seed)
+        members = _members(partners, self.rounds, part * scale, keyed)
         rows, made, shifts = [], [], []
         for r in range(week.rounds):
             for node, member in enumerate(members):

@@ -185,8 +185,7 @@ def suggest(
             # at the largest rate, the clip whose noise is the allowed one
             affordable = output_noise * length * (1 - momentum) / (steepest * per_step)
             clip = _rounded(min(length, max(clip, affordable)))
-            part = f"{clip / length:.2g} of the length of an example's inputs"
-            why = f"{part}, so that probabilities can be used as such"
+            why = f"{clip / length:.2g} of an example's length, so that probabilities can be used as such"
         reasons.append(f"clip {clip:g}: {why}")
     what, allowed, longest = "parameter", WITH_LOCAL if local else PARAMETER_NOISE, USUAL_LONGEST
     if length is not None:

@@ -352,7 +352,10 @@ class ViT(nn.Module):
                 f"ViT heads {heads} does not divide the width {width}: choose a number that does"
             )
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.conv_proj = _patch_projection(channels, width, patch)
+        self.conv_proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        nn.init.trunc_normal_(self.conv_proj.weight, std=(channels * patch * patch) ** -0.5)
+        assert self.conv_proj.bias is not None
+        nn.init.zeros_(self.conv_proj.bias)
         self.encoder = Encoder((image // patch) ** 2 + 1, layers, heads, width, mlp, dropout)
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, classes)))
         for parameter in self.heads.parameters():
@@ -364,14 +367,6 @@ class ViT(nn.Module):
         tokens = torch.cat([self.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         logits: Tensor = self.heads(self.encoder(tokens)[:, 0])
         return logits
-
-
-def _patch_projection(channels: int, width: int, patch: int) -> nn.Conv2d:
-    conv = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
-    nn.init.trunc_normal_(conv.weight, std=(channels * patch * patch) ** -0.5)
-    assert conv.bias is not None
-    nn.init.zeros_(conv.bias)
-    return conv
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

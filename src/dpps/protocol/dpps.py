@@ -173,7 +173,15 @@ class DPPS(Frozen):
                 otherwise it must be given. It is never true if the sensitivity says that start values are
                 private.
         """
-        check_start(self, values)
+        rows = len(self.fabric.rows)
+        if values.ndim != 2 or values.shape[0] != rows:
+            raise UsageError(
+                f"start values have shape {tuple(values.shape)}: expected ({rows}, d), one row per node"
+            )
+        if not values.is_floating_point():
+            raise UsageError(
+                f"start values are {values.dtype}: use a floating type, for example values.float()"
+            )
         _refuse_non_finite(values.abs().sum(1, dtype=torch.float64), self.fabric, 0, "start value")
         common = starts_in_common(self, values, common_start)
         config = ProtocolConfig(
@@ -520,7 +528,7 @@ def _rows_by_rate(sampling: float | Sequence[float], rows: Sequence[int]) -> lis
 # Before round 0: requests that cannot work or would not be private
 
 
-def check_request(protocol: "DPPS") -> None:
+def check_request(protocol: DPPS) -> None:
     """Refuse what cannot work, or would not be private, before there is a state."""
     topology, fabric, mechanism = protocol.topology, protocol.fabric, protocol.mechanism
     sensitivity, mixes = protocol.sensitivity, protocol.mixes
@@ -556,7 +564,7 @@ def check_request(protocol: "DPPS") -> None:
         _check_sensitivity(protocol, each)
 
 
-def _check_sensitivity(protocol: "DPPS", sensitivity: Sensitivity) -> None:
+def _check_sensitivity(protocol: DPPS, sensitivity: Sensitivity) -> None:
     topology, norm = protocol.topology, protocol.mechanism.norm
     # the real distance may be watched whatever the weights
     is_bound = sensitivity is protocol.sensitivity or not sensitivity.simulation_only
@@ -576,18 +584,7 @@ def _check_sensitivity(protocol: "DPPS", sensitivity: Sensitivity) -> None:
         )
 
 
-def check_start(protocol: "DPPS", values: Tensor) -> None:
-    """Start values are finite floating numbers, one row per node held here."""
-    rows = len(protocol.fabric.rows)
-    if values.ndim != 2 or values.shape[0] != rows:
-        raise UsageError(
-            f"start values have shape {tuple(values.shape)}: expected ({rows}, d), one row per node"
-        )
-    if not values.is_floating_point():
-        raise UsageError(f"start values are {values.dtype}: use a floating type, for example values.float()")
-
-
-def starts_in_common(protocol: "DPPS", values: Tensor, said: bool | None) -> bool:
+def starts_in_common(protocol: DPPS, values: Tensor, said: bool | None) -> bool:
     """Whether all nodes start from the same public row: as said, or found out in a simulation."""
     private = protocol.sensitivity is not None and protocol.sensitivity.start_is_private
     if private and said:

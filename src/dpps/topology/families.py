@@ -204,23 +204,15 @@ def from_networkx(graph: Any) -> Static:
     nodes = node_count(len(labels))
     links = {(number[v], number[u]) for u, v in graph.edges() if u != v}
     if not graph.is_directed():
-        return Static(_metropolis(nodes, links | {(j, i) for i, j in links}).matrix)
-    return Static(_balanced(nodes, links, labels))
-
-
-def _metropolis(nodes: int, links: set[tuple[int, int]]) -> Weights:
-    receivers, senders = _columns(links)
-    degree = np.bincount(receivers, minlength=nodes)
-    values = 1.0 / (1.0 + np.maximum(degree[receivers], degree[senders]))
-    return Weights.symmetric(nodes, receivers, senders, values)
-
-
-def _balanced(nodes: int, links: set[tuple[int, int]], labels: list[Any]) -> csr_array:
+        receivers, senders = _columns(links | {(j, i) for i, j in links})
+        degree = np.bincount(receivers, minlength=nodes)
+        values = 1.0 / (1.0 + np.maximum(degree[receivers], degree[senders]))
+        return Static(Weights.symmetric(nodes, receivers, senders, values).matrix)
     receivers, senders = _columns(links | {(i, i) for i in range(nodes)})
     pattern = csr_array((np.ones(receivers.size), (receivers, senders)), shape=(nodes, nodes))
     _check_every_edge_on_a_cycle(pattern, labels)
     rows, columns = _sinkhorn(pattern)
-    return diags_array(rows) @ pattern @ diags_array(columns)
+    return Static(diags_array(rows) @ pattern @ diags_array(columns))
 
 
 def _check_every_edge_on_a_cycle(pattern: csr_array, labels: list[Any]) -> None:

@@ -202,13 +202,10 @@ class PairRounds:
                 f"the pair noise of round {round_} was given out before and must never be under two messages: nothing was sent; "
                 "open the run anew, it goes on from what is on disk"
             )
-        return self._given_out(round_)
+        return self.last_message(round_)
 
     def last_message(self, round_: int) -> list[Part]:
         """What is owed after the last round, in which nothing may have been missed."""
-        return self._given_out(round_)
-
-    def _given_out(self, round_: int) -> list[Part]:
         taken_back = [
             Part(earlier, False, ((partner, -self._sign(partner)),))
             for partner in self._to_take_back
@@ -495,7 +492,11 @@ class SeededPairs(Seeded):
     def _complete(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         everybody, split = _everybody(self.partners, out), self.partners.shares(out.present)
         around = math.sqrt(split.independent**2 + len(everybody) * split.pair**2)
-        places = _places(self.partners, out)[everybody]
+        places = np.full(
+            self.partners.nodes, len(out.nodes)
+        )  # which row here; beyond the last one: it is elsewhere
+        places[list(out.nodes)] = np.arange(len(out.nodes))
+        places = places[everybody]
         total = torch.zeros(out.half.shape[1], dtype=torch.float64)
         for rows, columns, unit in self._unit_noise(mechanism, everybody.tolist(), out):
             total[columns] += unit.sum(0)
@@ -571,10 +572,3 @@ def _of_a_message(partners: Partners, scale: float, present: Present) -> float:
 
 def _everybody(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
     return np.arange(partners.nodes) if out.present is None else np.flatnonzero(out.present)
-
-
-def _places(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
-    """Which row here each node has; beyond the last one: it is elsewhere."""
-    places = np.full(partners.nodes, len(out.nodes))
-    places[list(out.nodes)] = np.arange(len(out.nodes))
-    return places

@@ -32,7 +32,7 @@ from dpps.learning.gradients.layers.recording import (
     name_of,
     refuse_assignment,
 )
-from dpps.learning.gradients.layers.rule import IrregularModel, Key, rule_for, tensors_of
+from dpps.learning.gradients.layers.rule import RULES, IrregularModel, Key, tensors_of
 from dpps.learning.preflight import made_up
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3}
@@ -54,13 +54,11 @@ class Plan:
     numbers: int
     fast_formats: bool
 
-    def run(
-        self, model: nn.Module, leaves: dict[str, Tensor], batch: tuple[Any, Any], examples: int
-    ) -> Found:
+    def run(self, model: nn.Module, leaves: dict[str, Tensor], batch: tuple[Any, Any]) -> Found:
         """One forward and one backward pass."""
-        recorder = Recorder(leaves, self.sites, examples, self.fast_formats)
+        recorder = Recorder(leaves, self.sites, len(tensors_in(batch)[0]), self.fast_formats)
         with torch.enable_grad():
-            return recorder.backward(_losses(model, self.each, leaves, recorder, batch, examples))
+            return recorder.backward(_losses(model, self.each, recorder, batch))
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def make_plan(
     sites, numbers = _find_sites(model, each, parameters, batches)
     for fast in (True, False):
         try:
-            found = Plan(each, sites, numbers, fast).run(model, leaves_of(parameters), batches.three, 3)
+            found = Plan(each, sites, numbers, fast).run(model, leaves_of(parameters), batches.three)
         except RuntimeError:  # a view of what does not lie in the usual order
             if not fast:
                 raise
@@ -103,17 +101,10 @@ def make_plan(
     raise AssertionError("unreachable")
 
 
-def _losses(
-    model: nn.Module,
-    each: ExampleLosses,
-    leaves: Mapping[str, Tensor],
-    watching: Watching,
-    batch: tuple[Any, Any],
-    examples: int,
-) -> Tensor:
+def _losses(model: nn.Module, each: ExampleLosses, watching: Watching, batch: tuple[Any, Any]) -> Tensor:
     with watching:
-        outputs = call_model(model, leaves, batch[0])
-    return each(outputs, batch[1], examples)
+        outputs = call_model(model, watching.weights.leaves, batch[0])
+    return each(outputs, batch[1], len(tensors_in(batch)[0]))
 
 
 def check(
@@ -237,10 +228,7 @@ def _find_sites(
     """Where weights meet examples, from runs with two and with three examples; and the numbers an example leaves."""
     meets: frozenset[int] = frozenset()
     while True:
-        two, three = (
-            _observe(model, each, parameters, batch, n, meets)
-            for n, batch in ((2, batches.two), (3, batches.three))
-        )
+        two, three = (_observe(model, each, parameters, b, meets) for b in (batches.two, batches.three))
         _refuse_picking(two, three)
         pairs = list(zip(two.seen, three.seen, strict=False))
         if len(two.seen) != len(three.seen) or any(a.name != b.name for a, b in pairs):
@@ -255,7 +243,7 @@ def _find_sites(
         meets |= {new}
     if any(one.meets and not grows for (one, _), grows in zip(pairs, grown, strict=True)):
         raise IrregularModel("a sum over the batch meets a parameter")
-    changed = _observe(model, each, parameters, batches.changed, 3, meets)
+    changed = _observe(model, each, parameters, batches.changed, meets)
     sites = Sites(_site(*seen) for seen in zip(two.seen, three.seen, changed.seen, strict=True))
     return sites, max(1, (three.numbers - two.numbers))
 
@@ -284,12 +272,10 @@ def _observe(
     each: ExampleLosses,
     parameters: Mapping[str, Tensor],
     batch: tuple[Any, Any],
-    examples: int,
     meets: frozenset[int],
 ) -> Observer:
-    leaves = leaves_of(parameters)
-    observer = Observer(leaves, tensors_in(batch), meets)
-    _losses(model, each, leaves, observer, batch, examples)
+    observer = Observer(leaves_of(parameters), tensors_in(batch), meets)
+    _losses(model, each, observer, batch)
     return observer
 
 
@@ -337,7 +323,7 @@ def _site(two: Seen, three: Seen, changed: Seen) -> Site:
     )
     if not two.meets:
         return Site(two.name, None, dims, out, single, two.parameters, minor=False)
-    rule = rule_for(two.name)
+    rule = RULES.get(two.name)
     if rule is None:
         raise IrregularModel(f"{', '.join(sorted(two.parameters)[:3])}: {two.name} has no rule")
     return Site(two.name, rule, dims, out, single, two.parameters, _is_minor(three, changed, out))
@@ -399,8 +385,9 @@ def picked(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], constants:
     name = name if name.endswith("__") else name.removesuffix("_")
     tensor = args[0] if args else kwargs.get("input")
     if name == "embedding":  # torch's two functions of this name have their arguments in another order
-        tensor = next((a for a in (*args[:2], *kwargs.values()) if _is_table(a)), None)
-        return Picked(name, tuple(tensor.shape), frozenset({0})) if tensor is not None else None
+        given = (a for a in (*args[:2], *kwargs.values()) if isinstance(a, Tensor))
+        table = next((a for a in given if a.is_floating_point()), None)
+        return Picked(name, tuple(table.shape), frozenset({0})) if table is not None else None
     if not isinstance(tensor, Tensor):
         return None
     axes: set[int] = set()
@@ -409,21 +396,19 @@ def picked(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], constants:
         axes = set(range(tensor.ndim))
     elif name in _ALONG_ONE and not any(a in constants for a in (*args[1:], *kwargs.values())):
         axes = _named_axes(name, tensor, args, kwargs)
-    elif name in _BY_INDEX and len(args) > 1 and not (len(args) > 2 and _is_one_number(args[2])):
-        axes = _indexed_axes(tensor, args[1], lambda part: not _keeps_rows(part, constants))
+    elif name in _BY_INDEX and len(args) > 1:
+        # the same number for whatever is written to: nothing changes its place
+        if len(args) > 2 and not (isinstance(args[2], Tensor) and args[2].ndim):
+            return None
+
+        def picks(part: Any) -> bool:
+            return not (part is None or isinstance(part, (slice, bool)) or part in constants)
+
+        axes = _indexed_axes(tensor, args[1], picks)
         cut = _indexed_axes(tensor, args[1], lambda part: isinstance(part, slice) and part != slice(None))
     elif name in _CUTTING:
         cut = _named_axes(name, tensor, args, kwargs)
     return Picked(name, tuple(tensor.shape), frozenset(axes), frozenset(cut)) if axes or cut else None
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _is_one_number(value: Any) -> bool:
-    """The same number for whatever is written to: nothing changes its place."""
-    return not isinstance(value, Tensor) or value.ndim == 0
 
 
 def _named_axes(name: str, tensor: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
@@ -454,7 +439,3 @@ def _width(part: Any) -> int:
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     return part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else 1
-
-
-def _keeps_rows(part: Any, constants: Constants) -> bool:
-    return part is None or isinstance(part, (slice, bool)) or part in constants

@@ -140,15 +140,13 @@ class Call:
             tensor = torch.unflatten(tensor, dim, (self.examples, -1))
         return tensor.movedim(dim, 0) if dim else tensor
 
-    def input(self, name: str, position: int = -1) -> Tensor:
+    def input(self, name: str) -> Tensor:
         """An argument, detached, with the axis of examples first."""
-        value = self.arguments[name]
-        tensor: Tensor = value if position < 0 else value[position]
-        return self.first(tensor.detach(), self.dims.get((name, position)))
+        return self.first(self.arguments[name].detach(), self.dims.get((name, -1)))
 
-    def output(self, back: Tensor, which: int = 0) -> Tensor:
-        """What came back to an output, with the axis of examples first."""
-        return self.first(back, self.out_dims[which])
+    def output(self, back: Tensor) -> Tensor:
+        """What came back to the first output, with the axis of examples first."""
+        return self.first(back, self.out_dims[0])
 
 
 class _Start(torch.autograd.Function):
@@ -201,8 +199,3 @@ def register(rule: Rule) -> None:
     """Make a rule known; a later one for the same function takes the place of an earlier one."""
     for name in rule.functions:
         RULES[name] = rule
-
-
-def rule_for(function: str) -> Rule | None:
-    """The rule for a torch function, or None."""
-    return RULES.get(function)
