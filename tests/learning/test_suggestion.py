@@ -123,6 +123,13 @@ def test_a_table_without_noise_settles(name):
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-4)
 
 
+def test_features_of_a_public_network_are_allowed_less_noise():
+    sizes = [5000] * 10
+    found = suggest(sizes, 1280, noise_multiplier=5.3, pretrained=True)
+    assert logit_noise(found, sizes, 1280) == pytest.approx(2.0, rel=0.01)
+    assert found.step < suggest(sizes, 1280, noise_multiplier=5.3).step
+
+
 def test_the_clip_of_a_table_grows_where_noise_allows_it():
     """Never below 0.35 R, never above R; in between the noise of the largest rate is the allowed one."""
     clips, sizes = [], [400] * 4
