@@ -22,8 +22,8 @@ from dpps.learning import (
     pick,
     register,
 )
-from dpps.learning.gradients.layers.planning import Plan
-from dpps.learning.gradients.layers.rule import RULES
+from dpps.learning.gradients.layers.recording import Plan
+from dpps.learning.gradients.layers.rules import RULES
 from tests.support.rules import EXAMPLES, check_rule, make_call, randn
 from tests.support.zoo import BATCH, NODES, SHARED, WITHOUT_RULES, ZOO
 

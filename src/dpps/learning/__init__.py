@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.learning.gradients.choose import choose_engine, choose_per_example
     from dpps.learning.gradients.clipped import Batched, Chains, OneByOne, PerExample
     from dpps.learning.gradients.contributions import Explicit, Outer, Rows
-    from dpps.learning.gradients.layers.rule import Rule, register
+    from dpps.learning.gradients.layers.rules import Rule, register
     from dpps.learning.inputs import as_datasets, as_unit, check_examples
     from dpps.learning.nodes import Nodes
     from dpps.learning.partition import Partition

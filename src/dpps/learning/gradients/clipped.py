@@ -37,9 +37,8 @@ from dpps.learning.gradients.calling import (
 )
 from dpps.learning.gradients.chain import Chain, blocks, output_gradients
 from dpps.learning.gradients.contributions import Contribution, Explicit, squared_norms, sum_of_products
-from dpps.learning.gradients.layers.planning import Batches, Plan, check, make_plan
-from dpps.learning.gradients.layers.recording import Found
-from dpps.learning.gradients.layers.rule import IrregularModel
+from dpps.learning.gradients.layers.recording import Batches, Found, Plan, check, make_plan
+from dpps.learning.gradients.layers.rules import IrregularModel
 from dpps.learning.partition import Partition, Slot
 from dpps.learning.preflight import moved, refusing_randomness, refusing_state
 
