@@ -4,7 +4,7 @@ from dpps import data, features, models, tasks
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.learning import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
 from dpps.learning.gradients.calling import ModelLoss
-from dpps.learning.released import Adam, Averaging, Momentum
+from dpps.learning.released import Adam, Momentum
 from dpps.noise.mechanisms import Gaussian, Laplace, Mechanism, NoNoise
 from dpps.noise.source import NoiseSource, Seeded
 from dpps.privacy.accountant import Charge, label, total
@@ -38,7 +38,6 @@ __all__ = [
     "SGP",
     "SGPDP",
     "Adam",
-    "Averaging",
     "Base",
     "Bounded",
     "Certified",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dpps.audit import audit, member_cases
-from dpps.audit.members import MemberCase
+from dpps.audit.pairs import MemberCase
 from dpps.noise import PairRounds
 
 CASES = [case for case in member_cases() if isinstance(case, MemberCase)]

@@ -22,8 +22,8 @@ from dpps.learning import (
     pick,
     register,
 )
-from dpps.learning.gradients.layers.planning import Plan
-from dpps.learning.gradients.layers.rule import RULES, rule_for
+from dpps.learning.gradients.layers.recording import Plan
+from dpps.learning.gradients.layers.rules import RULES
 from tests.support.rules import EXAMPLES, check_rule, make_call, randn
 from tests.support.zoo import BATCH, NODES, SHARED, WITHOUT_RULES, ZOO
 
@@ -218,9 +218,9 @@ def test_a_rule_is_known_by_all_its_functions_and_a_later_one_takes_its_place(mo
     first, second = Shift(), Shift()
     check_rule(first, torch.add, [randn(3, 4), randn(4)], {("shift", -1)}, {"input": 0})
     register(first)
-    assert rule_for("shifted") is rule_for("moved_by") is first
+    assert RULES["shifted"] is RULES["moved_by"] is first
     register(second)
-    assert rule_for("shifted") is second
+    assert RULES["shifted"] is second
     for name in Shift.functions:
         monkeypatch.delitem(RULES, name)
 

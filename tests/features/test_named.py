@@ -14,7 +14,7 @@ import dpps
 from dpps.cli import main
 from dpps.data import load
 from dpps.errors import UsageError
-from dpps.features import Preprocessing, build, checksum, extract, named, output_shape, with_checksum
+from dpps.features import Preprocessing, build, checksum, extract, extraction, output_shape, with_checksum
 from dpps.peers import Channel, Participation, read_plan
 from dpps.runs import Options
 from tests.support.peers import Organisations
@@ -66,7 +66,7 @@ def write_weights(folder: Path, seed: int) -> None:
         torch.manual_seed(seed)
         network = nn.Sequential(nn.Conv2d(3, 8, 5, stride=4), nn.BatchNorm2d(8))
     torch.save(network.state_dict(), folder / "public.pt")
-    named._own.cache_clear()  # another process would read the file again
+    extraction._own.cache_clear()  # another process would read the file again
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import nn
 import dpps
 from dpps.errors import UsageError
 from dpps.learning import OneByOne, Partition, check_model, choose_per_example
-from dpps.learning.gradients.layers.planning import Batches
+from dpps.learning.gradients.layers.recording import Batches
 from dpps.learning.preflight import made_up, moved, refuse_inseparable
 
 EXAMPLE = torch.zeros(6), torch.tensor(0)

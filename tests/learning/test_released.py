@@ -8,7 +8,7 @@ import torch
 
 import dpps
 from dpps.errors import UsageError
-from dpps.learning import Adam, Averaging, LocalOptimizers, Momentum
+from dpps.learning import Adam, LocalOptimizers, Momentum
 from dpps.noise import Seeded
 from tests.support.learning import tiny, toy_data, train
 
@@ -75,25 +75,6 @@ def test_rows_that_are_away_keep_their_state(gradients):
     assert kept["steps"].tolist() == [2, 1, 2]
 
 
-def test_averaging_is_the_mean_of_the_last_part():
-    rows = torch.arange(10.0)[:, None, None].expand(10, 2, 3)
-    averaging = Averaging(0.5)
-    state = averaging.start(rows[0])
-    for t in range(10):
-        state = averaging.step(state, rows[t], t, 10)
-        if t < 5:
-            assert torch.equal(state["mean"], rows[t])
-    torch.testing.assert_close(state["mean"], torch.full((2, 3), 7.0))
-
-
-def test_averaging_of_very_little_is_the_last_row():
-    rows = torch.arange(3.0)[:, None, None]
-    state = Averaging(0.01).start(rows[0])
-    for t in range(3):
-        state = Averaging(0.01).step(state, rows[t], t, 3)
-    assert torch.equal(state["mean"], rows[2])
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -101,8 +82,6 @@ def test_averaging_of_very_little_is_the_last_row():
         (lambda: Momentum(-0.1), r"-0\.1.*\[0, 1\)"),
         (lambda: Adam(0.0), "rate is 0.0"),
         (lambda: Adam(0.1, beta2=1.0), "beta2 is 1.0"),
-        (lambda: Averaging(0.0), "averaging is 0:"),
-        (lambda: Averaging(1.5), "averaging is 1.5"),
     ],
 )
 def test_bad_values_are_refused(make, says):
@@ -247,13 +226,14 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
         assert torch.equal(second.state.kept[name], rows)
 
 
-def test_what_comes_out_is_the_average():
+@pytest.mark.parametrize(("part", "first"), [(0.5, 6), (1.0, 0), (0.01, 11)])
+def test_what_comes_out_is_the_average(part, first):
     rows = []
-    options = {"unit": RECORD, "averaging": 0.5}
+    options = {"unit": RECORD, "averaging": part}
     run = train(
         tiny(), ["layer1"], **options, callbacks=[lambda run, log: rows.append(run.state.shared.s.clone())]
     )
-    torch.testing.assert_close(run.shared, torch.stack(rows[6:]).mean(0).mean(0))
+    torch.testing.assert_close(run.shared, torch.stack(rows[first:]).mean(0).mean(0))
     plain = train(tiny(), ["layer1"], RECORD)
     assert torch.equal(plain.state.shared.s, run.state.shared.s)  # and nothing else changes
 

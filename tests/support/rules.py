@@ -2,7 +2,7 @@
 
 import torch
 
-from dpps.learning.gradients.layers.rule import Call, tensors_of
+from dpps.learning.gradients.layers.rules import Call, tensors_of
 
 EXAMPLES = 3
 

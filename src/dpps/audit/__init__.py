@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # imported when first asked for
         invert,
         reconstruct,
     )
-    from dpps.audit.members import member_cases
-    from dpps.audit.pairs import MeanFinding, audit_mean, pair_cases
+    from dpps.audit.pairs import MeanFinding, audit_mean, member_cases, pair_cases
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

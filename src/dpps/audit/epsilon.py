@@ -245,6 +245,19 @@ class Case(ABC):
 
 
 @dataclass(frozen=True)
+class WorldByWorld(Case):
+    """A case whose two worlds are run one after the other."""
+
+    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
+        zero, one = (self._world(copies, noise(seed + world), seed + world, world) for world in (0, 1))
+        return zero, one
+
+    @abstractmethod
+    def _world(self, copies: int, source: NoiseSource, seed: int, world: int) -> Scores:
+        """The scores of one world."""
+
+
+@dataclass(frozen=True)
 class ContributionCase(Case):
     """Replacing all data of a node: the perturbation is +clip or -clip, and larger than that before clipping."""
 
@@ -466,11 +479,11 @@ class StatisticsCase(Case):
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         survey, wire = Survey(self.questions, COLUMNS), Wiretap(2, copies)
         gone = survey.sums({name: np.empty(0) for name in COLUMNS})
-        vector = survey.sums({name: np.array([_end(column)]) for name, column in COLUMNS.items()})
+        ends = {name: column.high if isinstance(column, Number) else 1.0 for name, column in COLUMNS.items()}
+        vector = survey.sums({name: np.array([end]) for name, end in ends.items()})
         vector[: survey.questions[0].width] *= self.enlarged
         sums = np.tile(np.stack([vector, gone]), (copies, 1))
-        solved = _release_noise(self.unit)
-        unit = replace(self.unit, epsilon=None, noise_multiplier=solved)
+        unit = replace(self.unit, epsilon=None, noise_multiplier=_multiplier(self.unit, 1))
         run = Release(survey, sums, 2, unit, deployment=Simulation(wire), noise=noise(seed), seed=seed)
         scale = run.start(1).step().scale
         length = float(np.linalg.norm(vector))
@@ -485,15 +498,6 @@ COLUMNS: Mapping[str, Number | Category] = {
     "group": Category("group", ("a", "b")),
     "event": Category("event", ("no", "yes")),
 }
-
-
-def _end(column: Number | Category) -> float:
-    return column.high if isinstance(column, Number) else 1.0
-
-
-@lru_cache(maxsize=8)
-def _release_noise(unit: OneRecord) -> float:
-    return unit.noise(Plan(((1.0, 1),), 1.0, 1.0))
 
 
 def cases() -> tuple[Case, ...]:

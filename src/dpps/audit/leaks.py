@@ -406,16 +406,12 @@ def invert(images: int = 100, seed: int = 0) -> tuple[Tensor, list[Probe]]:
     inputs, labels = train.inputs()[:, :1], train.labels
     if images > len(labels):
         raise UsageError(f"{images} images: mnist-mini has {len(labels)}")
-    probes = [
-        _probe(name, _read_all(unit, inputs[:images], labels[:images], seed), inputs)
-        for name, unit in _settings().items()
-    ]
+    groups = [slice(first, first + _NODES) for first in range(0, images, _NODES)]
+    probes = []
+    for name, unit in _settings().items():
+        read = torch.cat([_read(unit, inputs[g], labels[g], seed + k) for k, g in enumerate(groups)])
+        probes.append(_probe(name, read, inputs))
     return inputs[:images, 0], probes
-
-
-def _read_all(unit: Unit | None, inputs: Tensor, labels: Tensor, seed: int) -> Tensor:
-    groups = [slice(first, first + _NODES) for first in range(0, len(inputs), _NODES)]
-    return torch.cat([_read(unit, inputs[g], labels[g], seed + k) for k, g in enumerate(groups)])
 
 
 def _read(unit: Unit | None, inputs: Tensor, labels: Tensor, seed: int) -> Tensor:

@@ -70,7 +70,10 @@ class Scattering(nn.Module):
         images = x.flatten(0, 1)[:, None].float()
         right, below = width - x.shape[3] - step, height - x.shape[2] - step
         padded = F.pad(images, (step, right, step, below), mode="reflect")[:, 0]
-        return self._coefficients(padded, self._filters_for(height, width, x.device)).view(len(x), *shape)
+        key = height, width, x.device
+        if key not in self._filters:
+            self._filters[key] = _Filters(height, width, self.scales, self.orientations, x.device)
+        return self._coefficients(padded, self._filters[key]).view(len(x), *shape)
 
     def _coefficients(self, x: Tensor, filters: "_Filters") -> Tensor:
         spectrum = torch.fft.fft2(x)[:, None]
@@ -84,12 +87,6 @@ class Scattering(nn.Module):
                     again = filters.envelope(of_envelope, first, j).flatten(1, 2)
                     second.append(filters.averaged(again, j))
         return torch.cat(found + second, 1)
-
-    def _filters_for(self, height: int, width: int, device: torch.device) -> "_Filters":
-        key = height, width, device
-        if key not in self._filters:
-            self._filters[key] = _Filters(height, width, self.scales, self.orientations, device)
-        return self._filters[key]
 
     def extra_repr(self) -> str:
         """The settings; `repr` of a feature extractor is part of the key of its cached features."""
@@ -188,14 +185,11 @@ def _averaging(size: int, scales: int, resolution: int) -> npt.NDArray[Any]:
 
 
 @FEATURES.register("scattering")
-def normalised_scattering(
-    shape: Sequence[int], scales: int = 2, orientations: int = 8, order: int = 2
-) -> nn.Module:
+def normalised_scattering(shape: Sequence[int]) -> nn.Module:
     """Scattering, then every example's coefficients normalised in groups of three (GroupNorm): `--features scattering`."""
-    scattering = Scattering(scales, orientations, order)
+    scattering = Scattering()
     channels, _, _ = scattering.output_shape(shape)
-    size = 3 if scattering.channels % 3 == 0 else 1
-    return nn.Sequential(scattering, nn.GroupNorm(channels // size, channels, affine=False))
+    return nn.Sequential(scattering, nn.GroupNorm(channels // 3, channels, affine=False))
 
 
 class ColourScattering(nn.Module):

@@ -16,7 +16,7 @@ from dpps.errors import UsageError, is_number
 from dpps.frozen import Frozen
 from dpps.learning.gradients.calling import Loss, as_function, takes_classes
 from dpps.learning.partition import Partition
-from dpps.learning.released import Averaging, LocalOptimizer, ReleasedOptimizer
+from dpps.learning.released import LocalOptimizer, ReleasedOptimizer
 from dpps.learning.sampling import BatchSize, batches, check_batch
 from dpps.learning.suggestion import (
     USUAL_BATCH,
@@ -148,8 +148,11 @@ class Algorithm(Frozen, ABC):
                 f"the optimizer is {self.optimizer!r:.80}: give dpps.Momentum() or dpps.Adam(), which work on released updates; one "
                 "of torch.optim is for the local part, local_optimizer=lambda p: torch.optim.Adam(p)"
             )
-        if self.averaging:
-            Averaging(self.averaging)  # refuses what is no part
+        if not 0 <= self.averaging <= 1:
+            raise UsageError(
+                f"averaging is {self.averaging:g}: it is the part of the rounds, counted from the end, that is averaged; it must lie "
+                "in [0, 1]"
+            )
         if self.optimizer is not None and not self.sends_updates:
             raise UsageError(
                 f"{type(self).__name__} sends more than an update of its parameters: it works without an optimizer"

@@ -18,7 +18,7 @@ from dpps.learning.gradients.calling import one_number, pick, unwritten, weighte
 from dpps.learning.gradients.choose import choose_engine, choose_per_example
 from dpps.learning.inputs import why_not_finite
 from dpps.learning.preflight import check_model
-from dpps.learning.released import Averaging, ReleasedOptimizer
+from dpps.learning.released import ReleasedOptimizer
 from dpps.learning.sampling import Cyclic, NodeData, Poisson
 from dpps.learning.updates import BatchUpdates, ClipCount, RecordUpdates, Update, Updates
 from dpps.noise import Keystream, NoiseSource, SecureNoise
@@ -190,14 +190,20 @@ class Nodes(Frozen):
         return last if optimizer is None else optimizer.rest(_below(state.kept, _VELOCITY), last)
 
     def _average(self, state: TrainState) -> None:
-        """The average of iterates so far: made of what was released, and used for what comes out only."""
-        if not self.algorithm.averaging:
+        """The mean of the rows over the last part of the run; the rows themselves until it begins. It costs no privacy: it is made
+        of what was released, and used for what comes out only."""
+        last, rounds = self.algorithm.averaging, self.plan.count
+        if not last:
             return
-        averaging = Averaging(self.algorithm.averaging)
-        rows = self.algorithm.shared_parameters(self._estimates(state))
-        old = _below(state.kept, _AVERAGE) or averaging.start(rows)
-        new = averaging.step(old, rows, state.round - 1, self.plan.count)
-        state.kept = state.kept | {f"{_AVERAGE}{name}": value for name, value in new.items()}
+        mean, old = (
+            self.algorithm.shared_parameters(self._estimates(state)).clone(),
+            _below(state.kept, _AVERAGE),
+        )
+        count = old.get("count", torch.zeros((), dtype=torch.int64))
+        if state.round > rounds - max(1, round(last * rounds)):
+            count = count + 1
+            mean = torch.lerp(old.get("mean", mean), mean, 1 / int(count))
+        state.kept = state.kept | {f"{_AVERAGE}mean": mean, f"{_AVERAGE}count": count}
 
     def _away(self, state: TrainState) -> Tensor | None:
         """Which rows' nodes are absent in this round; the engine keeps their buffers as they are."""

@@ -26,10 +26,6 @@ class Slot:
         own = part.view(self.shape)
         return own.clone() if self.shape[-1:] == (2,) else own
 
-    def of(self, rows: Tensor) -> Tensor:
-        """The parameter in stacked flat vectors (nodes, d), as a view (nodes, *shape)."""
-        return rows.narrow(1, self.start, self.stop - self.start).view(rows.shape[0], *self.shape)
-
 
 class Partition:
     """Splits a model's trainable parameters into shared (s) and local (l). Buffers and frozen parameters stay with the node.
@@ -51,7 +47,9 @@ class Partition:
         chosen = _choose(list(parameters), shared)
         self.shared = _slots({n: p for n, p in parameters.items() if n in chosen})
         self.local = _slots({n: p for n, p in parameters.items() if n not in chosen})
-        self.shared_size, self.local_size = _size(self.shared), _size(self.local)
+        self.shared_size, self.local_size = (
+            max((s.stop for s in slots), default=0) for slots in (self.shared, self.local)
+        )
 
     def initial(self) -> tuple[Tensor, Tensor]:
         """The model's own parameters as flat vectors (s, l)."""
@@ -113,7 +111,3 @@ def _views(slots: Sequence[Slot], flat: Tensor) -> dict[str, Tensor]:
     # one split, not a slice each: the gradient of a slice is as long as the whole vector
     parts = torch.split(flat, [slot.stop - slot.start for slot in slots]) if slots else ()
     return {slot.name: slot.shaped(part) for slot, part in zip(slots, parts, strict=True)}
-
-
-def _size(slots: Sequence[Slot]) -> int:
-    return slots[-1].stop if slots else 0

@@ -158,26 +158,22 @@ class _Trial:
 
 def refuse_mixing(model: nn.Module) -> None:
     """BatchNorm mixes the examples of a batch, so no gradient belongs to one example; dropout masks would have to be secret."""
-    norms = [
-        n for n, m in model.named_modules() if isinstance(m, _BatchNorm) and not isinstance(m, _InstanceNorm)
-    ]
+    modules = list(model.named_modules())
+    norms = [n for n, m in modules if isinstance(m, _BatchNorm) and not isinstance(m, _InstanceNorm)]
     if norms:
         raise UsageError(
             f"layer {_some(norms)}: BatchNorm mixes examples, so the record unit cannot bound one example's share; "
             "use GroupNorm instead (--norm group, ResNet18(norm='group')), or the unit contribution"
         )
-    tracking = [n for n, m in model.named_modules() if isinstance(m, _InstanceNorm) and m.track_running_stats]
+    tracking = [n for n, m in modules if isinstance(m, _InstanceNorm) and m.track_running_stats]
     if tracking:
         raise UsageError(
             f"layer {_some(tracking)}: running statistics mix examples, so the record unit cannot bound one example's share; "
             "set track_running_stats=False"
         )
-    dropouts = [name for name, m in model.named_modules() if isinstance(m, _DropoutNd) and m.p > 0]
-    dropouts += [
-        name
-        for name, m in model.named_modules()
-        if isinstance(m, (nn.MultiheadAttention, nn.RNNBase)) and m.dropout > 0
-    ]
+    dropouts = [n for n, m in modules if isinstance(m, _DropoutNd) and m.p > 0]
+    inside = nn.MultiheadAttention, nn.RNNBase
+    dropouts += [n for n, m in modules if isinstance(m, inside) and m.dropout > 0]
     if dropouts:
         raise UsageError(f"layer {_some(dropouts)}: {_DROPOUT}")
 
@@ -321,19 +317,17 @@ def made_up(like: Any, examples: int, *, whole: bool = False, seed: int = _SEED)
     generator = torch.Generator().manual_seed(seed)
 
     def of(part: Any) -> Any:
-        return _random(part, examples, whole, generator) if isinstance(part, Tensor) else part
+        if not isinstance(part, Tensor):
+            return part
+        shape = (examples, *part.shape)
+        bits = torch.randint(0, 2, shape, generator=generator)
+        if part.ndim:
+            bits[..., 0] = 1  # a mask of nothing but zeros would leave nothing to attend to
+        if part.is_floating_point() and not whole:
+            return torch.rand(shape, generator=generator, dtype=torch.float64).to(part)
+        return bits.to(part)
 
     return tree_map(of, like)
-
-
-def _random(part: Tensor, examples: int, whole: bool, generator: torch.Generator) -> Tensor:
-    shape = (examples, *part.shape)
-    bits = torch.randint(0, 2, shape, generator=generator)
-    if part.ndim:
-        bits[..., 0] = 1  # a mask of nothing but zeros would leave nothing to attend to
-    if part.is_floating_point() and not whole:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).to(part)
-    return bits.to(part)
 
 
 def moved(tensor: Tensor) -> Tensor:

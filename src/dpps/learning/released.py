@@ -1,4 +1,4 @@
-r"""Optimizers: momentum, Adam and averaging of released updates, which cost no privacy, and any of `torch.optim` for local parameters.
+r"""Optimizers: momentum and Adam of released updates, which cost no privacy, and any of `torch.optim` for local parameters.
 
 A node releases an update $u_t$, its clipped gradient with noise, and moves by what an optimizer makes of all the updates it has
 released so far. That is post-processing: whoever sees the messages, and knows the public start, can compute every step. So the
@@ -138,36 +138,6 @@ class Adam(ReleasedOptimizer):
         spread = (second / (1 - self.beta2**count)).sqrt_()
         change = self.rate * unbiased / (spread + self.epsilon)
         return change, {"first": first, "second": second, "steps": steps}
-
-
-@dataclass(frozen=True)
-class Averaging:
-    """The mean of the rows over the last part of the run. It costs no privacy, because rows depend only on
-    released messages.
-
-    Args:
-        last: the fraction of rounds to average, in (0, 1]; 0.5 averages the second half.
-    """
-
-    last: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.last <= 1:
-            raise UsageError(
-                f"averaging is {self.last:g}: it is the part of the rounds, counted from the end, that is "
-                "averaged; it must lie in (0, 1]"
-            )
-
-    def start(self, rows: Tensor) -> OptimizerState:
-        """Before the first round."""
-        return {"mean": rows.clone(), "count": torch.zeros((), dtype=torch.int64)}
-
-    def step(self, state: OptimizerState, rows: Tensor, round_: int, rounds: int) -> OptimizerState:
-        """After a round, counted from 0, of so many: the mean including these rows; the rows themselves until it begins."""
-        if round_ < rounds - max(1, round(self.last * rounds)):
-            return {"mean": rows.clone(), "count": state["count"]}
-        count = state["count"] + 1
-        return {"mean": torch.lerp(state["mean"], rows, 1 / int(count)), "count": count}
 
 
 class LocalOptimizers:

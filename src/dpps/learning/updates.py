@@ -16,7 +16,7 @@ from dpps.learning.gradients.clipped import PerExample
 from dpps.learning.gradients.contributions import full_precision
 from dpps.learning.released import LocalOptimizers, ReleasedOptimizer
 from dpps.learning.sampling import Cyclic, Poisson, Sampler
-from dpps.noise import NoiseLevel, NoiseSource, Outgoing, calibrate
+from dpps.noise import NoiseSource, Outgoing, calibrate
 from dpps.privacy import Calibration, Plan
 
 
@@ -168,6 +168,7 @@ class RecordUpdates(Updates):
         so it is divided by what its own node is expected to draw (never by what it drew);
         nodes that draw equally many are noised in one go."""
         moved = state.local.to(sums.dtype, copy=True)
+        mechanism, sensitivity = self.calibration.mechanism, self.calibration.sensitivity
         plan = self.plan  # rows beyond the nodes: the audit holds many networks side by side
         expected = [plan.batch_of(row % plan.nodes if plan.batches else row) for row in self.rows]
         for batch in dict.fromkeys(expected):
@@ -175,12 +176,15 @@ class RecordUpdates(Updates):
             at = slice(None) if len(chosen) == len(expected) else torch.tensor(chosen, device=sums.device)
             step = plan.lr_local * state.shared.rate / batch
             change = sums[at] * -step
-            half, level = state.local[at] + change, self._local_level(step * self.per_example.clip)
+            # as the message has it: what rounding to a grid adds is hidden, too
+            rounding = partial(sensitivity.rounding, 0, norm=mechanism.norm)
+            half = state.local[at] + change
+            level = calibrate(mechanism, self.noise, step * self.per_example.clip, rounding)
             nodes = [self.rows[k] for k in chosen]
             out = Outgoing(
                 state.local[at], change, half, nodes, state.round, base_is_public=True, step=level.step
             )
-            self.noise.release(self.calibration.mechanism, level.scale, out)
+            self.noise.release(mechanism, level.scale, out)
             moved[at] = half
         return moved
 
@@ -198,13 +202,6 @@ class RecordUpdates(Updates):
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         self._kept = dict(state)
-
-    def _local_level(self, share: float) -> NoiseLevel:
-        """Noise on the local part, as the message has it: what rounding to a grid adds is hidden, too."""
-        mechanism, sensitivity = self.calibration.mechanism, self.calibration.sensitivity
-        return calibrate(
-            mechanism, self.noise, share, lambda step: sensitivity.rounding(0, step, mechanism.norm)
-        )
 
 
 def clip_rows(rows: Tensor, limit: float) -> Tensor:

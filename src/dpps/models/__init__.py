@@ -5,11 +5,8 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.models.mlp import MLP, MLPResidual
+    from dpps.models.architectures import MLP, MLPResidual, ResNet18, ViT, cnn, linear
     from dpps.models.named import MODELS, Fitting, NamedModel, build, shared_prefixes
-    from dpps.models.resnet import ResNet18
-    from dpps.models.small import cnn, linear
-    from dpps.models.vit import ViT
     from dpps.models.weights import load_weights
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

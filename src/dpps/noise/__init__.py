@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.noise.events import GAUSSIAN, LAPLACE, POISSON, Event, gaussian, laplace, non_private, sampled
+    from dpps.noise.events import Event, gaussian, laplace, non_private, sampled
     from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism, NoNoise
     from dpps.noise.pairs import (
         IdentityKey,
@@ -22,18 +22,13 @@ if TYPE_CHECKING:  # imported when first asked for
     )
     from dpps.noise.sampler import Keystream
     from dpps.noise.source import (
-        DROPOUT,
-        SAMPLING,
         STEPS,
         NoiseLevel,
         NoiseSource,
         Outgoing,
         SecureNoise,
         Seeded,
-        Streams,
         calibrate,
-        fresh_seed,
-        key,
     )
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -451,21 +451,18 @@ def _draw(series: list[Series]) -> "Figure":
         from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.6), layout="constrained")
-    for axis, name in zip(figure.subplots(1, 3), TOLERANCE, strict=True):
-        _panel(axis, name, [s for s in series if s.axis == name])
-    return figure
-
-
-def _panel(axis: Any, name: str, series: list[Series]) -> None:
+    axes: dict[str, Any] = dict(zip(TOLERANCE, figure.subplots(1, 3), strict=True))
     for s in series:
         mean, (low, high) = s.values.mean(1), s.interval
         spread = 1.96 * s.values.std(1, ddof=1) / math.sqrt(s.values.shape[1])
         label = f"{s.name}\nslope {s.slope:.2f} [{low:.2f}, {high:.2f}]"
         for plain, symbol in _TYPESET.items():
             label = label.replace(plain, symbol)
-        points = axis.errorbar(s.x, mean, yerr=spread, fmt="o-", markersize=4, label=label)
+        points = axes[s.axis].errorbar(s.x, mean, yerr=spread, fmt="o-", markersize=4, label=label)
         guide = mean[0] * (np.array(s.x) / s.x[0]) ** s.exponent
-        axis.plot(s.x, guide, ":", color=points[0].get_color(), linewidth=1)
-    axis.set(xscale="log", yscale="log", xlabel=f"${name}$", ylabel="average squared gradient")
-    axis.set_title(f"dotted: the theorem's exponent {series[0].exponent:+g}", fontsize=9)
-    axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+        axes[s.axis].plot(s.x, guide, ":", color=points[0].get_color(), linewidth=1)
+        axes[s.axis].set_title(f"dotted: the theorem's exponent {s.exponent:+g}", fontsize=9)
+    for name, axis in axes.items():
+        axis.set(xscale="log", yscale="log", xlabel=f"${name}$", ylabel="average squared gradient")
+        axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+    return figure

@@ -64,8 +64,6 @@ REAL_VS_ESTIMATED_RAS = {
     ("paper", "1", "mlp"): (18.3604, 18.0748),
     ("paper", "2", "mlp"): (95.8251, 93.7406),
 }
-#: Appendix, text: average decrease of accuracy from real to estimated noise, percent.
-CLAIMED_DECREASE = {"mlp": 7.76, "resnet18": 0.41, "all": 3.93}
 
 #: Appendix, table "The Time Cost Experiments of PartPSP" (seconds, 1 Gbps): algorithm, model -> EXP, 4-, 6-, 8-Out.
 TIME = {
@@ -79,8 +77,6 @@ TIME = {
     ("SGPDP", "vit"): (275.9, 293.3, 322.0, 364.7),
     ("PartPSP-1", "vit"): (138.1, 137.9, 138.1, 140.2),
 }
-#: Appendix, text: SGPDP against SGP over all models; PartPSP-1 against SGP for the MLP, and for ResNet-18 and ViT (percent).
-CLAIMED_TIME = {"SGPDP, all": 16.58, "PartPSP-1, mlp": 8.16, "PartPSP-1, resnet18 and vit": -83.15}
 
 #: Section V-C, figure "RAS about partial communication and network connectivity": one layer shared, d = 2..10, from the
 #: authors' logs (the figure prints no numbers; the logs for two and three layers were not among those read).

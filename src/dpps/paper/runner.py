@@ -146,7 +146,13 @@ def run(
         prepared, begun = prepare(cell, dataset, **more), time.process_time()
         finished = prepared.fit(epochs=cell.config().epochs or 1, progress=False)
         seconds = finished.seconds | {"processor": time.process_time() - begun}  # without other programs
-        outcome = _measured(cell, finished, _accuracy(finished, dataset.test, cell.tests), seconds)
+        accuracy = None
+        if (
+            cell.tests != 0
+        ):  # percent: the averaged s with each node's own l, mean over nodes, once at the end
+            x, labels = dataset.test.inputs(slice(0, cell.tests)), dataset.test.labels[: cell.tests]
+            accuracy = fmean(accuracies(finished.nodes.engine, finished.shared, finished.local, x, labels))
+        outcome = _measured(cell, finished, accuracy, seconds)
     except RunError as error:
         outcome = {"broke_off": str(error), "accuracy": None}
     settings = json.loads(json.dumps(dataclasses.asdict(cell), default=str))
@@ -195,14 +201,6 @@ def _load(name: str, chosen: str, data_dir: Path | None) -> data.DataSet:
     if chosen == "none":
         return dataset
     return features.of_data_set(dataset, chosen, data.folder_beside(name, data_dir), progress=False)
-
-
-def _accuracy(finished: Run, test: data.Images | data.FeatureSet, count: int | None) -> float | None:
-    """Percent: the averaged s with each node's own l, mean over nodes, once at the end."""
-    if count == 0:
-        return None
-    x, labels = test.inputs(slice(0, count)), test.labels[:count]
-    return fmean(accuracies(finished.nodes.engine, finished.shared, finished.local, x, labels))
 
 
 def _measured(cell: Cell, finished: Run, accuracy: float | None, seconds: dict[str, float]) -> dict[str, Any]:

@@ -140,7 +140,14 @@ def total(
             apart, which is known exactly.
     """
     kinds, steps = _merge(charges), 2 if replaced else 1
-    _check_request(kinds, delta, group, distance)
+    if not 0 <= delta < 1:
+        raise UsageError(f"delta {delta} must lie in [0, 1): choose well below 1 / (number of records)")
+    if group < 1:
+        raise UsageError(f"records per user {group}: it must be 1 or more")
+    if not distance >= 0:
+        raise UsageError(f"distance {distance}: it must be a number, 0 or more")
+    if delta == 0 and any(kind.event.type == GAUSSIAN for kind in kinds):
+        raise UsageError("delta 0 is impossible with Gaussian noise: allow 1e-5, say, or use Laplace noise")
     unprotected = any(kind.unprotected for kind in kinds)
     bounds = {} if unprotected else dict(_bounds(tuple(kinds), group, delta, distance, steps))
     best = min(bounds, key=lambda name: bounds[name], default="none")
@@ -276,25 +283,13 @@ def _merge(charges: Iterable[Charge]) -> list[Charge]:
     merged: list[Charge] = []
     # equal kinds next to each other, the costlier first: scale / sensitivity differs in its last digits between learning rates
     for event in sorted(counts, key=lambda e: (e.type, e.arguments, e.sampling, e.noise_multiplier)):
-        last = merged.pop() if merged and _alike(merged[-1].event, event) else Charge(event, 0)
-        merged.append(Charge(last.event, last.count + counts[event]))
+        last = merged[-1].event if merged else Event("")
+        close = math.isclose(last.noise_multiplier, event.noise_multiplier, rel_tol=1e-12)
+        if close and replace(last, noise_multiplier=event.noise_multiplier) == event:
+            merged[-1] = Charge(last, merged[-1].count + counts[event])
+        else:
+            merged.append(Charge(event, counts[event]))
     return merged
-
-
-def _alike(one: Event, other: Event) -> bool:
-    close = math.isclose(one.noise_multiplier, other.noise_multiplier, rel_tol=1e-12)
-    return close and replace(one, noise_multiplier=other.noise_multiplier) == other
-
-
-def _check_request(kinds: list[Charge], delta: float, group: int, distance: float) -> None:
-    if not 0 <= delta < 1:
-        raise UsageError(f"delta {delta} must lie in [0, 1): choose well below 1 / (number of records)")
-    if group < 1:
-        raise UsageError(f"records per user {group}: it must be 1 or more")
-    if not distance >= 0:
-        raise UsageError(f"distance {distance}: it must be a number, 0 or more")
-    if delta == 0 and any(kind.event.type == GAUSSIAN for kind in kinds):
-        raise UsageError("delta 0 is impossible with Gaussian noise: allow 1e-5, say, or use Laplace noise")
 
 
 def _sum(kinds: Sequence[Charge], group: int) -> float | None:
@@ -383,7 +378,11 @@ def _pld(kinds: Sequence[Charge], group: int, upper: float, steps: int) -> Delta
         group, steps = group * steps, 1
     known = _scale([kind for kind in kinds if kind.unsampled], group)
     pure_noise = _fewer_scales([kind for kind in known if kind.event.type == LAPLACE])
-    multiplier = _joint_multiplier([kind for kind in known if kind.event.type == GAUSSIAN])
+    gaussians = (
+        kind for kind in known if kind.event.type == GAUSSIAN
+    )  # they are one Gaussian: 1/sigma² adds up
+    precision = math.fsum(kind.count / kind.event.noise_multiplier**2 for kind in gaussians)
+    multiplier = 1 / math.sqrt(precision) if precision > 0 else math.inf
     if not pure_noise and not others:  # one Gaussian: dp-accounting has its privacy loss in closed form
         return lambda delta: float(get_epsilon_gaussian(multiplier, delta))
     pure = [replace(kind.event, sampling=1.0).pure_epsilon for kind in pure_noise + others]
@@ -457,12 +456,6 @@ def _converted(delta_at: Callable[[float], float], group: int) -> DeltaToEpsilon
         return group * high
 
     return epsilon_at
-
-
-def _joint_multiplier(kinds: Sequence[Charge]) -> float:
-    """All unsampled Gaussian rounds are one Gaussian: 1/sigma² adds up."""
-    precision = math.fsum(kind.count / kind.event.noise_multiplier**2 for kind in kinds)
-    return 1 / math.sqrt(precision) if precision > 0 else math.inf
 
 
 def _fewer_scales(kinds: Sequence[Charge]) -> list[Charge]:

@@ -118,7 +118,13 @@ class Ledger:
         """Record the cost of a message. The message may be sent only after this returns. Raises RunError if
         the budget is exceeded; nothing is charged then."""
         release.check(self.rows)
-        self._refuse_over_budget(release)
+        budget = self._budget
+        if budget is not None and not self._cleared_for(release, budget):
+            raise RunError(
+                f"round {release.round} refused before sending: epsilon {budget.epsilon} at delta {budget.delta} was "
+                f"budgeted and {self._most_rounds(release.rows)} rounds have used it up (replays after a restart count); "
+                f"all that was sent is in {self.place}"
+            )
         self._write(release)
         self._count(release)
 
@@ -187,15 +193,6 @@ class Ledger:
         if self._budget is None or not sum(charge.count for charge in charges):
             return True
         return self._within("all", charges, self._budget)
-
-    def _refuse_over_budget(self, release: Release) -> None:
-        budget = self._budget
-        if budget is not None and not self._cleared_for(release, budget):
-            raise RunError(
-                f"round {release.round} refused before sending: epsilon {budget.epsilon} at delta {budget.delta} was "
-                f"budgeted and {self._most_rounds(release.rows)} rounds have used it up (replays after a restart count); "
-                f"all that was sent is in {self.place}"
-            )
 
     def _cleared_for(self, release: Release, budget: Budget) -> bool:
         """Whether the epsilon budget allows it. Looks ahead: accountants are slow."""

@@ -94,8 +94,7 @@ class Outlook:
             averaged /= together.mean_noise
         whole = None if averaged is None else averaged * math.sqrt(plan.count)
         multiplier, pure = calibration.mechanism.scale(1.0), calibration.mechanism.pure
-        seen = averaged if together else signal
-        return cls(
+        found = cls(
             unit=unit.name,
             mechanism=calibration.mechanism.name,
             rounds=plan.count,
@@ -112,7 +111,10 @@ class Outlook:
             certified_gain=gain,
             coalition=together,
             limits=LimitingNode.of(unit, plan),
-            warnings=tuple(_warnings(unit, total.epsilon, seen, whole, growth, gain, sync_every)),
+            warnings=(),
+        )
+        return replace(
+            found, warnings=tuple(_warnings(unit, found, averaged if together else signal, sync_every))
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -193,15 +195,9 @@ class Trade:
         return cls(partners.mean_variance, partners.mean_over_server, noise, partners.absences)
 
 
-def _warnings(
-    unit: Unit,
-    epsilon: float,
-    signal: float | None,
-    whole: float | None,
-    growth: float | None,
-    gain: float | None,
-    sync_every: int,
-) -> Iterator[str]:
+def _warnings(unit: Unit, found: Outlook, signal: float | None, sync_every: int) -> Iterator[str]:
+    epsilon, whole = found.epsilon, found.signal_to_noise_of_run
+    growth, gain = found.paper_growth, found.certified_gain
     if epsilon > NO_PROTECTION:
         what = "total epsilon" if unit.has_total else "sum of rounds"
         yield f"a {what} of {epsilon:.4g} is no meaningful protection"

@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # imported when first asked for
     )
     from dpps.sensitivity.bounded import Bounded, Known, Unclipped
     from dpps.sensitivity.certified import WINDOW, Certified, coefficients, mean_abs, noise_factor
-    from dpps.sensitivity.paper import Paper
-    from dpps.sensitivity.simulated import Oracle, Recorder, WorstCase
+    from dpps.sensitivity.paper import Oracle, Paper, Recorder, WorstCase
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -34,24 +34,20 @@ class Known(Sensitivity):
                 "the rows start different, so the start values are private and need protection too: "
                 "say how far two of them can be apart (start_distance), or start all rows equal"
             )
-        if self.start_distance > 0:
-            self._check_start(config, s)
-        return {}
-
-    def _check_start(self, config: ProtocolConfig, s: Tensor) -> None:
+        if self.start_distance == 0:
+            return {}
         present = config.topology.present(0)
         if present is not None and not present.all():
             raise UsageError(
                 "a node is away in round 0, and private start values are protected in that round only: "
                 "let everybody take part in the first round"
             )
-        if (
-            config.fabric.simulation
-            and (apart := real_sensitivity(s, config.mechanism.norm)) > self.start_distance
-        ):
+        apart = real_sensitivity(s, config.mechanism.norm) if config.fabric.simulation else 0.0
+        if apart > self.start_distance:
             raise UsageError(
                 f"two start rows are {apart:.4g} apart, more than start_distance {self.start_distance:g}: raise it or clip them"
             )
+        return {}
 
     def estimate(self, memory: Memory, view: RoundView) -> float:
         return self.distance * view.rate + (self.start_distance if view.round == 0 else 0.0)

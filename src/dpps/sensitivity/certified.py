@@ -323,7 +323,10 @@ class Certified(Unrolled):
         for phase in range(topology.examined):
             lags = list(table.lags(range(phase, phase + WINDOW)))
             factor = noise_factor(dimension, self.failure_exponent(topology, rounds, len(lags)))
-            gains.append(mechanism.scale(1.0) * factor * _returned(table, lags))
+            left = 1 - lags[-1].contraction  # older rounds come back through B
+            carried = np.sum([lag.mean for lag in lags], axis=0)
+            returned = table.widest(np.zeros(topology.nodes), carried) / left if left > 0 else math.inf
+            gains.append(mechanism.scale(1.0) * factor * returned)
         return max(gains)
 
     def _noise(self, view: RoundView, released: Released) -> tuple[float, float]:
@@ -384,14 +387,6 @@ def _forgotten(start: Tensor, size: Tensor) -> Memory:
 def grid_rounding(view: RoundView, released: Released) -> float:
     """On a grid g: rounding moves a coordinate by at most g, discrete noise is within g of Laplace noise."""
     return 2 * view.config.dimension * released.step
-
-
-def _returned(table: Coefficients, lags: list[Lag]) -> float:
-    """Sum over the lags of m(c) for the worst pair; older rounds come back through B."""
-    left = 1 - lags[-1].contraction
-    if left <= 0:
-        return math.inf
-    return table.widest(np.zeros(table.topology.nodes), np.sum([lag.mean for lag in lags], axis=0)) / left
 
 
 def _need_laplace(mechanism: Mechanism) -> None:

@@ -6,7 +6,7 @@ from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.topology.analysis import Report
-    from dpps.topology.base import KEPT_ROUNDS, TOPOLOGIES, Topology, parse
+    from dpps.topology.base import KEPT_ROUNDS, TOPOLOGIES, Topology, Weights, parse
     from dpps.topology.base_graph import Base
     from dpps.topology.drawing import FORMATS, draw
     from dpps.topology.families import (
@@ -19,6 +19,5 @@ if TYPE_CHECKING:  # imported when first asked for
         Static,
         from_networkx,
     )
-    from dpps.topology.weights import Weights
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

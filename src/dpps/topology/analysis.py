@@ -9,8 +9,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, shortest_path
 
 from dpps.errors import UsageError
-from dpps.topology.base import Topology
-from dpps.topology.weights import Weights, check_weights
+from dpps.topology.base import Topology, Weights, check_weights
 
 EXACT_NODES = 1000
 """Up to this many nodes everything is exact; above it, some is sampled (see ``Report``)."""
@@ -80,10 +79,7 @@ def analyse(topology: Topology) -> Report:
 
 def check_connected(topology: Topology) -> None:
     """All examined rounds together must lead from everybody to everybody; raises a UsageError that names the parts."""
-    _refuse_parts(topology, [topology.weights(t) for t in range(topology.examined)])
-
-
-def _refuse_parts(topology: Topology, rounds: list[Weights]) -> None:
+    rounds = [topology.weights(t) for t in range(topology.examined)]
     parts, labels = connected_components(_union(rounds, range(len(rounds))), connection="strong")
     if parts > 1:
         stranger = int(np.flatnonzero(labels != labels[0])[0])
@@ -109,63 +105,48 @@ def _connected_within(topology: Topology, rounds: list[Weights], repeats: bool) 
 
     A window that contains a connected one is connected, so B only grows from one start to the next.
     """
-    _refuse_parts(topology, rounds)
+    check_connected(topology)
     length = 1
     for start in range(len(rounds)):
         available = len(rounds) if repeats else len(rounds) - start
-        while length <= available and not _connects(_union(rounds, _window(rounds, start, length))):
+        while length <= available:
+            union = _union(rounds, _window(rounds, start, length))
+            if connected_components(union, connection="strong", return_labels=False) == 1:
+                break
             length += 1
     return length
 
 
-def _connects(union: csr_array) -> bool:
-    return bool(connected_components(union, connection="strong", return_labels=False) == 1)
-
-
 def _largest_diameter(rounds: list[Weights], length: int, repeats: bool) -> int:
-    starts = len(rounds) if repeats else len(rounds) - length + 1
-    different = {_window(rounds, start, length) for start in range(starts)}
-    return max(_diameter(_union(rounds, window)) for window in different)
-
-
-def _diameter(union: csr_array) -> int:
-    nodes = union.shape[0]
+    nodes, windows = rounds[0].nodes, len(rounds) if repeats else len(rounds) - length + 1
     starts = np.arange(nodes) if nodes <= EXACT_NODES else np.linspace(0, nodes - 1, 16).astype(np.int64)
-    return int(shortest_path(union, method="D", unweighted=True, indices=starts).max())
+    unions = (_union(rounds, w) for w in {_window(rounds, first, length) for first in range(windows)})
+    return max(int(shortest_path(u, method="D", unweighted=True, indices=starts).max()) for u in unions)
 
 
 # Mixing: the product of the weights over the rounds
 
 
 def _contraction(rounds: list[Weights]) -> float:
-    nodes = rounds[0].nodes
+    """The second singular value of the product; of many nodes by subspace iteration, from below. scipy's svds does not end where
+    many singular values are nearly 1, as those of a long ring are."""
+    nodes, matrices = rounds[0].nodes, [weights.matrix for weights in rounds]
     if nodes <= EXACT_NODES:
-        return float(np.linalg.svd(_product(rounds, np.eye(nodes)), compute_uv=False)[1])
-    return _second_singular_value(rounds)
-
-
-def _second_singular_value(rounds: list[Weights]) -> float:
-    """By subspace iteration, from below. scipy's svds does not end where many singular values are nearly 1, as those of a long ring are."""
-    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((rounds[0].nodes, 4)))[0]
+        return float(np.linalg.svd(_product(matrices, np.eye(nodes)), compute_uv=False)[1])
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((nodes, 4)))[0]
     values: NDArray[np.float64] = np.zeros(4)
     for _ in range(500):
-        image = _product(rounds, basis)
+        image = _product(matrices, basis)
         before, values = values, np.linalg.svd(image, compute_uv=False).astype(np.float64)
         if np.abs(values - before)[:2].max() <= 1e-10:
             break
-        basis = np.linalg.qr(_transposed_product(rounds, image))[0]
+        basis = np.linalg.qr(_product([matrix.T for matrix in reversed(matrices)], image))[0]
     return float(values[1])
 
 
-def _product(rounds: list[Weights], x: Matrix) -> Matrix:
-    for weights in rounds:
-        x = weights.matrix @ x
-    return x
-
-
-def _transposed_product(rounds: list[Weights], x: Matrix) -> Matrix:
-    for weights in reversed(rounds):
-        x = weights.matrix.T @ x
+def _product(matrices: Iterable[csr_array], x: Matrix) -> Matrix:
+    for matrix in matrices:
+        x = matrix @ x
     return x
 
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpps.topology.base import TOPOLOGIES, Topology, node_count, whole
-from dpps.topology.weights import Weights
+from dpps.topology.base import TOPOLOGIES, Topology, Weights, node_count, whole
 
 
 class Links(NamedTuple):
@@ -35,13 +34,13 @@ class Base(Topology):
     If N is a product of numbers up to k+1, the nodes are the points of a grid with those sides, and each
     round averages along one side. Otherwise N is written in base k+1 and split by its digits into such grids;
     each finds its own average, then they exchange so that every grid's average is that of all, and average
-    again.
+    again. Where N has such a grid as a factor, the same among fewer nodes and the grid across them may be shorter.
     """
 
     def __init__(self, nodes: int, k: int) -> None:
         count = node_count(nodes)
         self.k = whole("k", k, low=1, high=count - 1, remedy="a node has k peers per round, of N - 1 others")
-        self._rounds = base_rounds(count, self.k)
+        self._rounds = min(simple_rounds(count, self.k), factored_rounds(count, self.k), key=len)
         super().__init__(count, period=len(self._rounds))
 
     def build(self, t: int) -> Weights:
@@ -50,11 +49,6 @@ class Base(Topology):
 
     def __repr__(self) -> str:
         return f"Base({self.nodes}, {self.k})"
-
-
-def base_rounds(n: int, k: int) -> list[Links]:
-    """The rounds of the Base-(k+1) graph: the shorter of the plain and the factored construction."""
-    return min(simple_rounds(n, k), factored_rounds(n, k), key=len)
 
 
 def factored_rounds(n: int, k: int) -> list[Links]:

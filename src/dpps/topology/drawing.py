@@ -65,7 +65,8 @@ def _panel(axis: Any, topology: Topology, t: int) -> None:
     import networkx as nx
 
     graph, widths = _graph(topology.weights(t))
-    places = _circle(topology.nodes)
+    angles = 2.0 * np.pi * np.arange(topology.nodes) / topology.nodes
+    places = {node: (float(np.sin(angle)), float(np.cos(angle))) for node, angle in enumerate(angles)}
     present = topology.present(t)
     colours = [PRESENT if present is None or present[node] else ABSENT for node in graph.nodes]
     few = topology.nodes <= LABELLED_NODES
@@ -89,8 +90,3 @@ def _graph(weights: Weights) -> tuple[Any, list[float]]:
     values = [value for _, _, value in graph.edges(data="weight")]
     largest = max(values, default=1.0)
     return graph, [0.3 + 1.2 * value / largest for value in values]
-
-
-def _circle(nodes: int) -> dict[int, tuple[float, float]]:
-    angles = 2.0 * np.pi * np.arange(nodes) / nodes
-    return {node: (float(np.sin(angle)), float(np.cos(angle))) for node, angle in enumerate(angles)}

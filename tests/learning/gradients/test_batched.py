@@ -21,7 +21,7 @@ from dpps.learning import (
     tensors_in,
 )
 from dpps.learning.gradients.layers.recording import Recorder
-from dpps.learning.gradients.layers.rule import Call
+from dpps.learning.gradients.layers.rules import Call
 from tests.support.processes import needs_proc
 from tests.support.zoo import (
     BATCH,

@@ -7,9 +7,17 @@ from torch import nn
 
 from dpps.learning import Batched, OneByOne, Partition, pick
 from dpps.learning.gradients.calling import ExampleLosses
-from dpps.learning.gradients.layers.planning import Batches, Constants, Observer, Plan, make_plan, picked
-from dpps.learning.gradients.layers.recording import Recorder, Sites
-from dpps.learning.gradients.layers.rule import IrregularModel
+from dpps.learning.gradients.layers.recording import (
+    Batches,
+    Constants,
+    Observer,
+    Plan,
+    Recorder,
+    Sites,
+    make_plan,
+    picked,
+)
+from dpps.learning.gradients.layers.rules import IrregularModel
 
 MATRIX = torch.zeros(4, 5)
 INDEX = torch.tensor([1, 0])

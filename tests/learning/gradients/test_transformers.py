@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from dpps.errors import UsageError
 from dpps.learning import Batched, ModelLoss, OneByOne, Partition, choose_per_example, pick
-from dpps.learning.gradients.layers.planning import Plan
+from dpps.learning.gradients.layers.recording import Plan
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

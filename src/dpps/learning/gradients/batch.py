@@ -135,20 +135,18 @@ class Vectorised(Engine):
         return losses.detach(), new, _gradient(self._losses(y, new, x, target), y)
 
     def _losses(self, y: Tensor, l: Tensor, x: Tensor, target: Tensor) -> Tensor:
-        losses: Tensor = torch.vmap(self._loss)(y, l, x, target)
-        return losses
+        def one(s: Tensor, l: Tensor, x: Any, target: Any) -> Tensor:
+            return loss_of(self.model, self.partition.views(s, l), x, target, self.loss)
 
-    def _loss(self, s: Tensor, l: Tensor, x: Any, target: Any) -> Tensor:
-        return loss_of(self.model, self.partition.views(s, l), x, target, self.loss)
+        losses: Tensor = torch.vmap(one)(y, l, x, target)
+        return losses
 
     @torch.no_grad()
     def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
         self.model.eval()
-        out: Tensor
         if self.partition.local:
-            out = torch.vmap(self._whole, in_dims=(None, 0, None))(s, l, x)
-            return out
-        out = self._whole(s, l[0], x)
+            return torch.vmap(self._whole, in_dims=(None, 0, None))(s, l, x)  # type: ignore[no-any-return]
+        out: Tensor = self._whole(s, l[0], x)
         return out.expand(len(l), *out.shape)
 
 
@@ -183,53 +181,43 @@ class Loop(Engine):
             rows = new[k].data, shared[k].data
             try:
                 with self._dropout_stream(k, round_):
-                    losses.data[k] = self._one(
-                        model, k, y[k].detach(), l[k].detach(), pick(x, k), pick(target, k), update, *rows
-                    )
+                    at, batch = (y[k].detach(), l[k].detach()), (pick(x, k), pick(target, k))
+                    losses.data[k] = self._one(model, k, at, batch, update, *rows)
             except FAILURES as error:
                 if not self.hides_failures:
                     raise
-                self._stay(k, l[k], losses, *rows, error)
+                # nothing is learned from this batch, and noise is sent all the same
+                losses.data[k] = torch.nan
+                rows[0].copy_(l[k])
+                rows[1].zero_()
                 self.buffers[k].update(before)
+                _log.warning(
+                    "node %d learns nothing in this round and sends its noise all the same: the model failed on its examples (%s: %s)",
+                    *(self.rows[k], type(error).__name__, error),
+                )
             if k in self.away:
                 self.buffers[k].update(before)
 
         self._each(one, y)
         return losses, new, shared
 
-    def _stay(
-        self, k: int, l: Tensor, losses: Tensor, new: Tensor, gradient: Tensor, error: Exception
-    ) -> None:
-        """The model failed on this node's batch: nothing is learned from it, and noise is sent all the same."""
-        losses.data[k] = torch.nan
-        new.copy_(l)
-        gradient.zero_()
-        _log.warning(
-            "node %d learns nothing in this round and sends its noise all the same: the model failed on its examples (%s: %s)",
-            self.rows[k],
-            type(error).__name__,
-            error,
-        )
-
     def _one(
         self,
         model: nn.Module,
         k: int,
-        y: Tensor,
-        l: Tensor,
-        x: Any,
-        target: Any,
+        at: tuple[Tensor, Tensor],
+        batch: tuple[Any, Any],
         update: Update,
         new: Tensor,
         gradient: Tensor,
     ) -> Tensor:
-        """One node's loss; its new local parameters and shared gradient go into the rows `new` and `gradient`."""
-        part, buffers, first = self.partition, self.buffers[k], None
+        """One node's loss at (y, l); its new local parameters and shared gradient go into the rows `new` and `gradient`."""
+        part, buffers, first, (y, l) = self.partition, self.buffers[k], None, at
         # the backward passes are inside, too: checkpointed modules run forward again in them
         if part.local:
             leaves = leaves_of(part.views(None, l))
             with swapped(model, buffers | part.views(y, None) | leaves):
-                first = loss_of(model, {}, x, target, self.loss)
+                first = loss_of(model, {}, *batch, self.loss)
                 _write(part.local, new, first, leaves)
             stepped = update(new[None], slice(k, k + 1))[0]
             if stepped.data_ptr() != new.data_ptr():
@@ -239,7 +227,7 @@ class Loop(Engine):
             return first.detach()
         leaves = leaves_of(part.views(y, None))
         with swapped(model, buffers | part.views(None, new) | leaves):
-            after = loss_of(model, {}, x, target, self.loss)
+            after = loss_of(model, {}, *batch, self.loss)
             _write(part.shared, gradient, after, leaves)
         return (after if first is None else first).detach()
 
@@ -347,16 +335,14 @@ class Workers:
             self.close()
             self._threads, self._models = threads, SimpleQueue()
             for _ in range(self.count):
-                self._models.put(self._copy())
+                # of its own, but for its parameters: they are only read, and a frozen backbone may be large
+                same = {id(p): p for p in self._model.parameters()}
+                self._models.put(copy.deepcopy(self._model, same))
             # the number of torch's threads belongs to the thread that sets it: those that run already keep theirs
             self._pool = ThreadPoolExecutor(
                 self.count, "dpps", initializer=torch.set_num_threads, initargs=(threads // self.count,)
             )
         return self._pool
-
-    def _copy(self) -> nn.Module:
-        """A model of its own whose parameters are the same tensors: they are only read, and a frozen backbone may be large."""
-        return copy.deepcopy(self._model, {id(p): p for p in self._model.parameters()})
 
     def close(self) -> None:
         """End the threads; the next work starts new ones."""
@@ -399,7 +385,10 @@ def suits(model: nn.Module, loss: Callable[..., Any]) -> bool:
     modules = list(model.modules())
     return (
         any(isinstance(m, nn.modules.conv._ConvNd) for m in modules)
-        and all(_as_written(m) and _is_pure(m) for m in modules)
+        and all(
+            _as_written(m) and (type(m) in _PURE or isinstance(m, _DropoutNd) or _is_from(m, "dpps.models."))
+            for m in modules
+        )
         and getattr(loss, "__module__", "") == "torch.nn.functional"
     )
 
@@ -420,10 +409,6 @@ def _as_written(module: nn.Module) -> bool:
     if hooks or module._backward_pre_hooks or "forward" in vars(module):
         return False
     return not (isinstance(module, _DropoutNd) and module.p > 0)
-
-
-def _is_pure(module: nn.Module) -> bool:
-    return type(module) in _PURE or isinstance(module, _DropoutNd) or _is_from(module, "dpps.models.")
 
 
 def _is_from(module: nn.Module, *packages: str) -> bool:

@@ -211,24 +211,13 @@ class Chained(Vectorised):
         losses = torch.empty(len(y), dtype=y.dtype, device=y.device)
         new, shared = self._spare(l), self._gradients(y)
         for rows in blocks(len(y), x.shape[1] * self._widest):
-            parts = (y, l, x, target, losses, new, shared)
-            self._block(
-                rows, update, *(parts if rows.stop == len(y) and not rows.start else (p[rows] for p in parts))
-            )
+            parts = [y, l, x, target, losses, new, shared]
+            whole = rows.stop == len(y) and not rows.start
+            self._block(rows, update, parts if whole else [part[rows] for part in parts])
         return losses, new, shared
 
-    def _block(
-        self,
-        rows: slice,
-        update: Update,
-        y: Tensor,
-        l: Tensor,
-        x: Tensor,
-        target: Tensor,
-        losses: Tensor,
-        new: Tensor,
-        shared: Tensor,
-    ) -> None:
+    def _block(self, rows: slice, update: Update, parts: Sequence[Tensor]) -> None:
+        y, l, x, target, losses, new, shared = parts
         chain, gradients_at = self.chain, output_gradients(self.loss, target)
         layers, places = chain.layers(y, l), chain.layers(shared, new)
         gradient = gradients_at(chain.forward(layers, x), losses)

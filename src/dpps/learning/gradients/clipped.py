@@ -37,9 +37,8 @@ from dpps.learning.gradients.calling import (
 )
 from dpps.learning.gradients.chain import Chain, blocks, output_gradients
 from dpps.learning.gradients.contributions import Contribution, Explicit, squared_norms, sum_of_products
-from dpps.learning.gradients.layers.planning import Batches, Plan, check, make_plan
-from dpps.learning.gradients.layers.recording import Found
-from dpps.learning.gradients.layers.rule import IrregularModel
+from dpps.learning.gradients.layers.recording import Batches, Found, Plan, check, make_plan
+from dpps.learning.gradients.layers.rules import IrregularModel
 from dpps.learning.partition import Partition, Slot
 from dpps.learning.preflight import moved, refusing_randomness, refusing_state
 
@@ -301,10 +300,20 @@ class Batched(PerExample):
         height = max(2, _NUMBERS // (plan.numbers * (workers.count if workers else 1)))
 
         def one(model: nn.Module, k: int) -> None:
-            own = pick((pick(x, k), pick(target, k)), _present(mask[k]))
-            losses[k], clipped[k] = self._node(
-                model, plan, y[k], l[k], own, (sum_s[k], sum_l[k]), piece, height
+            drawn = int(mask[k].sum())  # samplers put those that are drawn first
+            present = slice(0, drawn) if bool(mask[k, :drawn].all()) else mask[k]
+            own = pick((pick(x, k), pick(target, k)), present)
+            leaves, rows, loss, long = (
+                leaves_of(self.partition.views(y[k], l[k])),
+                (sum_s[k], sum_l[k]),
+                0.0,
+                0,
             )
+            size = -(-drawn // -(-drawn // height)) if drawn else 1  # parts of equal size
+            for first in range(0, drawn, size):
+                part = self._part(model, plan, leaves, pick(own, slice(first, first + size)), rows, piece)
+                loss, long = loss + part[0], long + part[1]
+            losses[k], clipped[k] = loss / max(drawn, 1), long / max(drawn, 1)
 
         try:
             if workers:
@@ -364,30 +373,9 @@ class Batched(PerExample):
 
     def _by_vmap(self, model: nn.Module, parameters: Mapping[str, Tensor], batches: Batches) -> "VmapPlan":
         plan = VmapPlan(self.loss, sum(tensor.numel() for tensor in parameters.values()))
-        found = plan.run(model, leaves_of(parameters), batches.three, 3)
+        found = plan.run(model, leaves_of(parameters), batches.three)
         check(model, self.loss, parameters, found, batches.three)
         return plan
-
-    def _node(
-        self,
-        model: nn.Module,
-        plan: "Plan | VmapPlan",
-        y: Tensor,
-        l: Tensor,
-        batch: Any,
-        rows: tuple[Tensor, Tensor],
-        piece: int | None,
-        height: int,
-    ) -> tuple[float, float]:
-        """One node's mean loss and fraction of clipped examples; its sums are added to the rows."""
-        count = len(tensors_in(batch)[0])
-        leaves = leaves_of(self.partition.views(y, l))
-        loss, clipped = 0.0, 0
-        height = -(-count // -(-count // height)) if count else 1  # parts of equal size
-        for first in range(0, count, height):
-            own = self._part(model, plan, leaves, pick(batch, slice(first, first + height)), rows, piece)
-            loss, clipped = loss + own[0], clipped + own[1]
-        return loss / max(count, 1), clipped / max(count, 1)
 
     def _part(
         self,
@@ -398,13 +386,13 @@ class Batched(PerExample):
         rows: tuple[Tensor, Tensor],
         piece: int | None,
     ) -> tuple[float, int]:
-        """A part of a batch: the sum of its losses and the number of clipped examples."""
+        """A part of a node's batch: the sum of its losses and the number of clipped examples; its sums are added to the rows."""
         count = len(tensors_in(batch)[0])
         if count == 0:
             return 0.0, 0
         if count == 1:  # models may drop an axis of length one: twice, and the second does not count
             batch = pick(batch, torch.zeros(2, dtype=torch.int64))
-        found = plan.run(model, leaves, batch, max(count, 2))
+        found = plan.run(model, leaves, batch)
         losses, squares = found.losses[:count], found.squares
         bad = ~torch.isfinite(squares[:count])
         if bool(bad.any()):
@@ -438,7 +426,7 @@ class VmapPlan:
         """Memory per example, stated so that at most `_EXAMPLES` run at a time."""
         return max(4 * self.parameters, _NUMBERS // _EXAMPLES)
 
-    def run(self, model: nn.Module, leaves: dict[str, Tensor], batch: tuple[Any, Any], _: int) -> Found:
+    def run(self, model: nn.Module, leaves: dict[str, Tensor], batch: tuple[Any, Any]) -> Found:
         """All gradients of a part of a batch."""
 
         def one(own: dict[str, Tensor], x: Any, target: Any) -> Tensor:
@@ -494,12 +482,6 @@ class OneByOne(PerExample):
                 losses[k] = losses[k] / counted if counted else torch.nan
         self.skipped.report(int(mask.sum()))
         return Sums.of(losses, sum_s, sum_l, clipped)
-
-
-def _present(mask: Tensor) -> Any:
-    """The examples in a mask: a slice where they come first, as samplers put them."""
-    count = int(mask.sum())
-    return slice(0, count) if bool(mask[:count].all()) else mask
 
 
 def _add_to(slots: list[Slot], row: Tensor, parts: Mapping[str, Tensor]) -> None:

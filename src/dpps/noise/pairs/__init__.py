@@ -7,14 +7,17 @@ from dpps.lazy import lazy_imports
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.noise.pairs.graph import Partners, Shares
     from dpps.noise.pairs.keys import IdentityKey, PairKeys, RoundStream
-    from dpps.noise.pairs.rounds import PairRounds, Part
     from dpps.noise.pairs.sources import (
+        GaussianTable,
         MemberNoise,
         MemberPairs,
+        PairRounds,
+        Part,
         SecurePairs,
         SeededPairs,
+        gaussian_table,
         lattice_slack,
+        table_slack,
     )
-    from dpps.noise.pairs.table import GaussianTable, gaussian_table, table_slack
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -6,7 +6,12 @@ partners and split it as the partner graph says, so what a round costs is the sa
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +22,6 @@ from dpps.errors import RunError, UsageError
 from dpps.noise.mechanisms import Gaussian, Mechanism
 from dpps.noise.pairs.graph import Partners, Present
 from dpps.noise.pairs.keys import PairKeys, RoundStream
-from dpps.noise.pairs.rounds import PairRounds, Part
-from dpps.noise.pairs.table import gaussian_table, table_slack
 from dpps.noise.sampler import Keystream
 from dpps.noise.source import (
     PAIRS,
@@ -30,6 +33,208 @@ from dpps.noise.source import (
     power_of_two_below,
     whole_steps,
 )
+
+# What pairs of partners draw: exact discrete Gaussian noise of a few to a few thousand steps, by looking it up.
+#
+# A sample is the k with F(k-1) <= U < F(k) for a uniform real number U, F the distribution function.
+# Sixteen bits of U nearly always decide, then a table answers; otherwise 64 more bits are compared with F,
+# and where these tie with it, 192 further ones. So the
+# table only saves work, and both partners, who have the same bits, get the same numbers on any machine: F comes from whole-number
+# arithmetic, and no floating point decides.
+
+Stream = Callable[[int, int], bytes]
+"""So many bytes of the stream with that number (0, 1 or 2): always the same ones for the same noise."""
+
+FEWEST, MOST = 2.0, 2.0**15
+"""Standard deviations in steps that a table is made for."""
+
+_CUT = 14  # standard deviations beyond which nothing is drawn
+_BITS, _GUARD = 256, 384  # of F, and of the arithmetic behind it
+_UNDECIDED = np.int32(-(1 << 31))
+
+
+class GaussianTable:
+    """Whole numbers with P(k) proportional to exp(-k^2 / 2 deviation^2); made once for a standard deviation, by `gaussian_table`."""
+
+    def __init__(self, deviation: float) -> None:
+        if not FEWEST <= deviation <= MOST:
+            raise UsageError(
+                f"pair noise of {deviation:g} steps: a table holds {FEWEST:g} to {MOST:g}; use another mean_variance or graph"
+            )
+        self.last = math.ceil(_CUT * deviation)
+        self._exact = _distribution(deviation, self.last)
+        self._short = np.array([f >> (_BITS - 64) for f in self._exact], dtype=np.uint64)
+        first = np.arange(1 << 16, dtype=np.uint64) << np.uint64(48)
+        below = np.searchsorted(self._short, first, side="left")
+        within = np.searchsorted(self._short, first + np.uint64((1 << 48) - 1), side="right")
+        self._guide = np.where(below == within, below - self.last, _UNDECIDED).astype(np.int32)
+
+    def draw(self, stream: Stream, size: int) -> NDArray[np.int32]:
+        """`size` independent samples, a function of the stream's bytes."""
+        first = np.frombuffer(stream(0, 2 * size), dtype="<u2")
+        out: NDArray[np.int32] = self._guide[first]
+        open_ = np.flatnonzero(out == _UNDECIDED)
+        if open_.size:
+            out[open_] = self._decide(first[open_], stream)
+        return out
+
+    def _decide(self, first: NDArray[np.uint16], stream: Stream) -> NDArray[np.int32]:
+        more = np.frombuffer(stream(1, 8 * first.size), dtype="<u8")
+        value = (first.astype(np.uint64) << np.uint64(48)) | (more >> np.uint64(16))
+        place = np.searchsorted(self._short, value, side="right")
+        ties = np.flatnonzero(self._short[np.maximum(place, 1) - 1] == value)
+        if ties.size:
+            rest = stream(2, 24 * ties.size)
+            for k, tie in enumerate(ties):
+                low = int.from_bytes(rest[24 * k : 24 * k + 24], "little")
+                place[tie] = bisect_right(self._exact, (int(value[tie]) << (_BITS - 64)) | low)
+        return (place - self.last).astype(np.int32)
+
+
+@lru_cache(maxsize=64)
+def gaussian_table(deviation: float) -> GaussianTable:
+    """The table of a standard deviation in steps."""
+    return GaussianTable(deviation)
+
+
+def table_slack(samples: int) -> float:
+    """Distance of so many samples from true discrete Gaussian noise: tails beyond 14 standard deviations, and F rounded to 256 bits.
+
+    P(|Z| > 14 standard deviations) <= 2 exp(-14^2/2) for a discrete Gaussian (Canonne, Kamath, Steinke 2020, Proposition 25); a table has
+    fewer than 2^20 values, each off by less than 2^-255.
+    """
+    return samples * (2 * math.exp(-_CUT * _CUT / 2) + 2.0**-235)
+
+
+def _distribution(deviation: float, last: int) -> list[int]:
+    """floor(2^256 P(Z <= k)) for k = -last .. last - 1.
+
+    The weights follow from w(k+1) = w(k) a(k), a(k+1) = a(k) q^2, a(0) = q = exp(-1/2 deviation^2), in numbers of 384 bits:
+    each step is off by 2^-384, after k of them by less than k^2 of it.
+    """
+    with localcontext() as context:
+        context.prec = 140
+        q = (Decimal(-1) / (2 * Decimal(deviation) ** 2)).exp()
+        ratio = int(q * (1 << _GUARD))
+    square = ratio * ratio >> _GUARD
+    weights = [1 << _GUARD]
+    for _ in range(last):
+        weights.append(weights[-1] * ratio >> _GUARD)
+        ratio = ratio * square >> _GUARD
+    total = 2 * sum(weights) - weights[0]
+    found, so_far = [], 0
+    for k in range(-last, last):
+        so_far += weights[abs(k)]
+        found.append((so_far << _BITS) // total)
+    return found
+
+
+# Which noise the next message of one member carries when members come and go: a state machine without input or output.
+#
+# A round's noise of a member is its own independent noise and its half of the noise of every pair. Three rules make the pair noise
+# cancel without anybody waiting for anybody (docs/cancelling-noise.md has the proof that they cost no privacy):
+#
+# - every round's noise enters exactly one message: that of the round, or, for a round that the member missed, its next message;
+# - a pair's noise of the rounds that a lost partner can never have released is taken back, once, in the next message;
+# - with that partner nothing is shared in later rounds.
+#
+# What must survive a crash is `to_json`: it is written together with the message, so a message and its noise exist both or not at all.
+
+
+@dataclass(frozen=True)
+class Part:
+    """Noise of one round in a message.
+
+    Attributes:
+        round: which noise it is.
+        own: whether the independent noise of that round is part of it.
+        pairs: (partner, sign) of the pair noise: a pair's first node adds it, the second subtracts it; taking back turns that round.
+    """
+
+    round: int
+    own: bool
+    pairs: tuple[tuple[int, int], ...]
+
+
+class PairRounds:
+    """The noise that one member has given out, and what it still owes.
+
+    Args:
+        own: its node.
+        partners: the nodes it shares noise with.
+        absentees: of how many lost partners noise is taken back; the noise is calibrated for so many (`Pairs`).
+
+    Attributes:
+        done: every round before this one has its noise in a message.
+        lost: by partner that was removed, the last round that is shared with it.
+    """
+
+    def __init__(self, own: int, partners: Sequence[int], absentees: int = 0) -> None:
+        self.own, self.partners, self.absentees = own, tuple(partners), absentees
+        self.done = 0
+        self.lost: dict[int, int] = {}
+        self._to_take_back: list[int] = []
+
+    def lose(self, partner: int, last: int) -> bool:
+        """A partner was removed that has released nothing after the round `last`, and never will.
+
+        Returns:
+            Whether its noise is taken back: not of more partners than `absentees`, and never twice.
+        """
+        if partner not in self.partners or partner in self.lost or len(self.lost) >= self.absentees:
+            return False
+        self.lost[partner] = max(last, -1)
+        self._to_take_back.append(partner)
+        return True
+
+    def owes(self, round_: int) -> bool:
+        """Whether a message at the end of this round would carry noise."""
+        return self.done <= round_ or any(self.lost[each] + 1 < self.done for each in self._to_take_back)
+
+    def message(self, round_: int) -> list[Part]:
+        """The noise of the message of a round: its own, that of all missed rounds, and what is taken back. It is given out with this call.
+
+        Raises:
+            RunError: the noise of this round was given out before.
+        """
+        if round_ < self.done:
+            raise RunError(
+                f"the pair noise of round {round_} was given out before and must never be under two messages: nothing was sent; "
+                "open the run anew, it goes on from what is on disk"
+            )
+        return self.last_message(round_)
+
+    def last_message(self, round_: int) -> list[Part]:
+        """What is owed after the last round, in which nothing may have been missed."""
+        taken_back = [
+            Part(earlier, False, ((partner, -self._sign(partner)),))
+            for partner in self._to_take_back
+            for earlier in range(self.lost[partner] + 1, self.done)
+        ]
+        due = [Part(each, True, self._shared(each)) for each in range(self.done, round_ + 1)]
+        self._to_take_back, self.done = [], max(self.done, round_ + 1)
+        return taken_back + due
+
+    def _shared(self, round_: int) -> tuple[tuple[int, int], ...]:
+        with_whom = (each for each in self.partners if self.lost.get(each, round_) >= round_)
+        return tuple((each, self._sign(each)) for each in with_whom)
+
+    def _sign(self, partner: int) -> int:
+        return 1 if self.own < partner else -1
+
+    def to_json(self) -> dict[str, Any]:
+        """For the disk, in the same write as the message."""
+        lost = [[partner, last] for partner, last in self.lost.items()]
+        return {"done": self.done, "lost": lost, "to_take_back": list(self._to_take_back)}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `to_json` gave."""
+        self.done = saved["done"]
+        self.lost = dict(saved["lost"])
+        self._to_take_back = list(saved["to_take_back"])
+
+
+# The sources
 
 SMOOTH = 4.0
 """Pair noise lies on the coarsest grid on which its sum with the independent noise is still Gaussian: see `lattice_slack`."""
@@ -287,7 +492,11 @@ class SeededPairs(Seeded):
     def _complete(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         everybody, split = _everybody(self.partners, out), self.partners.shares(out.present)
         around = math.sqrt(split.independent**2 + len(everybody) * split.pair**2)
-        places = _places(self.partners, out)[everybody]
+        places = np.full(
+            self.partners.nodes, len(out.nodes)
+        )  # which row here; beyond the last one: it is elsewhere
+        places[list(out.nodes)] = np.arange(len(out.nodes))
+        places = places[everybody]
         total = torch.zeros(out.half.shape[1], dtype=torch.float64)
         for rows, columns, unit in self._unit_noise(mechanism, everybody.tolist(), out):
             total[columns] += unit.sum(0)
@@ -363,10 +572,3 @@ def _of_a_message(partners: Partners, scale: float, present: Present) -> float:
 
 def _everybody(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
     return np.arange(partners.nodes) if out.present is None else np.flatnonzero(out.present)
-
-
-def _places(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
-    """Which row here each node has; beyond the last one: it is elsewhere."""
-    places = np.full(partners.nodes, len(out.nodes))
-    places[list(out.nodes)] = np.arange(len(out.nodes))
-    return places

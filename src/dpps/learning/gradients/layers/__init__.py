@@ -20,17 +20,13 @@ f d a^T over the examples.
        |g_e|^2 = sum over weights  ──▶  f_e = clip / |g_e|  ──▶  sum of f_e g_e
 ```
 
-- `rule`: what a rule is. Rules are about torch *functions* (`torch.conv2d`), not modules: whatever module calls the function has it.
-- `rules`, `recurrent`: the rules.
-- `planning`: before the first batch, two and three made-up examples show where weights meet examples and which axis these lie along;
-  the result is compared with plain autograd. A model that rules do not cover, or do not understand, goes another way
-  (`vmap(grad)`, then one by one, see `dpps.learning.gradients.clipped`).
-- `recording`: runs real batches as planned. Whatever differs from the plan stops it.
+- `rules`: what a rule is, and all of them. Rules are about torch *functions* (`torch.conv2d`), not modules: whatever module calls
+  the function has it.
+- `recording`: before the first batch, two and three made-up examples show where weights meet examples and which axis these lie
+  along; the result is compared with plain autograd. A model that rules do not cover, or do not understand, goes another way
+  (`vmap(grad)`, then one by one, see `dpps.learning.gradients.clipped`). Real batches then run as planned. Whatever differs from
+  the plan stops it.
 - `dpps.learning.gradients.contributions`: norms and sums, exact enough for the clip.
 
 To add a rule, subclass `Rule` anywhere and call `register` with it; here, put it into `rules`.
 """
-
-from dpps.learning.gradients.layers import recurrent, rules
-
-__all__ = ["recurrent", "rules"]  # importing them registers their rules

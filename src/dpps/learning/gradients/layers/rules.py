@@ -1,19 +1,209 @@
-"""The rules for layers: products with a matrix, convolutions, tables, norms, and parameters outside of layers.
+"""What a rule is, what it is given (a call of a torch function that takes a trained weight), and the rules: products with a matrix,
+convolutions, tables, norms, parameters outside of layers, recurrent layers."""
 
-`dpps.learning.gradients.layers.recurrent` has those of recurrent layers.
-"""
-
-from abc import abstractmethod
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
 from dpps.learning.gradients.contributions import Contribution, Explicit, Outer, Rows
-from dpps.learning.gradients.layers.rule import Call, Key, Rule, register, replace_tensors
+
+Key = tuple[str, int]
+"""The name of an argument, and for a list of tensors the position in it (otherwise -1)."""
+
+
+class IrregularModel(Exception):  # noqa: N818  (no error for a user: the model goes another way)
+    """Rules do not cover the model, or it does not do the same with every batch; `args` says what."""
+
+
+def tensors_of(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[Key, Tensor]]:
+    """All tensors among arguments, also those in lists."""
+    for name, value in arguments:
+        if isinstance(value, Tensor):
+            yield (name, -1), value
+        elif isinstance(value, (list, tuple)):
+            for k, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    yield (name, k), item
+
+
+def replace_tensors(arguments: dict[str, Any], new: dict[Key, Tensor]) -> dict[str, Any]:
+    """The arguments with some tensors replaced."""
+    replaced = dict(arguments)
+    for (name, k), tensor in new.items():
+        if k < 0:
+            replaced[name] = tensor
+        else:
+            parts = list(replaced[name])
+            parts[k] = tensor
+            replaced[name] = parts
+    return replaced
+
+
+@dataclass
+class Call:
+    """One call. `arguments` holds the weights cut off from their own graph, so that no gradient of them is computed."""
+
+    function: Callable[..., Any]
+    names: tuple[str, ...]
+    """Of the arguments given by position."""
+    arguments: dict[str, Any]
+    weights: dict[Key, Tensor]
+    """The weights as the model had them, with whatever graph leads to the parameters."""
+    dims: dict[Key, int | None]
+    """Where in each argument the examples lie; None for tensors without them."""
+    out_dims: tuple[int | None, ...]
+    """The same of the tensors that come out."""
+    single_shapes: tuple[tuple[int, ...], ...]
+    """The shapes of these, with 1 example."""
+    examples: int
+    minor: bool = False
+    """See `Site`."""
+    fast_formats: bool = False
+    """Whether outputs may lie in memory as is fastest; some models insist on the usual order of numbers."""
+    complete: Callable[["Call"], None] = lambda _: None
+    """Called during the backward pass, when the gradients of all watched tensors have come back."""
+    root: Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
+    """What every graph begins with that no earlier call has begun."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What a rule keeps from its `run` for its `gradients`, cut off from the graph."""
+    backs: list[Tensor | None] = field(default_factory=list)
+    """What has come back to the watched tensors, in their order."""
+    _forms: list[tuple[torch.Size, torch.dtype, torch.device]] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments.get(name)
+
+    def run(self, arguments: dict[str, Any] | None = None) -> Any:
+        """Call the function, with these arguments or its own."""
+        own = self.arguments if arguments is None else arguments
+        return self.function(
+            *(own[name] for name in self.names), **{k: v for k, v in own.items() if k not in self.names}
+        )
+
+    def watch(self, tensor: Tensor) -> Tensor:
+        """Ask for the gradient that comes back to a tensor of floats: use what is returned from here on."""
+        place = len(self.backs)
+        self.backs.append(None)
+        self._forms.append((tensor.shape, tensor.dtype, tensor.device))
+        if not tensor.requires_grad:
+            tensor = self.start(tensor)
+        tensor.register_hook(partial(self._came_back, place))  # type: ignore[no-untyped-call]
+        return tensor
+
+    def start(self, tensor: Tensor) -> Tensor:
+        """The tensor, from now on part of a graph: unlike a leaf it may be written over by an activation."""
+        own = tensor.clone() if tensor._is_view() else tensor
+        started: Tensor = _Start.apply(own, self.root)  # type: ignore[no-untyped-call]
+        return started
+
+    def _came_back(self, place: int, gradient: Tensor) -> None:
+        """The gradient of a watched tensor is there."""
+        self.backs[place] = gradient
+        if all(own is not None for own in self.backs):
+            self.complete(self)
+
+    def cut(self) -> None:
+        """Release the graph. It holds this call, so a reference back would keep both alive."""
+        new = {
+            key: tensor.detach() for key, tensor in tensors_of(self.arguments.items()) if tensor.requires_grad
+        }
+        if new:
+            self.arguments = replace_tensors(self.arguments, new)
+
+    def settle(self) -> None:
+        """The loss does not depend on watched tensors whose gradient never came back: zero, unless that is so of all."""
+        if any(own is not None for own in self.backs) and any(own is None for own in self.backs):
+            for place, (shape, dtype, device) in enumerate(self._forms):
+                if self.backs[place] is None:
+                    self.backs[place] = torch.zeros(shape, dtype=dtype, device=device)
+            self.complete(self)
+
+    @property
+    def out_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what comes out."""
+        return tuple(
+            tuple(size * self.examples if k == dim else size for k, size in enumerate(shape))
+            for shape, dim in zip(self.single_shapes, self.out_dims, strict=True)
+        )
+
+    def first(self, tensor: Tensor, dim: int | None) -> Tensor:
+        """The tensor with the axis of examples first; one that holds several positions of each example is split."""
+        if dim is None:
+            raise IrregularModel(f"{self.function.__name__}: no axis of examples")
+        if tensor.shape[dim] != self.examples:
+            if self.minor:
+                return torch.unflatten(tensor, dim, (-1, self.examples)).movedim(dim + 1, 0)
+            tensor = torch.unflatten(tensor, dim, (self.examples, -1))
+        return tensor.movedim(dim, 0) if dim else tensor
+
+    def input(self, name: str) -> Tensor:
+        """An argument, detached, with the axis of examples first."""
+        return self.first(self.arguments[name].detach(), self.dims.get((name, -1)))
+
+    def output(self, back: Tensor) -> Tensor:
+        """What came back to the first output, with the axis of examples first."""
+        return self.first(back, self.out_dims[0])
+
+
+class _Start(torch.autograd.Function):
+    """Marks a tensor as the beginning of a graph without copying it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, _: Tensor) -> Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[None, None]:
+        return None, None
+
+
+class Rule(ABC):
+    """How the examples' gradients follow for one family of torch functions.
+
+    A rule is about *functions* (`torch.conv2d`), not modules: whatever module calls the function has the rule.
+    """
+
+    functions: tuple[str, ...]
+    """The names of the torch functions (`torch.conv2d.__name__`)."""
+    arguments: tuple[str, ...] = ()
+    """What the functions call their positional arguments, in order."""
+
+    def suits(self, call: Call) -> bool:
+        """Whether the rule covers a call with such arguments; if not, the model goes another way."""
+        return True
+
+    def run(self, call: Call) -> Any:
+        """The function's result, every tensor of it watched whose gradient the rule needs."""
+        return call.watch(call.run())
+
+    @abstractmethod
+    def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
+        """The examples' contributions to every weight in `call.weights`.
+
+        Args:
+            call: what `run` was given.
+            back: the gradients that came back to what `run` watched, in that order.
+        """
+
+
+RULES: dict[str, Rule] = {}
+"""By the names of torch functions."""
+
+
+def register(rule: Rule) -> None:
+    """Make a rule known; a later one for the same function takes the place of an earlier one."""
+    for name in rule.functions:
+        RULES[name] = rule
+
 
 # Products of examples with a matrix: linear layers on any number of leading dimensions, and bare matrix products
 
@@ -325,8 +515,177 @@ def _repeated(weight: Tensor, call: Call) -> Tensor:
     return full.expand(sizes)
 
 
+# LSTM, GRU and plain recurrent layers, of several layers and both directions, on sequences of equal length.
+#
+# A layer is a linear map of the whole sequence and a loop over time: what comes back to the linear map, d_t, also gives the gradient of
+# the recurrent weights, the sum of d_t h_{t-1}^T.
+
+
+class _Layer(NamedTuple):
+    """What one direction of one layer leaves: everything is (time, examples, width)."""
+
+    first_weight: int
+    inputs: Tensor
+    before: Tensor
+    """The hidden state that every step starts from."""
+    reset: Tensor | None
+    """GRU: the gate that stands between the recurrent weights and the new state."""
+
+
+class Recurrent(Rule):
+    """`torch.lstm`, `torch.gru`, `torch.rnn_tanh` and `torch.rnn_relu`."""
+
+    functions = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    arguments = (
+        *("input", "hx", "params", "has_biases", "num_layers"),
+        *("dropout", "train", "bidirectional", "batch_first"),
+    )
+
+    def suits(self, call: Call) -> bool:
+        if len(call.names) != len(self.arguments) or any(name != "params" for name, _ in call.weights):
+            return False  # sequences of different length come packed, with other arguments
+        per_layer = 4 if call["has_biases"] else 2
+        directions = 2 if call["bidirectional"] else 1
+        whole = len(call["params"]) == per_layer * call["num_layers"] * directions
+        return whole and call.dims.get(("input", -1)) == (0 if call["batch_first"] else 1)
+
+    def run(self, call: Call) -> Any:
+        x = call["input"].transpose(0, 1) if call["batch_first"] else call["input"]
+        directions, per_layer = 2 if call["bidirectional"] else 1, 4 if call["has_biases"] else 2
+        hidden, cells, layers = [], [], []
+        for k in range(call["num_layers"]):
+            outputs = []
+            for direction in range(directions):
+                which = k * directions + direction
+                source = x.flip(0) if direction else x
+                sequence, last_cell, layer = self._layer(call, source, which, which * per_layer)
+                layers.append(layer)
+                hidden.append(sequence[-1])
+                cells.append(last_cell)
+                outputs.append(sequence[1:].flip(0) if direction else sequence[1:])
+            x = outputs[0] if directions == 1 else torch.cat(outputs, 2)
+        call.kept["layers"] = layers
+        out = x.transpose(0, 1) if call["batch_first"] else x
+        if call.function.__name__ == "lstm":
+            return out, torch.stack(hidden), torch.stack(cells)
+        return out, torch.stack(hidden)
+
+    def _layer(self, call: Call, x: Tensor, which: int, first: int) -> tuple[Tensor, Tensor, _Layer]:
+        own = call["params"][first : first + (4 if call["has_biases"] else 2)]
+        input_weight, weight = own[0], own[1]
+        bias, recurrent_bias = (own[2], own[3]) if len(own) == 4 else (None, None)
+        name, inputs = call.function.__name__, x.detach()
+        if name == "lstm":
+            both = None if bias is None or recurrent_bias is None else bias + recurrent_bias
+            gates = call.watch(F.linear(x, input_weight, both))
+            states = call["hx"]
+            sequence, cell = _Lstm.apply(gates, weight, states[0][which], states[1][which])  # type: ignore[no-untyped-call]
+            return sequence, cell, _Layer(first, inputs, sequence[:-1].detach(), None)
+        start = call["hx"][which]
+        gates = call.watch(F.linear(x, input_weight, bias))
+        if name == "gru":
+            sequence, reset = _gru(gates, weight, recurrent_bias, start)
+            return sequence, start, _Layer(first, inputs, sequence[:-1].detach(), reset)
+        shifted = gates if recurrent_bias is None else gates + recurrent_bias
+        sequence = _plain(shifted, weight, start, name == "rnn_relu")
+        return sequence, start, _Layer(first, inputs, sequence[:-1].detach(), None)
+
+    def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
+        found: dict[Key, Contribution] = {}
+        for layer, d in zip(call.kept["layers"], back, strict=True):
+            recurrent = d
+            if layer.reset is not None:
+                width = layer.reset.shape[2]
+                recurrent = torch.cat([d[:, :, : 2 * width], d[:, :, 2 * width :] * layer.reset], 2)
+            sides = ((d, layer.inputs), (recurrent, layer.before), (d, None), (recurrent, None))
+            for k, (own, other) in enumerate(sides):
+                key = ("params", layer.first_weight + k)
+                if key not in call.weights:
+                    continue
+                shape = call.weights[key].shape
+                found[key] = Explicit(own.sum(0)) if other is None else Outer(_of(own), _of(other), shape)
+        return found
+
+
+def _of(sequence: Tensor) -> Tensor:
+    """(time, examples, width) as (examples, 1 group, positions, width)."""
+    return sequence.transpose(0, 1)[:, None]
+
+
+# The loops over time. Everything is (time, examples, width), weights are constants, and each loop gives all hidden states, the first one
+# included. That of the LSTM is differentiated by hand: a few operations per step instead of a graph of them, and the derivatives of the
+# activations for all steps at once, before the loop back.
+
+
+class _Lstm(Function):
+    r"""$c_t = f_t c_{t-1} + i_t g_t$, $h_t = o_t \tanh c_t$ with gates in torch's order i, f, g, o."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        steps, width = len(gates), h.shape[1]
+        hs = gates.new_empty(steps + 1, *h.shape)
+        cs, tanhs = torch.empty_like(hs), torch.empty_like(hs[1:])
+        hs[0], cs[0] = h, c
+        acts, across = torch.empty_like(gates), weight.t().contiguous()
+        both, new, out = acts[..., : 2 * width], acts[..., 2 * width : 3 * width], acts[..., 3 * width :]
+        for t in range(steps):
+            torch.addmm(gates[t], hs[t], across, out=acts[t])
+            both[t].sigmoid_()
+            new[t].tanh_()
+            out[t].sigmoid_()
+            torch.mul(acts[t, :, width : 2 * width], cs[t], out=cs[t + 1]).addcmul_(
+                acts[t, :, :width], new[t]
+            )
+            torch.tanh(cs[t + 1], out=tanhs[t])
+            torch.mul(out[t], tanhs[t], out=hs[t + 1])
+        ctx.save_for_backward(acts, cs, tanhs, weight)
+        return hs, cs[-1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *back: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
+        acts, cs, tanhs, weight = ctx.saved_tensors
+        d_hs, d_c = back
+        steps, width = len(acts), weight.shape[1]
+        i, f, g, o = (acts[..., k * width : (k + 1) * width] for k in range(4))
+        to_cell = o * (1 - tanhs * tanhs)
+        slopes = torch.stack([g * i * (1 - i), cs[:-1] * f * (1 - f), i * (1 - g * g)], 2)
+        slope_out = tanhs * o * (1 - o)
+        found = torch.empty_like(acts)
+        parts = found.view(*found.shape[:2], 4, width)
+        d_h = d_hs[steps]
+        for t in reversed(range(steps)):
+            d_c = torch.addcmul(d_c, d_h, to_cell[t])
+            torch.mul(slopes[t], d_c[:, None], out=parts[t, :, :3])
+            torch.mul(slope_out[t], d_h, out=parts[t, :, 3])
+            d_h = torch.addmm(d_hs[t], found[t], weight)
+            d_c = d_c * f[t]
+        return found, None, d_h, d_c
+
+
+def _gru(gates: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor) -> tuple[Tensor, Tensor]:
+    r"""$n_t = \tanh(x_n + r_t (W_n h_{t-1} + b_n))$, $h_t = (1 - z_t) n_t + z_t h_{t-1}$ with gates in torch's order r, z, n: all h
+    and all r."""
+    both, states, resets = 2 * h.shape[1], [h], []
+    for x in gates.unbind(0):
+        own = F.linear(states[-1], weight, bias)
+        reset, keep = (x[:, :both] + own[:, :both]).sigmoid().chunk(2, 1)
+        new = torch.addcmul(x[:, both:], reset, own[:, both:]).tanh()
+        states.append(torch.lerp(new, states[-1], keep))
+        resets.append(reset.detach())
+    return torch.stack(states), torch.stack(resets)
+
+
+def _plain(gates: Tensor, weight: Tensor, h: Tensor, relu: bool) -> Tensor:
+    """h_t = tanh(x_t + W h_{t-1}), or the same with ReLU."""
+    states = [h]
+    for x in gates.unbind(0):
+        new = x + F.linear(states[-1], weight)
+        states.append(new.relu() if relu else new.tanh())
+    return torch.stack(states)
+
+
 for rule in (
     *(Linear(), RightProduct(), AddedProduct(), Conv(), Embedding()),
-    *(LayerNorm(), RMSNorm(), GroupNorm(), Broadcast(), Repeated()),
+    *(LayerNorm(), RMSNorm(), GroupNorm(), Broadcast(), Repeated(), Recurrent()),
 ):
     register(rule)
