@@ -262,9 +262,9 @@ MEASURED = {
 }
 
 
-def write(nodes: Iterable[Split], of: str, out: Path) -> tuple[Path, Path, int]:
-    """The files of all hospitals and the schema; and how many hospitals there are."""
-    count = 0
+def write(nodes: Iterable[Split], of: str, out: Path) -> tuple[Path, Path, list[int]]:
+    """The files of all hospitals and the schema; and how many training patients each hospital has."""
+    sizes = []
     for node, (train, test) in enumerate(nodes):
         folder = out / "data" / f"node-{node}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -273,9 +273,10 @@ def write(nodes: Iterable[Split], of: str, out: Path) -> tuple[Path, Path, int]:
                 writer = csv.DictWriter(file, rows[0])
                 writer.writeheader()
                 writer.writerows(rows)
-        count, names = node + 1, list(train[0])
+        names = list(train[0])
+        sizes.append(len(train))
     (out / "schema.toml").write_text(schema(of, names), encoding="utf-8")
-    return out / "data" / "node-{rank}", out / "schema.toml", count
+    return out / "data" / "node-{rank}", out / "schema.toml", sizes
 
 
 def all_pairs(run: Path, data: Path, nodes: int) -> float:
@@ -290,11 +291,12 @@ def all_pairs(run: Path, data: Path, nodes: int) -> float:
 
 
 def one(
-    of: str, files: tuple[Path, Path, int], epsilon: float, trust: str, seed: int, out: Path, *more: str
+    of: str, files: tuple[Path, Path, list[int]], epsilon: float, trust: str, seed: int, out: Path, *more: str
 ) -> dict[str, float]:
     """One run, with more options or by the rule alone, and what came out."""
-    template, declared, nodes = files
-    words = ["train", "--nodes", str(nodes), "--node-data", str(template), "--schema", str(declared)]
+    template, declared, sizes = files
+    words = ["train", "--nodes", str(len(sizes)), "--node-data", str(template), "--schema", str(declared)]
+    words += ["--declared-sizes", ",".join(map(str, sizes))]
     words += ["--model", "linear", "--shared", "all", "--topology", "complete", "--delta", str(DELTA)]
     words += ["--colluders", "0"] if trust == "pairs" else []
     words += ["--epsilon", str(epsilon), "--trust", trust, "--seed", str(seed), "--out", str(out)]
@@ -310,16 +312,15 @@ def one(
             estimates[k]["value"] for k in ("pooled", "mean")
         )
     if of == "tcga":
-        found["c-index, all pairs"] = all_pairs(out, template, nodes)
+        found["c-index, all pairs"] = all_pairs(out, template, len(sizes))
     return found
 
 
 def around(run: Path) -> dict[str, tuple[str, ...]]:
     """The settings of the grid: other clips and steps than those that the rule gave this run."""
-    summary = json.loads((run / "summary.json").read_text())
-    clip, rate = summary["config"]["clip"], summary["chosen"]["lr-shared"]
-    chosen = {name: str(summary["chosen"][name]).split()[0] for name in ("epochs", "batch-size")}
-    same = [word for name, value in chosen.items() for word in (f"--{name}", value)]
+    config = json.loads((run / "summary.json").read_text())["config"]
+    clip, rate = config["clip"], config["lr-shared"]
+    same = [word for name in ("epochs", "batch-size") for word in (f"--{name}", str(config[name]))]
     return {
         f"clip x {c:g}, step x {s:g}": (
             *same,

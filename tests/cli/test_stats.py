@@ -197,7 +197,7 @@ def test_what_was_spent_is_not_spent_again(capsys: pytest.CaptureFixture[str]) -
     """A release that is continued when it is complete has the answers it had."""
     assert ask("count()") == 0
     before, ledger = Path("out/answers.json").read_bytes(), Path("out/ledger.jsonl").read_bytes()
-    assert ask("count()", more=("--resume",)) in (0, 2)
+    assert ask("count()", more=("--resume",)) == 0
     assert (Path("out/answers.json").read_bytes(), Path("out/ledger.jsonl").read_bytes()) == (before, ledger)
 
 

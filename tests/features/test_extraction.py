@@ -1,6 +1,7 @@
 """Features of a data set: computed once, kept under the name of what they are made of."""
 
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -63,6 +64,27 @@ def test_the_second_time_they_are_read(tmp_path: Path) -> None:
     assert not computed(Counting(), TensorDataset(X, T), tmp_path)
     (file,) = tmp_path.glob("features-*.safetensors")
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_features_of_two_extractors_are_computed_at_once(tmp_path: Path) -> None:
+    waited = []
+
+    class During(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            other = Thread(
+                target=extract,
+                args=(Counting(3.0), TensorDataset(X, T), tmp_path),
+                kwargs={"progress": False},
+                daemon=True,
+            )
+            other.start()
+            other.join(timeout=60)
+            waited.append(other.is_alive())
+            return super().forward(x)
+
+    extract(During(), TensorDataset(X, T), tmp_path, progress=False)
+    assert waited
+    assert not any(waited)
 
 
 def test_other_examples_or_another_extractor_are_computed(tmp_path: Path) -> None:

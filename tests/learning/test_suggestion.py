@@ -121,3 +121,25 @@ def test_a_table_without_noise_settles(name):
         losses.append(float(loss.detach()))
     assert losses[-1] == pytest.approx(min(losses), rel=1e-4)
     assert losses[-1] == pytest.approx(losses[-2], rel=1e-4)
+
+
+def test_features_of_a_public_network_are_allowed_less_noise():
+    sizes = [5000] * 10
+    found = suggest(sizes, 1280, noise_multiplier=5.3, pretrained=True)
+    assert logit_noise(found, sizes, 1280) == pytest.approx(2.0, rel=0.01)
+    assert found.step < suggest(sizes, 1280, noise_multiplier=5.3).step
+
+
+def test_the_clip_of_a_table_grows_where_noise_allows_it():
+    """Never below 0.35 R, never above R; in between the noise of the largest rate is the allowed one."""
+    clips, sizes = [], [400] * 4
+    for noise in (1e-6, 0.03, 0.06, 0.1, 30.0):
+        found = suggest(sizes, 10, noise_multiplier=noise, length=2.0, output_noise=0.01, steepest=4.0)
+        moved = logit_noise(found, sizes, 2.0**2)
+        assert moved <= 0.01 * 1.01
+        if 0.7 < found.clip < 2.0:
+            assert (found.rate, moved) == (pytest.approx(1.0, rel=0.01), pytest.approx(0.01, rel=0.01))
+        clips.append(found.clip)
+    assert (clips[0], clips[-1]) == (2.0, 0.7)
+    assert clips == sorted(clips, reverse=True)
+    assert len(set(clips)) > 2

@@ -94,8 +94,8 @@ class _Bar:
 
 
 @contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keep the processes of one machine (torchrun starts several) from filling the same folder at once.
+def one_at_a_time(folder: Path, lock: str = ".lock") -> Iterator[None]:
+    """Keep the processes of one machine (torchrun starts several) from writing the same files at once: those who name the same lock.
 
     There is no such lock on Windows; there two writers end in a refused hash, never in a wrong file.
     """
@@ -105,6 +105,6 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         return
     import fcntl
 
-    with (folder / ".lock").open("w") as handle:
+    with (folder / lock).open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -60,7 +60,7 @@ def extract(
         return FeatureSet(_compute(extractor, examples, progress), examples.labels)
     file = folder / f"features-{_key(extractor, examples)}.safetensors"
     may_keep = writable(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
-    with one_at_a_time(folder) if may_keep else nullcontext():
+    with one_at_a_time(folder, f".{file.stem}.lock") if may_keep else nullcontext():
         features = _kept(file, extractor, examples)
         if features is None:
             features = _compute(extractor, examples, progress)

@@ -96,6 +96,8 @@ class Algorithm(Frozen, ABC):
             models are judged. Without one, of cross-entropy, it is classification.
         input_length: how long an example's inputs are, with a 1 for the bias, where it is public (`Schema.length`): the rule then chooses the
             rate of a linear model so that its probabilities can be used as such.
+        pretrained: whether inputs are features of a network that was trained on public data: the rule then allows a linear model
+            less noise.
 
     The settings are frozen, because the noise is calibrated to them. `dataclasses.replace` makes a variant
     for another run.
@@ -125,6 +127,7 @@ class Algorithm(Frozen, ABC):
     averaging: float = 0.0
     task: Task | None = None
     input_length: float | None = None
+    pretrained: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -252,6 +255,7 @@ class Algorithm(Frozen, ABC):
                 clip=unit.clip,
                 momentum=self._momentum,
                 local=bool(self.partition.local),
+                pretrained=self.pretrained,
                 length=self._length,
                 output_noise=task.output_noise,
                 steepest=task.steepest,

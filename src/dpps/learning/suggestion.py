@@ -12,13 +12,14 @@ logits that differ by several units are a clear decision, so noise of a few unit
 it goes as long a way as the noise allows. Where noise begins to prevail in the average of all updates,
 a shorter way is better. That average has a length of at most 1, and in the direction of an example noise of standard deviation $r = \nu / (T \|x\|) = \sigma / (B \sqrt{N T})$: beyond $r = 0.001$ the rule takes $c = 6 \cdot 0.001 / r$, but at least 2.5. Everything in it is public: sizes are declared, and
 $\|x\|$ is the root of the number of inputs when these are normalised (scattering with GroupNorm, standardised columns). docs/accuracy.md
-has the measurements. Noise that cancels leaves less of itself in the mean, by a factor m in standard deviation,
+has the measurements. Features of a network that was trained on public data (`pretrained`) tell classes apart after a shorter way: there c is 2. Noise that cancels leaves less of itself in the mean, by a factor m in standard deviation,
 but gradients are computed at rows it
 has not left yet: of the gain 1/m the step takes the square root.
 
 **Linear models of tables with a schema** have another rule, after which probabilities can be used as such. A schema says how long
 an example's inputs are in the mean, with the 1 of the bias: $R^2 = 1 + \sum_{categories} (k - 1)/k + \sum_{numbers} 1/3$. Clip 0.35 R leaves most gradients as they
-are, so a model learns how sure it may be and not only directions; there is no momentum; and the noise of the
+are, so a model learns how sure it may be and not only directions; where noise is small enough for the largest rate, the clip grows as far as the noise allows, up to R,
+since what is cut off the gradients of a rare class is missing there; there is no momentum; and the noise of the
 run moves an output (a logit, a hazard's logit, a scaled number) by a random number of standard deviation c = 1, or 0.2 of a number scaled to -1..1. The rate is at most $4 / R^2$ ($1 / R^2$ of a number, $8 / R^2$ of hazards), so that a run without noise settles.
 
 Of any other model nobody knows beforehand how noise in its parameters moves its logits. There the rule keeps the usual batch, epochs
@@ -43,6 +44,8 @@ ROUNDS = 120
 an epsilon is spread over; many short steps follow the gradient better than few long ones."""
 LOGIT_NOISE = (2.5, 6.0)
 """The standard deviation of a logit that the noise of a whole run may cause: little where noise prevails, and at most."""
+PRETRAINED_NOISE = 2.0
+"""The same of the features of a network that was trained on public data: they tell classes apart after a shorter way."""
 NOISY = 0.001
 """From this noise on, in the average of all updates of a run and against an update all of whose examples
 agree, less is allowed."""
@@ -129,6 +132,7 @@ def suggest(
     clip: float | None = None,
     momentum: float | None = None,
     local: bool = False,
+    pretrained: bool = False,
     length: float | None = None,
     output_noise: float = 1.0,
     steepest: float = 4.0,
@@ -149,6 +153,7 @@ def suggest(
         clip: of an example's gradient.
         momentum: of released updates.
         local: whether a part of the model is not shared.
+        pretrained: of softmax regression, whether its inputs are features of a network that was trained on public data.
         length: of a linear model of a table with a schema, how long its inputs are, with the 1 of the bias.
         output_noise: of such a model, the standard deviation of an output that the noise of the run may cause (`Task.output_noise`).
         steepest: of such a model, the largest rate times the squared length (`Task.steepest`).
@@ -164,14 +169,6 @@ def suggest(
         reasons.append(
             f"{epochs} epochs: at one epsilon more rounds add no noise to their sum, and beyond {ROUNDS} of them gain little"
         )
-    if clip is None:
-        clip = suggested_clip(length, softmax=softmax)
-        why = (
-            "below most gradients, so that every example counts with its direction" if softmax else "as usual"
-        )
-        if length is not None:
-            why = f"{TABLE_CLIP:g} of the length of an example's inputs, so that probabilities can be used as such"
-        reasons.append(f"clip {clip:g}: {why}")
     if momentum is None:
         momentum = MOMENTUM if softmax and length is None else 0.0
         why = "it costs nothing, and steps as long as these would swing without it"
@@ -183,13 +180,24 @@ def suggest(
     paid = rounds + spare_rounds
     sigma = noise_multiplier or noise_for(epsilon or 0.0, delta, paid, gaussian, sampling, records_per_user)
     per_step = sigma * math.sqrt(rounds * mean_noise / len(sizes)) / drawn.mean  # in a parameter
+    if clip is None:
+        clip = suggested_clip(length, softmax=softmax)
+        why = (
+            "below most gradients, so that every example counts with its direction" if softmax else "as usual"
+        )
+        if length is not None:
+            # at the largest rate, the clip whose noise is the allowed one
+            affordable = output_noise * length * (1 - momentum) / (steepest * per_step)
+            clip = _rounded(min(length, max(clip, affordable)))
+            why = f"{clip / length:.2g} of the length of an example's inputs, so that probabilities can be used as such"
+        reasons.append(f"clip {clip:g}: {why}")
     what, allowed, longest = "parameter", WITH_LOCAL if local else PARAMETER_NOISE, USUAL_LONGEST
     if length is not None:
         what, allowed, longest = "output", output_noise, steepest / length**2 * clip / (1 - momentum)
         per_step *= length
     elif inputs is not None:
         what, longest, (least, most) = "logit", LONGEST, LOGIT_NOISE
-        allowed = max(least, most * min(1.0, NOISY * rounds / per_step))
+        allowed = PRETRAINED_NOISE if pretrained else max(least, most * min(1.0, NOISY * rounds / per_step))
         per_step *= math.sqrt(inputs)
     step = min(longest, allowed / per_step)
     why = (

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from dpps import data, features, models
+from dpps.callables import is_own
 from dpps.data.node_files import NodeFiles, check_headers, node_folder, read_node
 from dpps.data.schema import Schema, read_schema
 from dpps.data.splits import hold_out_own
@@ -84,7 +85,14 @@ def make_run(
             raise UsageError("--tensorboard needs --out DIR: the folder for its events")
         callbacks = (TensorBoard(kept.tensorboard), *callbacks)  # first: another may end the run
     run = Run(
-        algorithm(model, prefixes, task=examples.task, input_length=examples.length, **options.rates()),
+        algorithm(
+            model,
+            prefixes,
+            task=examples.task,
+            input_length=examples.length,
+            pretrained=is_own(options.features),
+            **options.rates(),
+        ),
         examples.train,
         topology=topology,
         privacy=unit,

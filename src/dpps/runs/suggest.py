@@ -5,6 +5,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dpps import models
+from dpps.callables import is_own
 from dpps.data import DATA_SETS
 from dpps.data.schema import read_schema
 from dpps.errors import UsageError
@@ -116,7 +117,12 @@ def planned(options: "Options") -> tuple[Plan, int]:
     task = planned_task(options)
     network, prefixes = models.build(*names, read, task.outputs, norm=options.norm, dropout=0.0)
     model, prefixes = task.head(network), task.shared(prefixes)
-    made = algorithm(model, prefixes, task=task, input_length=length(options), **options.rates())
+    facts: dict[str, Any] = {
+        "task": task,
+        "input_length": length(options),
+        "pretrained": is_own(options.features),
+    }
+    made = algorithm(model, prefixes, **facts, **options.rates())
     unit = made.unit(options.privacy())
     if unit is not None and options.mixes > 1 and not unit.has_total:
         raise UsageError(
@@ -209,5 +215,6 @@ def suggestion(options: "Options") -> Suggestion | None:
         length=length(options) if _softmax(options) else None,
         output_noise=task.output_noise,
         steepest=task.steepest,
+        pretrained=is_own(options.features),
         local=not _softmax(options) and ALGORITHMS[options.algorithm].shares(options.shared) != "all",
     )

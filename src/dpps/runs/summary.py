@@ -291,12 +291,8 @@ def describe(
         **({f.name: _plain(getattr(unit, f.name)) for f in fields(unit)} if is_dataclass(unit) else {}),
         **{name: _plain(value) for name, value in options.items()},
     }
-    new = ("task", "input_length")  # 0.2 did not have them, and its runs can be opened
-    config = {
-        name.replace("_", "-"): value
-        for name, value in config.items()
-        if value is not None or name not in new
-    }
+    new = ("task", "input_length", "pretrained")  # 0.2 did not have them, and its runs can be opened
+    config = {name.replace("_", "-"): value for name, value in config.items() if value or name not in new}
     facts = model_facts(algorithm.model)
     unnamed = {"parameters": facts["model"], "weights": weights_of(topology)}
     before = {"schedule": None}  # what 0.2 had here, so that its runs can be opened
