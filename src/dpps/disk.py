@@ -37,6 +37,20 @@ def check_target(option: str, path: Path) -> None:
         raise UsageError(f"{option} {path} may not be written: name another file")
 
 
+def check_folder(option: str, path: Path) -> None:
+    """Refuse a folder that could not be made, before any work is done for it.
+
+    Args:
+        option: what the user calls it, for the message.
+        path: the folder; it may exist.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{option} {path} is a file: name a folder")
+    above = next((each for each in path.absolute().parents if each.exists()), None)
+    if above is None or not above.is_dir() or not writable(path if path.exists() else above):
+        raise UsageError(f"{option} {path} cannot be made or written to: name another folder")
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """The one way to write a file completely or not at all: a path to write to, which takes the target's place at the end.

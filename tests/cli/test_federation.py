@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import shutil
+import socket
 import stat
 from dataclasses import replace
 from io import StringIO
@@ -14,11 +17,13 @@ from rich.console import Console
 
 from dpps.cli import DONE, FAILED, WRONG, Shown, federation, main
 from dpps.cli.federation import _JsonLines, _print_done
+from dpps.disk import close_alone, open_alone
 from dpps.peers import FINISHED, LEAVE, STOPPED, Federation, Identity, Request, read_out, write_status
 from dpps.peers.status import LEFT
 from dpps.privacy import label
 from dpps.runs import Options
 from tests.support.peers import status
+from tests.support.processes import free_port
 
 # `dpps federation key`: a key that stays, a request that goes out, and a fingerprint to read out
 
@@ -57,8 +62,8 @@ def test_a_second_key_in_the_same_folder_is_refused(
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "me"
-    assert main(["federation", "key", "--name", "a", "--out", str(out)]) == FAILED
-    assert f"{out / 'member.key'} " in capsys.readouterr().err
+    assert main(["federation", "key", "--name", "a", "--out", str(out)]) == WRONG
+    assert f"--out {out} " in capsys.readouterr().err
 
 
 # Its commands
@@ -124,8 +129,25 @@ def test_show_has_json_of_a_federation_and_of_a_member(
         (["federation", "expel", "f/federation.toml", "x"], "'x'"),
         ([*CREATE, "--member", "c/member.csr", "--out", "f"], "--out f"),
         ([*CREATE, "--out", "g"], "nodes = 3"),
-        ([*CREATE, "--member", "nothing.csr", "--out", "g"], "nothing.csr"),
-        ([*CREATE, "--member", "plan.toml", "--out", "g"], "plan.toml"),
+        ([*CREATE, "--member", "nothing.csr", "--out", "g"], "--member nothing.csr"),
+        ([*CREATE, "--member", "nothing.csr", "--out", "g"], "member.csr"),
+        ([*CREATE, "--member", "c", "--out", "g"], "member.csr"),
+        ([*CREATE, "--member", "plan.toml", "--out", "g"], "member.csr"),
+        ([*CREATE, "--member", "a/member.csr", "--out", "g"], "name a:"),
+        ([*CREATE[:3], "--out", "g"], "--member"),
+        ([*CREATE[:5], "--out", "g"], "--member"),
+        ([*CREATE, "--member", "c/member.csr", "--key", "nothing.key", "--out", "g"], "nothing.key"),
+        (["federation", "create", "nothing.toml", *CREATE[3:], "--out", "g"], "--print-config"),
+        (["federation", "create", "a/member.csr", *CREATE[3:], "--out", "g"], "--print-config"),
+        (["federation", "expel", "nothing.toml", "a"], "federation.toml"),
+        (["federation", "renew", "f"], "federation.toml"),
+        (["federation", "status", "plan.toml"], "dpps federation join"),
+        (["federation", "join", "nothing.toml", "--member", "a", "--out", "run"], "federation.toml"),
+        (["federation", "join", "f/federation.toml", "--member", "nothing", "--out", "run"], "member.key"),
+        (
+            ["federation", "join", "f/federation.toml", "--member", "a", "--out", "plan.toml"],
+            "--out plan.toml",
+        ),
         ([*CREATE, "--member", "c/member.csr", "--out", "g", "--days", "0"], "--days is 0"),
         (["federation", "dissolve"], "'dissolve'"),
         (["federation", "key", "--name", "A", "--out", "x"], "--name is 'A'"),
@@ -157,19 +179,126 @@ def test_mistakes_are_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert main([*CREATE, "--member", "c/member.csr", "--out", "f"]) == DONE
+    one_line(capsys, arguments, words)
+
+
+def one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    """The request is refused in one line with these words, and no file or folder is made."""
+    before = sorted(Path().rglob("*"))
     capsys.readouterr()
     assert main(arguments) == WRONG
-    said = capsys.readouterr().err
+    (said,) = capsys.readouterr().err.splitlines()
     assert words in said
-    assert said.splitlines()[-1].startswith("dpps: ")
-    assert "Traceback" not in said
+    assert said.startswith("dpps: ")
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"shared": "layer9"}, "'layer9'"),
+        ({"topology": "rign"}, "'ring'"),
+        ({"epsilon": -1.0}, "epsilon is -1"),
+        ({"sync_every": 3}, "--sync-every"),
+        ({"declared_sizes": "200,300"}, "2 declared sizes for 3 nodes"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_run_makes_no_contract(
+    folder: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], words: str
+) -> None:
+    options: dict[str, Any] = {"nodes": 3, "declared_sizes": "200", "topology": "ring"}
+    Path("plan.toml").write_text(Options(**options | wrong).to_toml())
+    one_line(capsys, [*CREATE, "--member", "c/member.csr", "--out", "f"], words)
+
+
+def test_members_that_do_not_listen_leave_no_key_behind(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["federation", "key", "--name", "d", "--out", "d"]) == DONE
+    given = ["--member", "c/member.csr", "--member", "d/member.csr", "--out", "f"]
+    one_line(capsys, [*CREATE[:5], *given], "--listen")
+
+
+def test_options_of_the_plan_that_are_each_members_own_are_named(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = Options(nodes=3, declared_sizes="200", topology="ring", baselines=True, metrics="f1")
+    Path("plan.toml").write_text(plan.to_toml())
+    assert main([*CREATE, "--member", "c/member.csr", "--out", "f"]) == DONE
+    (line,) = caplog.messages
+    assert "baselines" in line
+    assert "metrics" in line
+    assert "declared-sizes" not in line
+
+
+@pytest.fixture
+def tables(folder: Path) -> list[str]:
+    """The words of member a's `dpps federation join`, in a federation with a schema and a table of its own."""
+    port = free_port()
+    shutil.rmtree("a")
+    assert main(["federation", "key", "--name", "a", "--listen", f"127.0.0.1:{port}", "--out", "a"]) == DONE
+    Path("data").mkdir()
+    ages = [20 + 7 * k % 30 for k in range(60)]
+    rows = [f"{age},{'yes' if age > 35 else 'no'}" for age in ages]
+    Path("data/train.csv").write_text("\n".join(["age,ill", *rows]) + "\n")
+    assert main(["data", "describe", "data/train.csv", "--label", "ill", "--out", "schema.toml"]) == DONE
+    options = Options(
+        nodes=3,
+        declared_sizes="60",
+        batch_size=6,
+        epochs=1,
+        topology="ring",
+        model="linear",
+        shared="all",
+        schema=Path("schema.toml"),
+    )
+    Path("plan.toml").write_text(options.to_toml())
+    assert main([*CREATE, "--member", "c/member.csr", "--out", "f"]) == DONE
+    return ["federation", "join", "f/federation.toml", "--member", "a"]
+
+
+def test_a_refused_join_leaves_nothing_behind_and_trusts_nobody(
+    tables: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("other").mkdir()
+    Path("other/train.csv").write_text("years,ill\n44,no\n")
+    join = [*tables, "--out", "new/run", "--node-data"]
+    for words, told in (
+        ([*tables, "--out", "new/run"], "--node-data"),
+        ([*join, "nothing"], "nothing"),
+        ([*join, "plan.toml"], "plan.toml is a file"),
+        ([*join, "other"], "'age'"),
+        ([*join, "data", "--data-dir", "nothing"], "--data-dir"),
+        ([*join, "data", "--metrics", "f9"], "'f9'"),
+        ([*join, "data", "--device", "quantum"], "'quantum'"),
+        ([*join, "data", "--convener", "12 34"], "--convener"),
+    ):
+        one_line(capsys, words, told)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(Path("a/listen").read_text().rpartition(":")[2])))
+        taken.listen()
+        one_line(capsys, [*join, "data"], Path("a/listen").read_text().strip())
+
+
+def test_a_folder_in_use_or_of_another_member_is_refused(
+    tables: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    join = [*tables, "--out", "run", "--node-data", "data"]
+    Path("run/outbox").mkdir(parents=True)
+    handle = open_alone(Path("run/outbox/lock"), os.O_CREAT)
+    one_line(capsys, join, "status run")
+    close_alone(handle)
+    write_status(Path("run"), replace(status(), member="b"))
+    one_line(capsys, join, "b in federation")
 
 
 def test_a_federation_folder_that_cannot_be_made_is_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*CREATE, "--member", "c/member.csr", "--out", "plan.toml/f"]) == FAILED
-    assert "plan.toml/f" in capsys.readouterr().err
+    for out in ("plan.toml", "plan.toml/f"):
+        assert main([*CREATE, "--member", "c/member.csr", "--out", out]) == WRONG
+        assert f"--out {out} " in capsys.readouterr().err
 
 
 def test_a_missing_extra_is_named(
@@ -353,6 +482,8 @@ def test_only_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["federation", "leave", str(tmp_path), "--wait", "0"]) == DONE
     assert (tmp_path / LEAVE).exists()
     assert "hospital-a" in capsys.readouterr().out
+    assert main(["federation", "leave", str(tmp_path), "--wait", "0.01"]) == FAILED
+    assert "--wait" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("state", "code"), [(LEFT, DONE), (FINISHED, FAILED)])

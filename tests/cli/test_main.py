@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 from tyro.conf import Positional
 
-from dpps.cli import COMMANDS, WRONG, main, parse_options
+from dpps.cli import COMMANDS, WRONG, commands, main, parse_options
 from dpps.cli.main import log_lines, plain_console
 from dpps.errors import UsageError
 
@@ -351,3 +351,24 @@ def test_log_lines_go_to_the_standard_error_and_leave_no_handler_behind(capsys):
     assert root.handlers == before
     assert main(["--version"]) == 0
     assert root.handlers == before, "a program that calls the command line keeps its own logging"
+
+
+# What fits on a screen
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (100, 40)])
+def test_help_fits_the_screen(columns, lines, capsys, monkeypatch):
+    """The overview as a whole, the options of a command by group."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for words in ([], *(list(words) for words, _ in commands())):
+        assert main([*words, "--help"]) == 0
+        said = capsys.readouterr().out
+        assert max(map(len, said.splitlines())) <= columns, words
+        for group in said.split("\n\n") if words else [said]:
+            assert len(group.splitlines()) < lines, (words, group)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["federation", "--help"]], ids=" ".join)
+def test_help_and_version_do_not_load_torch(words):
+    code = f"import sys, dpps.cli\nassert dpps.cli.main({words}) == 0\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -356,6 +356,10 @@ def joined(batch: Any) -> Any:
     return torch.utils.data.default_collate(batch)
 
 
+def prepare(worker: int) -> None:
+    raise AssertionError("a run has no workers")
+
+
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -365,6 +369,8 @@ def joined(batch: Any) -> Any:
         ("WeightedRandomSampler", {"sampler": WeightedRandomSampler([1.0] * 40, 40)}),
         ("drop_last=True", {"drop_last": True}),
         ("collate_fn=joined", {"collate_fn": joined}),
+        ("worker_init_fn=prepare", {"num_workers": 2, "worker_init_fn": prepare}),
+        ("generator=", {"generator": torch.Generator()}),
         ("batch_sampler", {"batch_sampler": [[0, 1], [2, 3]]}),
         (
             "batch_sampler=BatchSampler",
@@ -395,6 +401,30 @@ def test_a_batch_size_that_the_algorithm_leaves_open_is_refused():
 def test_what_the_run_does_anyway_is_accepted(settings, privacy):
     found = _run(DataLoader(EXAMPLES, **settings), privacy).fit(1)
     assert torch.equal(found.shared, _run(EXAMPLES, privacy).fit(1).shared)
+
+
+FAST = {"num_workers": 2, "pin_memory": True, "prefetch_factor": 4, "timeout": 9, "persistent_workers": True}
+
+
+def test_settings_about_speed_are_named_in_one_warning(caplog):
+    loader, plain = DataLoader(EXAMPLES, **FAST), DataLoader(EXAMPLES)
+    found = _run(loader).fit(1)  # three nodes with the same settings
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert all(f"{name}={value}" in line for name, value in FAST.items())
+    assert "in_order" not in line
+    assert torch.equal(found.shared, _run(plain).fit(1).shared)
+    caplog.clear()
+    _run(plain, test=DataLoader(EXAMPLES, batch_size=7, num_workers=2)).start(1)
+    (record,) = caplog.records
+    assert "num_workers=2" in record.getMessage()
+    assert "test" in record.getMessage()
+    assert "prefetch_factor" not in record.getMessage()
+
+
+def test_a_generator_of_the_test_set_changes_nothing():
+    loader = DataLoader(EXAMPLES, shuffle=True, generator=torch.Generator().manual_seed(3))
+    assert _run(EXAMPLES, test=loader).fit(1).accuracy == _run(EXAMPLES, test=EXAMPLES).fit(1).accuracy
 
 
 def test_a_test_set_is_evaluated_whole_in_whatever_batches():

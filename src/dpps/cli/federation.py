@@ -27,8 +27,8 @@ from dpps.cli.main import (
 )
 from dpps.cli.stats import print_found
 from dpps.cli.train import results
-from dpps.disk import private_folder, write_aside, write_private, writing
-from dpps.errors import UsageError
+from dpps.disk import check_folder, private_folder, write_aside, write_private, writing
+from dpps.errors import RunError, UsageError
 from dpps.logs import only_from
 from dpps.peers.contract import Federation, Rules, convene, expel, read_plan, renew
 from dpps.peers.identity import REQUEST, Identity, Key, Request, read_out
@@ -85,6 +85,7 @@ class KeyConfig:
 def key(arguments: list[str]) -> int:
     """Make an identity."""
     config = parse_options(KeyConfig, arguments, "dpps federation key")
+    check_folder("--out", config.out)
     _print_identity(Identity.make(config.out, config.name, config.listen, config.address))
     return DONE
 
@@ -196,23 +197,23 @@ def create(arguments: list[str]) -> int:
     config = parse_options(CreateConfig, arguments, "dpps federation create")
     if (config.out / FILE).exists():
         raise UsageError(f"--out {config.out} already holds a federation: choose another folder")
+    check_folder("--out", config.out)
     requests = [Request.read(path) for path in config.member]
     plan, schema = read_plan(config.plan, len(requests))
     rules = Rules(**{field.name: getattr(config, field.name) for field in fields(Rules)})
     rules.check(len(requests))
     key, existing = None if config.key is None else Key.read(config.key), config.out / KEY
-    with writing(config.out):
-        private_folder(config.out)
     if existing.exists():
         found = Key.read(existing)
         if key is not None and key.fingerprint != found.fingerprint:
             raise UsageError(f"--key {config.key}: {existing} is another key; choose another --out")
         key = found
-    elif key is not None:
-        write_private(existing, key.pem())
-    else:
-        key = Key.make(existing)
+    key = key or Key.new()
     made = convene(plan, requests, key, rules=rules, schema=schema, days=config.days)
+    with writing(config.out):
+        private_folder(config.out)
+    if not existing.exists():
+        write_private(existing, key.pem())
     _write(made, config.out / FILE)
     _print_federation(made, config.out / FILE)
     wide_console().print(
@@ -656,4 +657,9 @@ def leave(arguments: list[str]) -> int:
             )
             return DONE if status.state == LEFT else FAILED
         time.sleep(0.2)
-    return DONE if config.wait == 0 else FAILED
+    if config.wait == 0:
+        return DONE
+    raise RunError(
+        f"{status.member} has not left within {config.wait:g} seconds (--wait): it does so when its round ends; "
+        f"dpps federation status {config.run} shows it"
+    )

@@ -1,11 +1,11 @@
 """`dpps stats`: questions about the records of all nodes."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from rich.table import Table
 from tyro.conf import arg
@@ -35,6 +35,9 @@ class StatsConfig(SurveyOptions):
       dpps stats --plan --nodes 3 --schema schema.toml --ask 'mean(age)'
       dpps stats --nodes 3 --schema schema.toml --ask 'mean(age)' --print-config
     """
+
+    groups: ClassVar[Mapping[str, str]] = {"ask": "questions", "person": "privacy", "node_data": "run"}
+    """The groups of --help: the first option of each, and its title."""
 
     node_data: Annotated[Path | None, arg(metavar="PATH")] = None
     """Every node's table, or its folder: clinics/node-{rank}.

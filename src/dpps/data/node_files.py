@@ -66,10 +66,11 @@ def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = 
 
     Without a schema every label must lie in 0..classes-1.
     """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--node-data: {folder} is a file: name the folder that holds it")
     if not folder.is_dir():
         raise UsageError(
-            f"--node-data: there is no folder {folder}: make it, or give with --nodes as many as there are folders, "
-            "which are numbered from 0"
+            f"--node-data: there is no folder {folder}: name another or make it; {{rank}} counts the nodes from 0 to --nodes - 1"
         )
     if isinstance(schema, ImageSchema):
         seen = labelled_images(folder / "test", schema) if (folder / "test").exists() else None

@@ -347,7 +347,8 @@ def output_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
         raise
     except Exception as error:
         raise UsageError(
-            f"--features {name}: on examples of shape {tuple(shape)} it raises {first_line(error)}"
+            f"--features {name}: on examples of shape {tuple(shape)} it raises {first_line(error)}; return a module for this shape, "
+            "or (module, preprocessing), such as dpps.features.Preprocessing(224) for three channels"
         ) from error
 
 
@@ -370,7 +371,10 @@ def _own(name: str) -> tuple[nn.Module, str]:
     try:
         given = make()
     except Exception as error:
-        raise UsageError(f"{named}: called without arguments it raises {first_line(error)}") from error
+        raise UsageError(
+            f"{named}: called without arguments it raises {first_line(error)}; name a function that needs none and returns "
+            "the frozen module, such as my_features:make"
+        ) from error
     parts = given if isinstance(given, tuple) and len(given) == 2 else (given, nn.Identity())
     for part in parts:
         if not isinstance(part, nn.Module):

@@ -6,7 +6,7 @@ traceback from inside torch.
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -96,7 +96,9 @@ def as_datasets(data: Any, model: nn.Module, loss: Loss) -> list[Dataset[Any]]:
 def as_examples(data: Any, whose: str, model: nn.Module, loss: Loss) -> tuple[Any, Tensor]:
     """All examples of a data set as (inputs, targets): for evaluation. Inputs may be tensors in a tuple or a dictionary."""
     if isinstance(data, DataLoader):  # all of its examples are evaluated, in whatever batches
-        _refuse_settings(data, whose, {"batch_size": data.batch_size or 1, "shuffle": True})
+        accepted = {"batch_size": data.batch_size or 1, "shuffle": True, "generator": data.generator}
+        _refuse_settings(data, whose, accepted)
+        _tell_without_effect([data], whose)
     dataset = _as_dataset(data, whose, model, loss)
     if not len(dataset):  # type: ignore[arg-type]
         raise UsageError(f"{whose} has no examples: give at least one, or leave it out")
@@ -162,22 +164,60 @@ _REMEDIES = {
     "batch_sampler": _CHOSEN_BY_THE_RUN,
     "drop_last": _CHOSEN_BY_THE_RUN,
     "collate_fn": _IN_THE_DATA_SET,
+    "worker_init_fn": "a run has no worker processes and would not call it, so prepare the data set before you give it",
+    "generator": "a run draws its examples from its own seed, so leave it out, and give the run a seed: Run(..., seed=0)",
 }
 """For settings of a DataLoader that a run would not follow."""
 
+_SPEED = {
+    "num_workers": 0,
+    "pin_memory": False,
+    "timeout": 0,
+    "multiprocessing_context": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "pin_memory_device": "",
+    "in_order": True,
+}
+"""Settings of a DataLoader about speed and worker processes, with their defaults."""
+
 
 def check_loaders(data: Any, batch_size: object, *, random: bool) -> None:
-    """Refuse DataLoaders to train on with settings that the run would not follow.
+    """Refuse DataLoaders to train on with settings that the run would not follow. Warn about those that concern speed only.
 
     Args:
         data: as given for the nodes.
         batch_size: of the algorithm.
         random: whether the run draws its examples at random.
     """
+    loaders = dict[int, DataLoader[Any]]()
     for k, loader in enumerate(data if isinstance(data, (list, tuple)) else ()):
         if isinstance(loader, DataLoader):
             followed = {"batch_size": batch_size, **({"shuffle": True} if random else {})}
             _refuse_settings(loader, f"node {k}", followed, f", the algorithm {batch_size}")
+            loaders[k] = loader
+    _tell_without_effect(
+        loaders.values(), "the nodes" if len(loaders) > 1 else f"node {min(loaders, default=0)}"
+    )
+
+
+def _tell_without_effect(loaders: Iterable[DataLoader[Any]], whose: str) -> None:
+    """Name the settings about speed in one warning, however many DataLoaders have them."""
+    found = dict.fromkeys(setting for loader in loaders for setting in _speed_settings(loader))
+    if found:
+        log.warning(
+            "%s in the DataLoader of %s has no effect, because a run reads the examples in its own process: leave it out",
+            ", ".join(found),
+            whose,
+        )
+
+
+def _speed_settings(loader: DataLoader[Any]) -> Iterator[str]:
+    for name, default in _SPEED.items():
+        value = getattr(loader, name, default)
+        implied = name == "prefetch_factor" and loader.num_workers and value == 2  # torch fills it in
+        if value != default and not implied:
+            yield f"{name}={value}"
 
 
 def _refuse_settings(
@@ -190,7 +230,7 @@ def _refuse_settings(
 
 
 def _settings(loader: DataLoader[Any]) -> dict[str, object]:
-    """The settings of a DataLoader that are not its defaults, but for those about speed."""
+    """The settings of a DataLoader that are not its defaults, except those about speed."""
     if isinstance(loader.dataset, IterableDataset):
         return {}  # refused as such
     sampler, found = loader.sampler, dict[str, object]()
@@ -207,6 +247,9 @@ def _settings(loader: DataLoader[Any]) -> dict[str, object]:
         found["drop_last"] = True
     if loader.batch_size is not None and loader.collate_fn is not default_collate:
         found["collate_fn"] = loader.collate_fn
+    for name in ("worker_init_fn", "generator"):
+        if (value := getattr(loader, name)) is not None:
+            found[name] = value
     return found
 
 

@@ -633,6 +633,35 @@ def _time_limit(cancel: Callable[[], Any]) -> Iterator[None]:
 # The side that is dialled
 
 
+def check_port(listen: str) -> None:
+    """Refuse an address at which this machine cannot listen, before a run begins.
+
+    Args:
+        listen: HOST:PORT.
+    """
+    host, _, port = listen.rpartition(":")
+    why = ""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            try:
+                with socket.socket(family, kind, protocol) as tried:
+                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    tried.bind(address)
+            except OSError as error:
+                why = why or str(error.strerror)
+            else:
+                return  # one address of several is enough
+    except OSError as error:
+        why = str(error.strerror)
+    raise UsageError(_cannot_listen(listen, why))
+
+
+def _cannot_listen(listen: str, why: str) -> str:
+    return f"cannot listen at {listen} ({why}): stop the program that has this port, or run this on the machine with this address"
+
+
 class _Listener:
     """Listens at one port until it is closed: one stream for each neighbour."""
 
@@ -661,10 +690,8 @@ class _Listener:
         credentials = self._grpc.dynamic_ssl_server_credentials(self._configuration(), self._refreshed, True)
         try:
             self._server.add_secure_port(listen, credentials)
-        except RuntimeError as error:
-            raise RunError(
-                f"cannot listen at {listen}: another program has the port, or the address is not this machine's; nothing was sent"
-            ) from error
+        except RuntimeError as error:  # the port was taken after `check_port`
+            raise RunError(f"{_cannot_listen(listen, 'the address is in use')}; nothing was sent") from error
         self._server.start()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ A later revision may expel members or renew certificates; the rest stays.
 import base64
 import hashlib
 import json
+import logging
 import re
 import secrets
 import tomllib
@@ -26,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from dpps.data.schema import read_schema
 from dpps.errors import UsageError, unknown
 from dpps.learning.algorithm import ALGORITHMS
+from dpps.models import shared_prefixes
 from dpps.noise.pairs.keys import PairKeys
 from dpps.peers.identity import (
     Identity,
@@ -41,11 +43,14 @@ from dpps.peers.identity import (
 from dpps.peers.reservations import quorum
 from dpps.privacy.partners import Pairs
 from dpps.privacy.units import UNITS, PrivacyOptions
+from dpps.registry import is_own
 from dpps.runs.options import OWN_DATA, RETIRED, Options, read_config
 from dpps.statistics.options import SurveyOptions
 from dpps.statistics.release import topology_of
 from dpps.topology import Topology, parse
 from dpps.version import __version__
+
+log = logging.getLogger(__name__)
 
 FORMAT = 2
 ABSENTEES = 1
@@ -193,7 +198,9 @@ class Federation:
             with path.open("rb") as file:
                 content = file.read(LARGEST_FILE + 1)
         except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+            raise UsageError(
+                f"{path} cannot be read ({error.strerror}): name the file federation.toml, which dpps federation create writes"
+            ) from error
         return cls.parse(content, str(path))
 
     def to_toml(self) -> str:
@@ -510,7 +517,9 @@ def convene(
     ):
         if len(set(found)) < len(found):
             twice = next(each for each in found if found.count(each) > 1)
-            raise UsageError(f"two requests have the {what} {twice}: every member needs one of its own")
+            raise UsageError(
+                f"two requests (--member) have the {what} {twice}: every member needs one of its own; give each request once"
+            )
     _check_days(days)
     rules = rules or Rules()
     rules.check(len(requests))
@@ -558,7 +567,7 @@ def expel(federation: Federation, name: str, key: Key) -> Federation:
         )
     if len(federation.active) <= federation.rules.min_members:
         raise UsageError(
-            f"without {name} there are {len(federation.active) - 1} members and the contract needs "
+            f"without {name} the number of members is {len(federation.active) - 1} and the contract needs "
             f"{federation.rules.min_members}: make a new federation"
         )
     revision = federation.revision + 1
@@ -600,13 +609,18 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     Raises:
         UsageError: it asks for something that members who come and go cannot do.
     """
-    table = read_config(path)
+    if members < 2:
+        said = "one --member is" if members else "no --member is"
+        raise UsageError(
+            f"{said} given: a federation has two or more; give --member FILE once for each of them"
+        )
+    table = read_config(path, "the plan")
     if "ask" in table:
         asked = SurveyOptions.from_table(table, str(path))
         _check_members(asked.nodes, members, "dpps stats")
         asked = replace(asked, schema=path.parent / asked.schema)
         return _questions(asked.for_members()), read_schema(asked.schema).to_toml()
-    config = Options.from_toml(path)
+    config = given = Options.from_toml(path)
     if config.trust == Pairs.name and config.absentees is None:
         colluders = members // 3 if config.colluders is None else config.colluders
         config = replace(config, absentees=max(0, min(ABSENTEES, members - 2 - colluders)))
@@ -620,6 +634,16 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     config = replace(config, node_data=_MEMBERS_FOLDER if own else None, secure_noise=True).resolve()
     config.network()
     config.privacy()
+    if not is_own(config.model):  # one of their own may be importable at the members only
+        shared_prefixes(config.model, ALGORITHMS[config.algorithm].shares(config.shared))
+    usual, common = Options().to_json(), {"schema", *given.common()}
+    unread = [name for name, value in given.to_json().items() if name not in common and value != usual[name]]
+    if unread:
+        log.warning(
+            "%s sets %s: each member chooses that itself, so it is not part of the contract",
+            path,
+            ", ".join(unread),
+        )
     return _common(config), schema
 
 
@@ -713,7 +737,7 @@ def _check_plan(config: Options, members: int) -> None:
 def _check_members(nodes: int, members: int, command: str) -> None:
     if nodes != members:
         raise UsageError(
-            f"the plan has nodes = {nodes} and there are {members} requests: make it with {command} --nodes {members} "
+            f"the plan has nodes = {nodes} and there are {members} requests (--member): make it with {command} --nodes {members} "
             "--print-config, or give all requests"
         )
 

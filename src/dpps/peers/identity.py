@@ -98,9 +98,14 @@ class Key:
         self._private = private
 
     @classmethod
+    def new(cls) -> "Key":
+        """A new key, in no file yet."""
+        return cls(ec.generate_private_key(_CURVE()))
+
+    @classmethod
     def make(cls, path: Path) -> "Key":
         """A new key in a new file."""
-        key = cls(ec.generate_private_key(_CURVE()))
+        key = cls.new()
         with writing(path):
             private_folder(path.parent)
         if path.exists():
@@ -118,7 +123,9 @@ class Key:
         try:
             content, mode = path.read_bytes(), path.stat().st_mode
         except OSError as error:
-            raise UsageError(f"the key {path} cannot be read: {error.strerror}") from error
+            raise UsageError(
+                f"the key {path} cannot be read ({error.strerror}): name the file where dpps federation wrote it, or restore it from a copy"
+            ) from error
         if mode & 0o077:
             raise UsageError(f"others may read the key {path}: make a new one, and keep it at mode 600")
         try:
@@ -223,10 +230,12 @@ class Request:
         try:
             found = x509.load_pem_x509_csr(path.read_bytes())
         except OSError as error:
-            raise UsageError(f"--member {path} cannot be read: {error.strerror}") from error
+            raise UsageError(
+                f"--member {path} cannot be read ({error.strerror}): name the file {REQUEST} that dpps federation key wrote at the member"
+            ) from error
         except ValueError as error:
             raise UsageError(
-                f"--member {path} is not a certificate request: dpps federation key writes one"
+                f"--member {path} is not a certificate request: name the file {REQUEST} that dpps federation key wrote at the member"
             ) from error
         key = found.public_key()
         if not found.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
@@ -303,7 +312,9 @@ class Identity:
         try:
             listen = (folder / LISTEN).read_text().strip()
         except OSError as error:
-            raise UsageError(f"{folder / LISTEN} cannot be read: {error.strerror}") from error
+            raise UsageError(
+                f"{folder / LISTEN} cannot be read ({error.strerror}): restore it; it holds the HOST:PORT given with --listen, or nothing"
+            ) from error
         return cls(folder, request.name, listen, key)
 
     @property

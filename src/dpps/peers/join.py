@@ -5,21 +5,22 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpps.disk import private_folder, write_private, writing
+from dpps.disk import check_folder, locked, private_folder, write_private, writing
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.peers import status as states
-from dpps.peers.connections import Channel
+from dpps.peers.connections import Channel, check_port
 from dpps.peers.contract import Federation, Membership, config_for, questions_for
 from dpps.peers.identity import Identity, read_out
 from dpps.peers.links import LEFT
 from dpps.peers.member import Member
 from dpps.peers.messages import largest
 from dpps.peers.status import Peer, Status, now, write_status
-from dpps.peers.store import OUTBOX
+from dpps.peers.store import LOCK, OUTBOX
 from dpps.privacy.partners import Pairs
 from dpps.privacy.promise import planned_charges
 from dpps.runs.callbacks import RoundLog
@@ -96,7 +97,10 @@ class Participation:
         self.out, self._file = Path(out), Path(federation)
         self.identity = Identity.open(Path(member))
         contract = accept(self.identity, self._file, convener)
+        self._compared, self._new = bool(convener), list[Path]()
+        check_folder("--out", self.out)
         check_run(self.identity, contract, self.out)
+        check_alone(self.out)
         own = contract.plan["data"] == OWN_DATA
         if own != (node_data is not None):
             raise UsageError(
@@ -104,11 +108,16 @@ class Participation:
                 if own
                 else f"the plan learns from {contract.plan['data']}: leave --node-data out"
             )
+        if own and data_dir is not None:
+            raise UsageError(
+                f"--data-dir {data_dir} would be ignored: the plan is for data of the members' own; leave it out"
+            )
         self.channel = Channel(contract, self.identity, self._adopt)
         self.member = Member(Membership.of(contract, self.identity), self.channel)
         own_choice = {"data_dir": data_dir, "metrics": metrics, "device": device}
         calls = (self._after_round, *callbacks)
-        self.run = self._make_run(contract, node_data, calls, own_choice)
+        with self._nothing_left_behind():
+            self.run = self._make_run(contract, node_data, calls, own_choice)
         protected = self.run.unit
         self.status = Status(
             self.channel.own.name,
@@ -160,17 +169,34 @@ class Participation:
     def _schema(self, contract: Federation) -> Path | None:
         if not contract.schema:
             return None
+        place = self.out / "schema.toml"
+        self._new = [path for path in (place, self.out, *self.out.parents) if not path.exists()]
         with writing(self.out):
             private_folder(self.out)
-        write_private(self.out / "schema.toml", contract.schema.encode())
-        return self.out / "schema.toml"
+        write_private(place, contract.schema.encode())
+        return place
+
+    @contextmanager
+    def _nothing_left_behind(self) -> Iterator[None]:
+        """If the request is refused before anything of the run was written, the schema and its new folders go, too."""
+        try:
+            yield
+        except UsageError:
+            if self._new and len(list(self.out.iterdir())) == 1:
+                self._new[0].unlink(missing_ok=True)
+                for folder in self._new[1:]:
+                    folder.rmdir()
+            raise
 
     # The run
 
     def prepare(self) -> "Participation":
         """Prepare the run without connecting to anyone."""
         if not self.run.started:
-            self.run.start(self.epochs)
+            with self._nothing_left_behind():
+                if self.identity.listen:
+                    check_port(self.identity.listen)
+                self.run.start(self.epochs)
             self.status.rounds, self.status.round = self.run.plan.count, self.run.state.round
         return self
 
@@ -191,6 +217,7 @@ class Participation:
         self._connected = True
         row = self.run.state.shared.s[0]
         self._renew()
+        remember(self.identity, self.channel.federation, compared=self._compared)
         note_run(self.identity, self.channel.federation, self.out)
         self.channel.start(self.run.description.model, largest(row.numel() * row.element_size()))
         self._watcher.start()
@@ -360,7 +387,7 @@ def against(plan: Mapping[str, Any]) -> str:
 
 
 def accept(identity: Identity, path: Path, convener: str = "") -> Federation:
-    """The contract to run by: that in the file, or a later revision of it that is known already. It is remembered. Without the
+    """The contract to run by: that in the file, or a later revision of it that is known already. Nothing is written. Without the
     fingerprint of the convener, as read out on the telephone, the one seen first is trusted.
 
     Raises:
@@ -370,13 +397,25 @@ def accept(identity: Identity, path: Path, convener: str = "") -> Federation:
     _check_convener(identity, given, convener)
     found = _newest(identity, given, path)
     found.check_for(identity)
-    _trust(identity, found, told=bool(convener))
-    remember(identity, found)
     return found
 
 
-def remember(identity: Identity, federation: Federation) -> None:
-    """Keep a contract, so that older revisions of it are not taken any more."""
+def remember(identity: Identity, federation: Federation, *, compared: bool = False) -> None:
+    """Trust the convener of a contract, and keep the contract, so that older revisions of it are refused.
+
+    Args:
+        identity: this member.
+        federation: as `accept` returned it.
+        compared: whether the convener's fingerprint was given.
+    """
+    place = identity.folder / CONVENER
+    if not place.exists() and not compared:
+        log.warning(
+            "this convener is trusted from now on; compare its fingerprint on the telephone: %s",
+            read_out(federation.convener_fingerprint),
+        )
+    if not place.exists() or place.read_text().strip() != federation.convener_fingerprint:
+        write_private(place, f"{federation.convener_fingerprint}\n".encode())
     folder = identity.folder / KNOWN
     with writing(folder):
         private_folder(folder)
@@ -387,8 +426,15 @@ def check_run(identity: Identity, federation: Federation, out: Path) -> None:
     """Refuse to begin a run of this federation a second time: its ledger would begin at nothing, and what was spent would be spent again.
 
     Raises:
-        UsageError: the run was begun in another folder, or the folder holds it no more.
+        UsageError: the run was begun in another folder, the folder holds it no more, or holds another one.
     """
+    if (out / states.FILE).exists():
+        held, name = states.read_status(out), federation.check_for(identity).name
+        if (held.member, held.federation) != (name, federation.id):
+            raise UsageError(
+                f"--out {out} holds the run of {held.member} in federation {held.federation}, and this is {name} in federation "
+                f"{federation.id}: choose another folder"
+            )
     place = _place(identity, federation).with_suffix(RUN)
     if not place.exists():
         return
@@ -404,6 +450,21 @@ def check_run(identity: Identity, federation: Federation, out: Path) -> None:
         f"--out is {here}, and this member's run of federation {federation.id} is in {begun}: another folder would begin with an "
         f"empty ledger; give --out {begun}"
     )
+
+
+def check_alone(out: Path) -> None:
+    """Refuse to take part twice at once.
+
+    Raises:
+        UsageError: another process takes part in the run in this folder.
+    """
+    try:
+        with locked(out / OUTBOX / LOCK):
+            return
+    except RunError as error:
+        raise UsageError(
+            f"another process takes part in the run in {out} already: dpps federation status {out} shows it; stop that one first"
+        ) from error
 
 
 def note_run(identity: Identity, federation: Federation, out: Path) -> None:
@@ -449,15 +510,3 @@ def _check_convener(identity: Identity, given: Federation, convener: str) -> Non
             f"the file is signed by another convener ({read_out(found)}) than the one known to {identity.folder} "
             f"({read_out(trusted)}): ask on the telephone, and give --convener if it is right"
         )
-
-
-def _trust(identity: Identity, found: Federation, told: bool) -> None:
-    """Remember the convener of a contract that is for this member."""
-    place = identity.folder / CONVENER
-    if not place.exists() and not told:
-        log.warning(
-            "this convener is trusted from now on; compare its fingerprint on the telephone: %s",
-            read_out(found.convener_fingerprint),
-        )
-    if not place.exists() or place.read_text().strip() != found.convener_fingerprint:
-        write_private(place, f"{found.convener_fingerprint}\n".encode())

@@ -132,7 +132,7 @@ def read_status(folder: Path) -> Status:
     """
     try:
         return Status.from_json(json.loads((folder / FILE).read_text()))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{folder} holds no run of dpps federation join: name the folder given with its --out"
         ) from None

@@ -46,7 +46,7 @@ class Outbox:
         """
         with writing(self.folder):
             private_folder(self.folder)
-            self._locked = open_alone(self.folder / "lock", os.O_CREAT)
+            self._locked = open_alone(self.folder / LOCK, os.O_CREAT)
 
     def unlock(self) -> None:
         """Let others have it."""
@@ -132,6 +132,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 log = logging.getLogger(__name__)
 
 OUTBOX = "outbox"
+LOCK = "lock"
 """The folder of the outbox, beside the ledger."""
 
 _LINES = 16

@@ -644,14 +644,15 @@ class Options:
         return fingerprint(before | self._computed())
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """What a TOML file of options holds."""
+def read_config(path: Path, named: str = "--config") -> dict[str, Any]:
+    """What a TOML file of options holds; `named` is what messages call it."""
+    remedy = "--print-config of dpps train or dpps stats prints such a file"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{named} {path} cannot be read ({error.strerror}): {remedy}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path} is not TOML: {error}") from error
+        raise UsageError(f"{named} {path} is not TOML ({error}): {remedy}") from error
 
 
 # Which options have an effect

@@ -68,7 +68,7 @@ class Run(Frozen):
         algorithm: what is computed, with the model: `PartPSP(model, shared=["layer1"])`.
         data: one data set per node in this process: map-style, or (inputs, targets). You may pass a DataLoader:
             the run uses its data set and draws its own batches of the algorithm's `batch_size`. Settings
-            that it would not follow are refused.
+            that it would not follow are refused; settings about speed have no effect and give a warning.
         topology: who sends to whom; or its name ("exp", "4-out"), on as many nodes as there are data sets.
         privacy: `Record(...)`, `Contribution(...)`, `NodeSwap(...)`, or None for no noise; or the unit's name ("record"), with
             the defaults of `dpps train`. Fixed when the run starts.
