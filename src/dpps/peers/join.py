@@ -428,8 +428,12 @@ def check_run(identity: Identity, federation: Federation, out: Path) -> None:
     Raises:
         UsageError: the run was begun in another folder, the folder holds it no more, or holds another one.
     """
-    if (out / states.FILE).exists():
-        held, name = states.read_status(out), federation.check_for(identity).name
+    try:
+        held: Status | None = states.read_status(out)
+    except UsageError:
+        held = None  # there is none; or it cannot be read, which stops nobody: it is for people to look at
+    if held is not None:
+        name = federation.check_for(identity).name
         if (held.member, held.federation) != (name, federation.id):
             raise UsageError(
                 f"--out {out} holds the run of {held.member} in federation {held.federation}, and this is {name} in federation "
