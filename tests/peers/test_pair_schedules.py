@@ -48,7 +48,8 @@ def a_week(folder: Path, seed: int) -> Sharing:
     return week
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 16))])
+# 2: a member is lost, and its partners have momentum and hear late of what it has released
+@pytest.mark.parametrize("seed", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in range(16) if k != 2)])
 def test_every_message_is_what_the_keys_say(seed: int, tmp_path: Path) -> None:
     week = a_week(tmp_path, seed)
     lost = {k: max(m.round for m, _ in week.messages if m.member == k) for k in week.expelled}

@@ -517,7 +517,7 @@ class Member(Deployment):
             return
         last, state = run.plan.count - 1, run.state.shared
         until = self.clock() + self.membership.rules.hard_deadline
-        while self.pairs.rounds.owes(last) and not self.fabric.cleared(last) and self.clock() < until:
+        while self._waits_for_word(last) and self.clock() < until:
             if self.fabric.over():  # too late: the others have their average
                 return
             self.fabric.reserve(last)
@@ -528,6 +528,13 @@ class Member(Deployment):
                 self.pairs.rounds.lose(row, after)
             noise = self.pairs.last_message(run.protocol.mechanism, last, state.s.shape[1])
         state.s = state.s + run.nodes.still_to_come(run.state, noise)
+
+    def _waits_for_word(self, last: int) -> bool:
+        """Whether others have still to say what an expelled member can have released, or that the noise which is missing may go out."""
+        assert self.pairs is not None
+        rounds, fabric = self.pairs.rounds, self.fabric
+        unknown = len(fabric.lost()) < min(len(fabric.membership.expelled_in), rounds.absentees)
+        return unknown or (rounds.owes(last) and not fabric.cleared(last))
 
     def after_results(self, run: Run) -> None:
         """Be there for neighbours that are not done; Ctrl-C ends that, as all is done here."""
