@@ -7,6 +7,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr
@@ -302,3 +303,12 @@ def test_fine_grid_makes_the_distance_negligible() -> None:
     distance = discrete_gaussian_slack(2.0**24, 100_000, 720)
     assert distance < 1e-17
     assert total([SAMPLED], 1e-5, distance=distance).epsilon == pytest.approx(total([SAMPLED], 1e-5).epsilon)
+
+
+@pytest.mark.parametrize(("q", "noise", "rounds"), [(1 / 60, 1.01, 720), (0.5, 30.0, 3), (0.01, 0.7, 5000)])
+def test_few_renyi_orders_find_what_all_of_them_find(q: float, noise: float, rounds: int) -> None:
+    every = RdpAccountant()
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    every.compose(dp_accounting.PoissonSampledDpEvent(q, gaussian), rounds)
+    found = total([Charge.gaussian(noise_multiplier=noise, sampling=q, count=rounds)], 1e-5)
+    assert found.by_method["rdp"] == every.get_epsilon(1e-5)

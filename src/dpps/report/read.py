@@ -240,9 +240,11 @@ def command(config: Options, processes: int = 0, schema: Path | None = None) -> 
     names = [name.replace("-", "_") for name in (*config.common(), *_NEEDED_AGAIN)]
     given = {n: getattr(wanted, n) for n in names if getattr(wanted, n) != getattr(plain, n)}
     meaning = _meaning(given)
-    for option in list(given):
-        fewer = {k: v for k, v in given.items() if k != option}
-        if meaning is not None and _meaning(fewer) == meaning:
+    # What follows from other options: mostly all that may be left open, which is tried first, because solving for the noise takes a while.
+    open_ = [name for name in given if getattr(plain, name) is None or name == "data"]
+    for left_out in (open_, *([name] for name in open_)):
+        fewer = {name: value for name, value in given.items() if name not in left_out}
+        if meaning is not None and len(fewer) < len(given) and _meaning(fewer) == meaning:
             given = fewer
     if named is not None:
         given["schema"] = named

@@ -11,7 +11,9 @@ $$ v_k = \frac{1}{n_k + 2} \left[ \frac{b_k + c_k + 1}{n_k + 2} - \left(\frac{b_
 \frac{1}{K} \sum_k d_k \pm \frac{1.96}{K} \sqrt{\sum_k v_k}. $$
 
 The two examples added keep a variance above zero where two models agree on every one of a few examples. The share $p_k$ of one
-model has $v_k = \tilde p_k (1 - \tilde p_k) / n_k$ with $\tilde p_k = (n_k p_k + 2) / (n_k + 4)$, after Agresti and Coull.
+model has $v_k = \tilde p_k (1 - \tilde p_k) / (n_k - 1)$ with $\tilde p_k = (n_k p_k + 2) / (n_k + 4)$, after Agresti and Coull,
+and the quantile of Student's distribution: with 1.96 and $n_k$ below, too few intervals of nodes with 12 to 60 examples covered the
+truth (90 to 92 % at the worst shares).
 
 **Everything else** by the stratified jackknife: with $T_{(e)}$ the statistic without example e and $\bar T_k$ their mean over node k,
 
@@ -112,7 +114,8 @@ class Measured:
         n = self.examples
         if self.share:
             variances = [(len(p) / n) ** 2 * _of_share(p, self.single) for p in self.parts]
-            return Estimate.of(self.value, variances, [math.inf] * len(variances), n)
+            freedom = [_freedom(len(p), self) for p in self.parts]
+            return Estimate.of(self.value, variances, freedom, n)
         sizes = [len(part) for part in self.parts]
         if n < 2:
             return Estimate(self.value, None, None, n)
@@ -123,7 +126,7 @@ class Measured:
             centre = float(part.mean()) if size > 1 else everybody
             factor = (size - 1) / size if size > 1 else 1.0
             variances.append(factor * float(np.square(part - centre).sum()))
-            freedom.append(max(1, size - 1))
+            freedom.append(_freedom(size, self))
         return Estimate.of(self.value, variances, freedom, n)
 
 
@@ -159,11 +162,16 @@ def ratio(above: Sequence[Values], below: Sequence[Values], whole: tuple[float, 
     return Measured(top / bottom, tuple(parts))
 
 
+def _freedom(examples: int, of: Measured) -> float:
+    """Degrees of freedom of a variance. The formula for a difference of shares is for the normal distribution."""
+    return math.inf if of.share and not of.single else max(1, examples - 1)
+
+
 def _of_share(values: Values, single: bool) -> float:
     n, added = len(values), len(values) + 2
     if single:
         near = (float(values.sum()) + 2) / (n + 4)
-        return near * (1 - near) / n
+        return near * (1 - near) / max(1, n - 1)
     mean_square, centre = (float(np.square(values).sum()) + 1) / added, float(values.sum()) / added
     return (mean_square - centre**2) / added
 
@@ -200,7 +208,7 @@ def of_nodes(pooled: Measured, nodes: Sequence[Measured | None]) -> Estimates:
     known = [(each, m) for each, m in zip(single, nodes, strict=True) if each is not None and m is not None]
     count = len(known)
     variances = [math.nan if e.standard_error is None else (e.standard_error / count) ** 2 for e, _ in known]
-    freedom = [math.inf if m.share else max(1, m.examples - 1) for _, m in known]
+    freedom = [_freedom(m.examples, m) for _, m in known]
     value = math.fsum(e.value for e, _ in known) / count if count else math.nan
     over_nodes = Estimate.of(value, variances or [math.nan], freedom or [1.0], pooled.examples)
     few = [m is not None and not m.share and m.examples < LEAST for m in nodes]
