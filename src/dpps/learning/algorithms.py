@@ -334,9 +334,7 @@ class PartPSP(Algorithm):
     """
 
     def step(self, nodes: Nodes, state: TrainState) -> Step:
-        update = nodes.update(
-            state
-        )  # lines 3 to 6: a batch, the local step, the clipped shared gradient times -gamma_s
+        update = nodes.update(state)  # lines 3 to 6: batch, local step, clipped gradient times -gamma_s
         state.local = update.local  # before anything leaves: a fabric may put the state on disk first
         record = nodes.exchange(state, update.perturbation)  # one round of Algorithm 1
         return Step(record, update.losses)

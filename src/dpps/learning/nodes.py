@@ -419,10 +419,8 @@ class Nodes(Frozen):
         last, rounds = self.algorithm.averaging, self.plan.count
         if not last:
             return
-        mean, old = (
-            self.algorithm.shared_parameters(self._estimates(state)).clone(),
-            _below(state.kept, _AVERAGE),
-        )
+        mean = self.algorithm.shared_parameters(self._estimates(state)).clone()
+        old = _below(state.kept, _AVERAGE)
         count = old.get("count", torch.zeros((), dtype=torch.int64))
         if state.round > rounds - max(1, round(last * rounds)):
             count = count + 1

@@ -387,9 +387,8 @@ def _pld(kinds: Sequence[Charge], group: int, upper: float, steps: int) -> Delta
         group, steps = group * steps, 1
     known = _scale([kind for kind in kinds if kind.unsampled], group)
     pure_noise = _fewer_scales([kind for kind in known if kind.event.type == LAPLACE])
-    gaussians = (
-        kind for kind in known if kind.event.type == GAUSSIAN
-    )  # they are one Gaussian: 1/sigma² adds up
+    # all Gaussian rounds are one: 1/sigma² adds up
+    gaussians = (kind for kind in known if kind.event.type == GAUSSIAN)
     precision = math.fsum(kind.count / kind.event.noise_multiplier**2 for kind in gaussians)
     multiplier = 1 / math.sqrt(precision) if precision > 0 else math.inf
     if not pure_noise and not others:  # one Gaussian: dp-accounting has its privacy loss in closed form

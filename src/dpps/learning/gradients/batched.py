@@ -70,12 +70,8 @@ class Batched(PerExample):
             drawn = int(mask[k].sum())  # samplers put those that are drawn first
             present = slice(0, drawn) if bool(mask[k, :drawn].all()) else mask[k]
             own = pick((pick(x, k), pick(target, k)), present)
-            leaves, rows, loss, long = (
-                leaves_of(self.partition.views(y[k], l[k])),
-                (sum_s[k], sum_l[k]),
-                0.0,
-                0,
-            )
+            leaves, rows = leaves_of(self.partition.views(y[k], l[k])), (sum_s[k], sum_l[k])
+            loss, long = 0.0, 0
             size = -(-drawn // -(-drawn // height)) if drawn else 1  # parts of equal size
             for first in range(0, drawn, size):
                 part = self._part(model, plan, leaves, pick(own, slice(first, first + size)), rows, piece)

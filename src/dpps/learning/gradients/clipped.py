@@ -160,10 +160,8 @@ class PerExample(Frozen, ABC):
         self.partition, self.loss, self.clip, self.weigh, self._batch = partition, loss, clip, weigh, batch
         self.skipped = Skipped()
         """Examples that counted as zero; it stays at the node."""
-        usual, u = (
-            min(2 * batch, batch + math.ceil(12 * math.sqrt(batch))),
-            torch.finfo(torch.float32).eps / 2,
-        )
+        usual = min(2 * batch, batch + math.ceil(12 * math.sqrt(batch)))
+        u = torch.finfo(torch.float32).eps / 2
         largest = usual + 8
         roundings = {largest - 1: largest} | {
             piece: piece + 1 + math.ceil(math.log2(largest / piece)) for piece in _PIECES if piece < largest
