@@ -100,7 +100,7 @@ def test_kills_and_power_cuts_in_any_order(
 class _Interrupting:
     """Ctrl-C before the `at`-th line that is executed in the modules of ledger, witness and outbox."""
 
-    FILES = ("ledger.py", "ledger_file.py", "witness.py", "outbox.py")
+    FILES = ("ledger.py", "store.py")
 
     def __init__(self, at: int) -> None:
         self.left = at

@@ -5,10 +5,20 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.learning.algorithm import ALGORITHMS, Algorithm, Step, TrainState
-    from dpps.learning.algorithms import PEDFL, SGP, SGPDP, GradientTracking, PartPSP
+    from dpps.learning.algorithms import (
+        ALGORITHMS,
+        PEDFL,
+        SGP,
+        SGPDP,
+        Algorithm,
+        GradientTracking,
+        PartPSP,
+        Step,
+        TrainState,
+    )
     from dpps.learning.evaluation import accuracies
     from dpps.learning.gradients.batch import Engine, Loop, Vectorised
+    from dpps.learning.gradients.batched import Batched
     from dpps.learning.gradients.calling import (
         ModelLoss,
         call_model,
@@ -21,13 +31,12 @@ if TYPE_CHECKING:  # imported when first asked for
         tensors_in,
         unwritten,
     )
-    from dpps.learning.gradients.chain import Chained, is_chain
+    from dpps.learning.gradients.chain import Chained, Chains, is_chain
     from dpps.learning.gradients.choose import choose_engine, choose_per_example
-    from dpps.learning.gradients.clipped import Batched, Chains, OneByOne, PerExample
-    from dpps.learning.gradients.contributions import Explicit, Outer, Rows
+    from dpps.learning.gradients.clipped import Explicit, OneByOne, Outer, PerExample, Rows
     from dpps.learning.gradients.layers.rules import Rule, register
     from dpps.learning.inputs import as_datasets, as_unit, check_examples
-    from dpps.learning.nodes import Nodes
+    from dpps.learning.nodes import ClipCount, Nodes, advice, clip_rows, hopeless, into_ball
     from dpps.learning.partition import Partition
     from dpps.learning.preflight import check_model
     from dpps.learning.released import Adam, LocalOptimizers, Momentum
@@ -48,6 +57,5 @@ if TYPE_CHECKING:  # imported when first asked for
         suggest,
         suggested_batch,
     )
-    from dpps.learning.updates import ClipCount, advice, clip_rows, hopeless, into_ball
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -34,9 +34,8 @@ def cnn(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
     Papernot, Thakurta, Song, Chien, Erlingsson, "Tempered Sigmoid Activations for Deep Learning with Differential Privacy", AAAI
     2021: bounded activations keep gradients within the clip.
     """
-    rows, columns = (
-        ((size - 2) // 2 - 4) // 2 for size in (height, width)
-    )  # what convolutions and pools leave
+    # what convolutions and pools leave
+    rows, columns = (((size - 2) // 2 - 4) // 2 for size in (height, width))
     if min(rows, columns) < 1:
         raise UsageError(f"cnn needs images of at least 14 x 14, not {height} x {width}: use linear or mlp")
     return nn.Sequential(

@@ -34,7 +34,7 @@ from dpps import data, features, models
 from dpps.disk import write_aside
 from dpps.errors import RunError, UsageError
 from dpps.learning import ALGORITHMS, accuracies
-from dpps.privacy.promise import finite_or_none
+from dpps.privacy.accountant import finite_or_none
 from dpps.runs import Options, Run, deal
 from dpps.sensitivity import Certified
 from dpps.version import versions

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpps.data.schema import read_schema
 from dpps.errors import UsageError, unknown
-from dpps.learning.algorithm import ALGORITHMS
+from dpps.learning.algorithms import ALGORITHMS
 from dpps.models import shared_prefixes
 from dpps.noise.pairs.keys import PairKeys
 from dpps.peers.identity import (

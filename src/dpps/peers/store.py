@@ -22,8 +22,7 @@ from torch import Tensor
 
 from dpps.disk import close_alone, open_alone, private, private_folder, sync_folder, writing
 from dpps.errors import RunError
-from dpps.privacy.ledger import Budget, Release
-from dpps.privacy.ledger_file import LedgerFile, Mark, Witness, believed, unsealed, witness_of
+from dpps.privacy.ledger import Budget, LedgerFile, Mark, Release, Witness, believed, unsealed, witness_of
 
 _HEAD = struct.Struct("<8sQ32s")
 _MAGIC = b"dppsout1"

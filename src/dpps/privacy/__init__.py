@@ -6,8 +6,7 @@ from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.privacy.accountant import NO_PROTECTION, SUM_OF_ROUNDS, Charge, Total, label, noise_for, total
-    from dpps.privacy.ledger import Budget, Ledger, Release
-    from dpps.privacy.ledger_file import LedgerFile, Mark, Witness, unused, witness_of
+    from dpps.privacy.ledger import Budget, Ledger, LedgerFile, Mark, Release, Witness, unused, witness_of
     from dpps.privacy.outlook import (
         Coalition,
         LimitingNode,

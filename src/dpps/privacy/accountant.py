@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from dpps.errors import UsageError
 from dpps.logs import only_from
-from dpps.noise.events import GAUSSIAN, LAPLACE, Event, gaussian, laplace, sampled
+from dpps.noise.mechanisms import GAUSSIAN, LAPLACE, Event, gaussian, laplace, sampled
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -186,7 +186,12 @@ def running_total(
     return bounds.get("pld")
 
 
+# dp-accounting warns of every Rényi order it leaves out; the bound is valid without them
+_quietly = only_from(logging.ERROR, logging.getLogger("absl"))
+
+
 @lru_cache(maxsize=32)
+@_quietly
 def _one_round(event: Event, delta: float, planned: int) -> "PrivacyLossDistribution":
     """The privacy loss of one sampled Gaussian round, on the grid of all planned ones."""
     from dp_accounting.pld import privacy_loss_distribution
@@ -200,6 +205,7 @@ def _one_round(event: Event, delta: float, planned: int) -> "PrivacyLossDistribu
 
 
 @lru_cache(maxsize=512)
+@_quietly
 def _bounds(
     kinds: tuple[Charge, ...], group: int, delta: float, distance: float, steps: int
 ) -> tuple[tuple[str, float], ...]:
@@ -221,9 +227,7 @@ def _attempt(bounds: dict[str, float], name: str, bound: Callable[[], float]) ->
 
     failures = (ValueError, ArithmeticError, IndexError, MemoryError, RuntimeWarning, UnsupportedEventError)
     try:
-        # dp-accounting warns of every Rényi order it leaves out; the bound is valid without them
-        with only_from(logging.ERROR, logging.getLogger("absl")):
-            value = float(bound())
+        value = float(bound())
     except failures as error:
         log.debug("accountant %s left out: %s", name, error)
         return
@@ -262,6 +266,11 @@ def noise_for(
 
     guess = _first_guess(event, target_epsilon / group, delta, sampling, rounds)
     return _least_noise(epsilon_of, target_epsilon, guess)
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """For JSON, which has no infinity and no NaN."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def label(epsilon: float) -> str:
@@ -393,9 +402,8 @@ def _pld(kinds: Sequence[Charge], group: int, upper: float, steps: int) -> Delta
         group, steps = group * steps, 1
     known = _scale([kind for kind in kinds if kind.unsampled], group)
     pure_noise = _fewer_scales([kind for kind in known if kind.event.type == LAPLACE])
-    gaussians = (
-        kind for kind in known if kind.event.type == GAUSSIAN
-    )  # they are one Gaussian: 1/sigma² adds up
+    # all Gaussian rounds are one: 1/sigma² adds up
+    gaussians = (kind for kind in known if kind.event.type == GAUSSIAN)
     precision = math.fsum(kind.count / kind.event.noise_multiplier**2 for kind in gaussians)
     multiplier = 1 / math.sqrt(precision) if precision > 0 else math.inf
     if not pure_noise and not others:  # one Gaussian: dp-accounting has its privacy loss in closed form

@@ -9,9 +9,9 @@ import numpy as np
 
 from dpps.errors import UsageError
 from dpps.noise.mechanisms import Gaussian, Mechanism
-from dpps.privacy.accountant import NO_PROTECTION
+from dpps.privacy.accountant import NO_PROTECTION, finite_or_none
 from dpps.privacy.partners import OTHER_MEAN_VARIANCES, Partners
-from dpps.privacy.promise import finite_or_none, planned_charges
+from dpps.privacy.promise import planned_charges
 from dpps.privacy.units import Calibration, NodeSwap, Plan, Unit
 from dpps.sensitivity import Certified, Known, Paper
 from dpps.sensitivity.certified import WINDOW, coefficients, noise_factor

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpps.errors import RunError, UsageError
-from dpps.noise.events import sampled
-from dpps.privacy.accountant import Charge, Total, label
+from dpps.noise.mechanisms import sampled
+from dpps.privacy.accountant import Charge, Total, finite_or_none, label
 from dpps.privacy.ledger import Budget, Ledger
 from dpps.privacy.units import Calibration, Plan, Unit
 
@@ -271,8 +271,3 @@ def _numbers(
             f"That is the node that paid most; others paid less, down to {label(min(by_node))} (epsilon_by_node has them all)."
         )
     return parts
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """JSON has no infinity and no NaN."""
-    return value if value is not None and math.isfinite(value) else None

@@ -8,11 +8,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dpps.errors import UsageError, is_number
-from dpps.noise.events import Event, gaussian
-from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism
+from dpps.noise.mechanisms import MECHANISMS, Event, Gaussian, Laplace, Mechanism, gaussian
 from dpps.noise.source import NoiseSource
 from dpps.privacy.accountant import Charge, Total, label, noise_for, running_total, total
 from dpps.privacy.partners import MEAN_VARIANCE, NOBODY, Nobody, Pairs, Partners, Trust
@@ -61,12 +61,12 @@ class Plan:
         """The number of nodes."""
         return len(self.declared_sizes)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """The number of rounds."""
         return sum(count for _, count in self.rounds)
 
-    @property
+    @cached_property
     def paid(self) -> int:
         """The number of rounds that a target epsilon is spread over."""
         return self.count + self.spare

@@ -14,8 +14,7 @@ from typing import Any
 from dpps.errors import RunError, UsageError
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.accountant import Charge
-from dpps.privacy.ledger import Ledger
-from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy.ledger import Ledger, LedgerFile
 from dpps.privacy.promise import Privacy, account, charges_ahead
 from dpps.privacy.units import UNITS, PrivacyOptions, Unit
 from dpps.runs.callbacks import COLUMNS, TOTAL, RoundLog

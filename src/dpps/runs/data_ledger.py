@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 from dpps.disk import private, private_folder, sync_folder
 from dpps.errors import RunError, UsageError
 from dpps.privacy.accountant import SUM_OF_ROUNDS, Charge, total
-from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy.ledger import LedgerFile
 from dpps.privacy.units import UNITS
 from dpps.runs.folder import RunFolder, replaced_ledgers
 

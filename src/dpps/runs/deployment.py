@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpps.errors import RunError, UsageError
 from dpps.noise.source import NoiseSource, SecureNoise, Seeded
-from dpps.privacy.ledger_file import LedgerFile
+from dpps.privacy.ledger import LedgerFile
 from dpps.runs.folder import RunFolder
 from dpps.transport import Fabric, Stacked
 

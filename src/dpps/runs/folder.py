@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dpps.disk import locked, private, private_folder, sync_folder, write_private, writing
 from dpps.errors import RunError, UsageError
-from dpps.privacy.ledger_file import LedgerFile, unused, witness_of
+from dpps.privacy.ledger import LedgerFile, unused, witness_of
 from dpps.privacy.promise import Contract
 from dpps.runs.callbacks import COLUMNS, RoundLog
 

@@ -17,7 +17,7 @@ from dpps.data.node_files import NodeFiles, check_headers, node_folder, read_nod
 from dpps.data.schema import Schema, read_schema
 from dpps.data.splits import hold_out_own
 from dpps.errors import UsageError
-from dpps.learning.algorithm import ALGORITHMS
+from dpps.learning.algorithms import ALGORITHMS
 from dpps.learning.inputs import check_examples
 from dpps.learning.sampling import parse_batch
 from dpps.runs.callbacks import Callback, TensorBoard

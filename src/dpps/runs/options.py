@@ -19,7 +19,7 @@ from dpps.data import DATA_SETS
 from dpps.data.schema import read_schema
 from dpps.errors import UsageError, unknown
 from dpps.features import FEATURES, output_shape, with_checksum
-from dpps.learning.algorithm import ALGORITHMS
+from dpps.learning.algorithms import ALGORITHMS
 from dpps.learning.nodes import check_record
 from dpps.learning.preflight import refuse_mixing
 from dpps.learning.released import Momentum

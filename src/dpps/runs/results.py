@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from dpps.disk import private_folder, write_private
-from dpps.learning.algorithm import Algorithm, TrainState
+from dpps.learning.algorithms import Algorithm, TrainState
 from dpps.learning.evaluation import (
     are_classes,
     are_classes_only,

@@ -18,19 +18,18 @@ from torch import Tensor, nn
 from dpps.disk import write_private, writing
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.frozen import Frozen
-from dpps.learning.algorithm import Algorithm, TrainState
+from dpps.learning.algorithms import Algorithm, TrainState
 from dpps.learning.evaluation import EVALUATED, accuracies, accuracies_of_some, are_classes
 from dpps.learning.gradients.batch import EngineName
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
-from dpps.learning.nodes import Nodes
+from dpps.learning.nodes import Nodes, advice, hopeless
 from dpps.learning.sampling import NodeData, announce, for_every_node
-from dpps.learning.updates import advice, hopeless
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource, fresh_seed
-from dpps.privacy.ledger import Ledger
-from dpps.privacy.ledger_file import LedgerFile, Mark
+from dpps.privacy.accountant import finite_or_none
+from dpps.privacy.ledger import Ledger, LedgerFile, Mark
 from dpps.privacy.outlook import foresee
-from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, finite_or_none, planned_charges
+from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, planned_charges
 from dpps.privacy.units import Calibration, Unit
 from dpps.protocol import DPPS
 from dpps.runs import validation

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from dpps.learning.algorithm import Algorithm
-from dpps.privacy.promise import Privacy, finite_or_none
+from dpps.learning.algorithms import Algorithm
+from dpps.privacy.accountant import finite_or_none
+from dpps.privacy.promise import Privacy
 from dpps.privacy.units import UNITS, Unit
 from dpps.tasks import METRICS, TASKS, Estimates, Metric
 from dpps.topology import Topology

@@ -16,7 +16,7 @@ import torch
 from dpps.errors import DppsError, RunError, UsageError
 from dpps.noise.pairs import IdentityKey, PairKeys
 from dpps.noise.source import NoiseSource, SecureNoise, Seeded
-from dpps.privacy.ledger_file import LedgerFile, unused
+from dpps.privacy.ledger import LedgerFile, unused
 from dpps.privacy.partners import Pairs
 from dpps.privacy.promise import Privacy
 from dpps.runs.deployment import Deployment, finished, nothing_left, too_dear

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from dpps.errors import UsageError, unknown
-from dpps.learning.algorithm import Algorithm
+from dpps.learning.algorithms import Algorithm
 from dpps.learning.gradients.batch import EngineName
 from dpps.learning.gradients.calling import FAILURES, pick
 from dpps.learning.inputs import check_examples, tell_unscaled

@@ -7,15 +7,18 @@ from dpps.lazy import lazy_imports
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.sensitivity.base import (
         SENSITIVITIES,
+        Bounded,
+        Known,
         Memory,
         ProtocolConfig,
+        Recorder,
         Released,
         RoundView,
         Sensitivity,
+        Unclipped,
         real_sensitivity,
     )
-    from dpps.sensitivity.bounded import Bounded, Known, Unclipped
     from dpps.sensitivity.certified import WINDOW, Certified, coefficients, mean_abs, noise_factor
-    from dpps.sensitivity.paper import Oracle, Paper, Recorder, WorstCase
+    from dpps.sensitivity.paper import Oracle, Paper, WorstCase
 else:
     __getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -12,13 +12,15 @@ resumed. Your own is ten lines::
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from dpps.errors import UsageError
 from dpps.noise import Mechanism
 from dpps.registry import Registry
 from dpps.topology import Topology
@@ -142,3 +144,183 @@ def real_sensitivity(rows: Tensor, norm: int = 1) -> float:
         distances = torch.cdist(block, wide[first:], p=norm, compute_mode="donot_use_mm_for_euclid_dist")
         largest = max(largest, float(distances.max()))
     return largest
+
+
+class Recorder:
+    """Evaluates sensitivities in every round without using them.
+
+    They look at norms or rows that nodes would have to send without noise: for simulation only. What they remember belongs to
+    the protocol's state, so that a failed round leaves it as it was.
+
+    Args:
+        watched: sensitivities by names of yours.
+    """
+
+    def __init__(self, watched: Mapping[str, Sensitivity]) -> None:
+        self.watched = MappingProxyType(dict(watched))
+        self.needs_noise_norms = any(each.needs_noise_norms for each in watched.values())
+
+    def start(self, config: ProtocolConfig, s: Tensor) -> dict[str, Memory]:
+        """What to remember before round 0, by name."""
+        return {name: each.start(config, s) for name, each in self.watched.items()}
+
+    def estimate(self, memories: Mapping[str, Memory], view: RoundView) -> dict[str, float]:
+        """The estimates of a round, by name."""
+        return {name: each.estimate(memories[name], view) for name, each in self.watched.items()}
+
+    def advance(
+        self,
+        memories: Mapping[str, Memory],
+        view: RoundView,
+        released: Released,
+        estimates: Mapping[str, float],
+    ) -> dict[str, Memory]:
+        """What to remember after the round, by name."""
+        return {
+            name: each.advance(memories[name], view, replace(released, estimate=estimates[name]))
+            for name, each in self.watched.items()
+        }
+
+
+# Known before the run: units contribution and record
+
+
+class Known(Sensitivity):
+    """A bound known beforehand: no scalar is broadcast, nothing can grow.
+
+    Given all earlier messages, the row before the perturbation is known, so only the perturbation is private. Any two
+    admissible perturbations of a node differ by at most `distance`. `Bounded` sees to that itself; `Unclipped` relies on its caller.
+    """
+
+    distance: float
+    start_distance: float
+    norm = None
+    needs_noise_norms = False
+    base_is_public = True
+    noise_decays = False
+
+    @property
+    def start_is_private(self) -> bool:  # type: ignore[override]
+        return self.start_distance > 0
+
+    def start(self, config: ProtocolConfig, s: Tensor) -> Memory:
+        if not config.common_start and self.start_distance == 0:
+            raise UsageError(
+                "the rows start different, so the start values are private and need protection too: "
+                "say how far two of them can be apart (start_distance), or start all rows equal"
+            )
+        if self.start_distance == 0:
+            return {}
+        present = config.topology.present(0)
+        if present is not None and not present.all():
+            raise UsageError(
+                "a node is away in round 0, and private start values are protected in that round only: "
+                "let everybody take part in the first round"
+            )
+        apart = real_sensitivity(s, config.mechanism.norm) if config.fabric.simulation else 0.0
+        if apart > self.start_distance:
+            raise UsageError(
+                f"two start rows are {apart:.4g} apart, more than start_distance {self.start_distance:g}: raise it or clip them"
+            )
+        return {}
+
+    def estimate(self, memory: Memory, view: RoundView) -> float:
+        return self.distance * view.rate + (self.start_distance if view.round == 0 else 0.0)
+
+
+@dataclass(frozen=True)
+class Bounded(Known):
+    """The protocol clips every update, so replacing one by any other moves a message by at most 2 `clip` (unit contribution).
+
+    Args:
+        distance: bound on the distance of two updates, in the mechanism's norm; by default 2 `clip`, and
+            never less. A larger one is needed if several nodes change together: 2 `clip` sqrt(2) for two
+            nodes in the L2 norm.
+        clip: every update is scaled down to this norm. Required. 0 when only the start values are private: then the rounds
+            after the first reveal nothing new and need no noise.
+        start_distance: bound on the distance of two start rows, charged in round 0; 0 needs a common, public start. It can be checked
+            only where all rows are here: elsewhere every node must keep to it by itself.
+    """
+
+    distance: float = None  # type: ignore[assignment]  # a number from construction on
+    clip: float = None  # type: ignore[assignment]
+    start_distance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.clip is None:
+            raise UsageError(
+                "clip is missing: no bound on an update holds unless the protocol clips it; give clip=1.0, say (the distance is then 2)"
+            )
+        _check(clip=self.clip, distance=self.distance, start_distance=self.start_distance)
+        if self.distance is None:
+            object.__setattr__(self, "distance", 2 * self.clip)  # type: ignore[unreachable]
+        if self.distance < 2 * self.clip:
+            raise UsageError(
+                f"distance is {self.distance} and clip {self.clip}: replacing an update by its opposite moves a message by twice the "
+                "clip, so distance must be at least that; leave it out"
+            )
+
+    def admit(self, perturbation: Tensor, norms: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+        limit = self.clip * rate
+        if limit == 0:
+            return torch.zeros_like(perturbation), torch.zeros_like(norms)
+        # A hair below the limit, so that rounding, in the norm or in the product, cannot carry it above.
+        hair = max(1e-6, 4 * torch.finfo(perturbation.dtype).eps)
+        factor = (limit * (1 - hair) / norms).clamp(max=1.0)
+        factor[factor < torch.finfo(perturbation.dtype).tiny] = 0.0  # too small to be exact in that type
+        return perturbation * factor.to(perturbation)[:, None], norms * factor
+
+    def largest_perturbation(self, rate: float) -> float:
+        return self.clip * rate
+
+    def rounding(self, dimension: int, step: float, norm: int) -> float:
+        """Nothing: rounding toward zero lengthens no vector."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Unclipped(Known):
+    """The caller bounds what one record adds to a perturbation (unit record, whose learner clips every example).
+
+    The protocol checks nothing here, so this is no part of what `dpps` exports: what it charges is true only
+    as far as its caller keeps to `distance`.
+
+    Args:
+        distance: how far a record can move a perturbation, in the mechanism's norm.
+        start_distance: as in `Bounded`.
+        coordinates: how many numbers the mechanism hides, if more than a row has (unit record hides local parameters too).
+        largest: the largest norm of an honest node's perturbation: rows beyond what it makes possible are refused.
+            Infinite: not known.
+    """
+
+    distance: float
+    start_distance: float = 0.0
+    coordinates: int = 0
+    largest: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check(distance=self.distance, start_distance=self.start_distance)
+        if self.distance == 0:
+            raise UsageError(
+                "distance is 0: nothing would be hidden; use Bounded(clip=0, start_distance=...)"
+            )
+
+    def largest_perturbation(self, rate: float) -> float:
+        return self.largest * rate
+
+    def rounding(self, dimension: int, step: float, norm: int) -> float:
+        """Adding one example to a sum can carry every coordinate over to the next step.
+
+        Where local parameters are hidden along with the row, each of the two parts has a grid of its own, and one example's
+        share v of both together, |v| <= 1 in units of what it may add, grows to at most |v| + rho with rho the larger of
+        sqrt(coordinates) step / share. Steps are powers of two, so the two rho differ by less than a factor of 2: twice
+        one's own covers the larger.
+        """
+        parts = 2 if self.coordinates > dimension else 1
+        return parts * super().rounding(max(dimension, self.coordinates), step, norm)
+
+
+def _check(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise UsageError(f"{name} is {value}: it must be 0 or more, and finite")

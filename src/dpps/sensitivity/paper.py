@@ -1,9 +1,7 @@
 """The paper's estimate (Remark 1), and what is compared with it in simulations."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -85,7 +83,7 @@ class Paper(Sensitivity):
         return self.decay * (1 + 2 * self.c_prime * mechanism.noise_rate * dimension / mechanism.budget)
 
 
-# For study: the real distance, a bound that leaks, and a recorder that evaluates others along a run
+# For study: the real distance, and a bound that leaks
 
 
 @SENSITIVITIES.register("oracle")
@@ -113,39 +111,3 @@ class WorstCase(Unrolled):
 
     def _factor(self, view: RoundView, rounds: int) -> float:
         return 0.0
-
-
-class Recorder:
-    """Evaluates sensitivities in every round without using them.
-
-    They look at norms or rows that nodes would have to send without noise: for simulation only. What they remember belongs to
-    the protocol's state, so that a failed round leaves it as it was.
-
-    Args:
-        watched: sensitivities by names of yours.
-    """
-
-    def __init__(self, watched: Mapping[str, Sensitivity]) -> None:
-        self.watched = MappingProxyType(dict(watched))
-        self.needs_noise_norms = any(each.needs_noise_norms for each in watched.values())
-
-    def start(self, config: ProtocolConfig, s: Tensor) -> dict[str, Memory]:
-        """What to remember before round 0, by name."""
-        return {name: each.start(config, s) for name, each in self.watched.items()}
-
-    def estimate(self, memories: Mapping[str, Memory], view: RoundView) -> dict[str, float]:
-        """The estimates of a round, by name."""
-        return {name: each.estimate(memories[name], view) for name, each in self.watched.items()}
-
-    def advance(
-        self,
-        memories: Mapping[str, Memory],
-        view: RoundView,
-        released: Released,
-        estimates: Mapping[str, float],
-    ) -> dict[str, Memory]:
-        """What to remember after the round, by name."""
-        return {
-            name: each.advance(memories[name], view, replace(released, estimate=estimates[name]))
-            for name, each in self.watched.items()
-        }

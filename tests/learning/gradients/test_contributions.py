@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.gradients.contributions import (
+from dpps.learning.gradients.clipped import (
     Explicit,
     Outer,
     Rows,

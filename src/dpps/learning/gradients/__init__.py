@@ -2,9 +2,9 @@
 
 `choose` picks the fastest way that is right for a model:
 
-| gradients of whole batches (`batch`)       | clipped per example, unit record (`clipped`)             |
+| gradients of whole batches (`batch`)       | clipped per example, unit record (`clipped`, `batched`)  |
 |--------------------------------------------|----------------------------------------------------------|
-| `Chained`: chains of linear layers         | `Chains`: chains of linear layers                        |
+| `Chained`: chains of linear layers         | `Chains`: the same chains (`chain`)                      |
 | `Vectorised`: all nodes by `torch.vmap`    | `Recorded`: rules for layers, one pass (see `layers`)    |
 | `Loop`: node by node, some in threads      | `vmap(grad)`: one gradient per example, any model        |
 |                                            | `OneByOne`: plain autograd, the reference                |

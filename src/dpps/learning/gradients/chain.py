@@ -2,7 +2,7 @@
 
 Every product is one `torch.bmm` over the nodes into memory that is used again in every round, a backward pass goes down only
 as far as a gradient is asked for, and a second forward pass starts where parameters have changed. `Chained` takes the two
-gradients of Algorithm 2 from it; `dpps.learning.gradients.clipped.Chains` takes what goes into a layer and what comes back.
+gradients of Algorithm 2 from it; `Chains` takes what goes into a layer and what comes back, and clips every example's gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpps.learning.gradients.batch import Update, Vectorised
-from dpps.learning.gradients.calling import Loss
+from dpps.learning.gradients.calling import FAILURES, Loss
+from dpps.learning.gradients.clipped import PerExample, Sums, Weigh, squared_norms, sum_of_products
 from dpps.learning.partition import Partition
 from dpps.models import MLP
 
@@ -246,6 +247,71 @@ class Chained(Vectorised):
             chain.inputs = [h.expand(len(l), *h.shape[1:]) for h in chain.inputs]
             results[:, part] = chain.forward(own, None, first)
         return results
+
+
+class Chains(PerExample):
+    r"""Chains of linear layers. With input a and returning gradient d, example e's gradient of a layer is d_e a_e^T:
+    $\|g_e\|^2 = \sum_{layers} \|d_e\|^2 (\|a_e\|^2 + 1)$ and the clipped sum is $\sum_e f_e d_e a_e^T$."""
+
+    def __init__(
+        self, partition: Partition, loss: Loss, clip: float, batch: int = 1, weigh: Weigh | None = None
+    ) -> None:
+        super().__init__(partition, loss, clip, batch, weigh)
+        self._chain = Chain(partition)
+        self._widest = max(max(link.inputs, link.outputs) for link in self._chain.links)
+
+    def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
+        try:
+            return self._all_at_once(y, l, x, target, mask)
+        except FAILURES:  # a label that is no class, say
+            if not self.hides_failures:
+                raise
+        return self._one_by_one(y, l, x, target, mask)
+
+    def _all_at_once(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
+        losses, clipped = (torch.empty(len(y), dtype=y.dtype, device=y.device) for _ in range(2))
+        piece = self._piece(mask, y.dtype)
+        sum_s, sum_l = (self._empty(part, piece) for part in (y, l))
+        for rows in blocks(len(y), mask.shape[1] * self._widest):
+            each, squares = self._passes(y[rows], l[rows], x[rows], target[rows])
+            own = mask[rows]
+            present = own.sum(1).clamp(min=1)
+            self._clipped(squares, own, sum_s[rows], sum_l[rows], piece, target[rows])
+            self.skipped.not_finite(int((~torch.isfinite(squares) & own).sum()))
+            clipped[rows] = ((squares > self.clip**2) & own).sum(1) / present
+            losses[rows] = each.masked_fill(~own, 0.0).sum(1) / present
+        self.skipped.report(int(mask.sum()))
+        return Sums.of(losses, sum_s, sum_l, clipped)
+
+    def _passes(self, y: Tensor, l: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Every example's loss and squared norm; what went into each layer and what came back stays in the chain."""
+        chain, losses = self._chain, torch.empty(target.shape[:2], dtype=y.dtype, device=y.device)
+        layers = chain.layers(y, l)
+        gradient = output_gradients(self.loss, target, each_example=True)(chain.forward(layers, x), losses)
+        chain.backward(layers, gradient)
+        squares = torch.zeros(target.shape[:2], dtype=torch.float64, device=y.device)
+        for link, a, d in zip(chain.links, chain.inputs[:-1], chain.returned, strict=True):
+            squares += squared_norms(d) * (squared_norms(a) + float(link.bias))
+        return losses, squares
+
+    def _clipped(
+        self, squares: Tensor, mask: Tensor, sum_s: Tensor, sum_l: Tensor, piece: int | None, target: Tensor
+    ) -> None:
+        inputs, returned = self._chain.inputs[:-1], self._chain.returned
+        bad = ~torch.isfinite(squares)
+        # neither a NaN nor an error may reveal an example: it counts as zero
+        if bool(bad.any()):
+            inputs, returned = (
+                [part.masked_fill(bad[:, :, None], 0.0) for part in parts] for parts in (inputs, returned)
+            )
+            squares = squares.masked_fill(bad, 0.0)
+        factors = self._factors(squares, returned[0].dtype, target) * mask
+        places = self._chain.layers(sum_s, sum_l)
+        for (weight, bias), a, d in zip(places, inputs, returned, strict=True):
+            narrow = d * factors[:, :, None]
+            weight.copy_(sum_of_products(narrow, a, 1, piece))
+            if bias is not None:
+                bias.copy_(narrow.sum(1) if piece is None else narrow.sum(1, dtype=torch.float64))
 
 
 def output_gradients(

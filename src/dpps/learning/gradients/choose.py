@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dpps.learning.gradients.batch import Engine, EngineName, Loop, Vectorised
+from dpps.learning.gradients.batched import Batched
 from dpps.learning.gradients.calling import (
     FAILURES,
     Loss,
@@ -21,8 +22,8 @@ from dpps.learning.gradients.calling import (
     quiet,
     tensors_in,
 )
-from dpps.learning.gradients.chain import Chained, is_chain
-from dpps.learning.gradients.clipped import Batched, Chains, OneByOne, PerExample, Weigh
+from dpps.learning.gradients.chain import Chained, Chains, is_chain
+from dpps.learning.gradients.clipped import OneByOne, PerExample, Weigh
 from dpps.learning.partition import Partition
 from dpps.learning.preflight import check_model, made_up
 

@@ -492,9 +492,8 @@ class SeededPairs(Seeded):
     def _complete(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         everybody, split = _everybody(self.partners, out), self.partners.shares(out.present)
         around = math.sqrt(split.independent**2 + len(everybody) * split.pair**2)
-        places = np.full(
-            self.partners.nodes, len(out.nodes)
-        )  # which row here; beyond the last one: it is elsewhere
+        # which row here; beyond the last one: it is elsewhere
+        places = np.full(self.partners.nodes, len(out.nodes))
         places[list(out.nodes)] = np.arange(len(out.nodes))
         places = places[everybody]
         total = torch.zeros(out.half.shape[1], dtype=torch.float64)

@@ -30,7 +30,7 @@ from dpps.learning.gradients.calling import (
     quiet,
     tensors_in,
 )
-from dpps.learning.gradients.contributions import Contribution, Explicit, combine
+from dpps.learning.gradients.clipped import Contribution, Explicit, combine
 from dpps.learning.gradients.layers.rules import (
     RULES,
     Call,
