@@ -154,7 +154,7 @@ def say_outcome(
                 "",
                 "(simulated, with seeded noise: what a run with --secure-noise would cost; these messages are not private)",
             )
-    if lines := gained(summary):
+    if summary.comparisons and (lines := gained(summary)):
         for what, words in [*lines, ("", f"({OWN_EYES})")]:
             say(what, words)
     say("files", str(out))

@@ -70,6 +70,12 @@ class RunFolder:
             self.tensorboard,
         )
 
+    def others(self) -> list[str]:
+        """The names of what is in the folder and not of a run; of files that were being written when a run was killed, neither."""
+        ours = {path.name for path in (*self._ours, self.ledger, witness_of(self.ledger))}
+        found = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted(path.name for path in found if path.name not in ours and path.suffix != ".part")
+
     # Before a run starts
 
     def check_new(self, overwrite: bool = False) -> None:
