@@ -29,6 +29,11 @@ def model_name(node: int | str) -> str:
     return f"node-{node}.safetensors"
 
 
+def new_folder(prefix: str = "") -> Path:
+    """Where results go when nobody says where."""
+    return Path("runs") / f"{prefix}{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
 def replaced_ledgers(ledger: Path) -> list[Path]:
     """Ledgers of messages that left which --overwrite moved aside, in the place of this one."""
     return sorted(ledger.parent.glob("ledger-until-*.jsonl"))
