@@ -408,10 +408,7 @@ def test_quiet_is_quiet() -> None:
     assert console.file.getvalue() == ""
 
 
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [("finished", "91.23 %"), (LEFT, "17 of 100")],
-)
+@pytest.mark.parametrize(("state", "words"), [("finished", "91.23 %"), (LEFT, "17 of 100")])
 def test_the_end_says_what_came_of_it_and_what_it_cost(state: str, words: str) -> None:
     console = plain()
     _print_done(console, participation(state=state))
@@ -529,10 +526,7 @@ def test_it_waits_until_the_process_is_done(
 
 
 def test_nobody_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for state, remedy in (
-        (FINISHED, "finished"),
-        (STOPPED, "dpps federation join"),
-    ):
+    for state, remedy in ((FINISHED, "finished"), (STOPPED, "dpps federation join")):
         write_status(tmp_path, replace(status(), state=state))
         assert main(["federation", "leave", str(tmp_path)]) == WRONG
         said = capsys.readouterr().err

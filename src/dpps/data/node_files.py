@@ -62,10 +62,7 @@ def node_folder(template: Path, node: int, alone: bool) -> Path:
 
 
 def read_node(
-    folder: Path,
-    classes: int,
-    schema: Schema | ImageSchema | None = None,
-    remarks: Remarks | None = None,
+    folder: Path, classes: int, schema: Schema | ImageSchema | None = None, remarks: Remarks | None = None
 ) -> NodeFiles:
     """Read `train` and perhaps `test` in a node's folder: tables, or folders of images folder with one
     sub-folder per class.

@@ -140,10 +140,7 @@ class Participation:
         self._next_epsilon, self._stamp = 0.0, self._stamped()
 
     def _make_run(
-        self,
-        contract: Federation,
-        callbacks: Sequence[Callback],
-        own_choice: Mapping[str, Any],
+        self, contract: Federation, callbacks: Sequence[Callback], own_choice: Mapping[str, Any]
     ) -> Run:
         """The run of a plan of `dpps train`, or the release of one of `dpps stats`."""
         for name, usual in (("data_dir", None), ("metrics", None), ("device", "auto")):
