@@ -17,6 +17,22 @@ class UsageError(DppsError, ValueError):
     """The request is wrong (exit code 2): names the value, what is allowed and the remedy."""
 
 
+class MismatchError(UsageError):
+    """A file does not suit its schema. Whoever may change the schema has two remedies, everybody else one.
+
+    Args:
+        words: what is wrong, and what to do about the file.
+        declare: what to do about the schema instead.
+
+    Attributes:
+        of_file: the words without what concerns the schema.
+    """
+
+    def __init__(self, words: str, declare: str = "") -> None:
+        super().__init__(f"{words}, or {declare}" if declare else words)
+        self.of_file = words
+
+
 class RunError(DppsError, RuntimeError):
     """The run failed (exit code 1): says what happened and what is safe on disk."""
 

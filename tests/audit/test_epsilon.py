@@ -21,14 +21,7 @@ from dpps.audit import (
     epsilon_lower,
     weakened,
 )
-from dpps.audit.epsilon import (
-    Joined,
-    LocalRecordCase,
-    NoiseNormCase,
-    StatisticsCase,
-    Weakened,
-    calibration,
-)
+from dpps.audit.epsilon import Joined, LocalRecordCase, NoiseNormCase, StatisticsCase, Weakened, calibration
 from dpps.errors import RunError
 from dpps.learning import Poisson
 from dpps.noise import Keystream, Laplace, Outgoing, SecureNoise, Seeded

@@ -293,6 +293,35 @@ def test_a_folder_in_use_or_of_another_member_is_refused(
     one_line(capsys, join, "b in federation")
 
 
+def test_a_folder_with_files_of_others_is_refused(
+    tables: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that holds a schema of the user's own, which must not be overwritten."""
+    join = [*tables, "--out", "mine", "--node-data", "data"]
+    Path("mine").mkdir()
+    for name in ("notes.txt", "summary.json", "schema.toml"):
+        file = Path("mine") / name
+        file.write_text("mine")
+        one_line(capsys, join, name)
+        assert file.read_text() == "mine"
+        file.unlink()
+
+
+def test_a_member_whose_file_does_not_suit_the_contract_is_told_what_it_can_do(
+    tables: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It can mend its file. The schema is not its to correct."""
+    wrong = {"years,ill\n44,no\n": "'age'", "age,ill\n44,perhaps\n": "perhaps", "age,ill\nold,no\n": "'old'"}
+    for text, words in wrong.items():
+        Path("data/train.csv").write_text(text)
+        join = [*tables, "--out", "run", "--node-data", "data"]
+        one_line(capsys, join, words)
+        assert main(join) == WRONG
+        said = capsys.readouterr().err
+        assert "convener" in said
+        assert all(remedy not in said for remedy in ("correct the schema", "in the schema", "`missing`"))
+
+
 def test_a_federation_folder_that_cannot_be_made_is_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,10 +408,7 @@ def test_quiet_is_quiet() -> None:
     assert console.file.getvalue() == ""
 
 
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [("finished", "91.23 %"), (LEFT, "17 of 100")],
-)
+@pytest.mark.parametrize(("state", "words"), [("finished", "91.23 %"), (LEFT, "17 of 100")])
 def test_the_end_says_what_came_of_it_and_what_it_cost(state: str, words: str) -> None:
     console = plain()
     _print_done(console, participation(state=state))
@@ -500,10 +526,7 @@ def test_it_waits_until_the_process_is_done(
 
 
 def test_nobody_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for state, remedy in (
-        (FINISHED, "finished"),
-        (STOPPED, "dpps federation join"),
-    ):
+    for state, remedy in ((FINISHED, "finished"), (STOPPED, "dpps federation join")):
         write_status(tmp_path, replace(status(), state=state))
         assert main(["federation", "leave", str(tmp_path)]) == WRONG
         said = capsys.readouterr().err

@@ -112,7 +112,7 @@ def test_a_run_writes_the_files_of_the_contract(tmp_path, capsys):
             "simulated",
             "epsilon_spent",
             "epsilon_replacement",
-        ),
+        )
     }
     assert set(summary["seconds"]) == {"total", "gradients", "protocol", "evaluation"}
     with (tmp_path / "run" / "rounds.csv").open() as file:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import dpps
 from dpps.data import (
     Column,
     Schema,
@@ -21,6 +22,7 @@ from dpps.data import (
 from dpps.data.schema import canonical
 from dpps.errors import UsageError
 from dpps.learning import as_datasets
+from dpps.runs import Options
 from dpps.tasks import Classification, Regression, Survival, rounded_range
 
 SCHEMA = Schema(
@@ -201,6 +203,21 @@ def test_values_outside_of_the_range_count_as_its_ends_and_are_told(tmp_path, ca
     told = [record.getMessage() for record in caplog.records]
     assert all(shown in told[0] for shown in ("2 of 2", "age", "0 to 100"))
     assert "extra" in told[1]
+
+
+def test_many_tables_give_one_line_of_each_kind(tmp_path, caplog):
+    """A run reads a table per node: nobody reads 88 lines that say the same."""
+    described = tmp_path / "schema.toml"
+    described.write_text(WARD.to_toml())
+    for node in range(88):
+        folder = tmp_path / f"node-{node}"
+        folder.mkdir()
+        (folder / "train.csv").write_text("age,ward,ill,extra\n300,north,no,1\n20,2,yes,2\n")
+    options = {"nodes": 88, "node_data": tmp_path / "node-{rank}", "schema": described}
+    dpps.Run.from_options(Options(model="linear", shared="all", epochs=1, **options))
+    outside, others = [m for m in caplog.messages if str(tmp_path) in m]
+    assert all(shown in outside for shown in ("node-0", "87", "88 of 176", "age", "0 to 100"))
+    assert "extra" in others
 
 
 def test_values_that_are_not_declared_may_count_as_missing(tmp_path):

@@ -327,10 +327,7 @@ def test_expired_certificates(
     until(lambda: bool(listens.refusals))
     listens.close()
     dials.close()
-    listens, dials = (
-        join(A, expired(three, 2)),
-        join(C, expired(three, 2)),
-    )
+    listens, dials = (join(A, expired(three, 2)), join(C, expired(three, 2)))
     until(lambda: bool(listens.refusals))
     assert "expired" in listens.refusals[0]
     assert dials.connected() == listens.connected() == frozenset()
@@ -450,10 +447,7 @@ def test_oversized_messages_are_refused_by_their_length(
 def test_garbage_neither_crashes_nor_stalls(
     three: Organisations, join: Callable[..., Channel], tmp_path: Path, count: int
 ) -> None:
-    listens, friend = (
-        join(A),
-        join(B),
-    )
+    listens, friend = (join(A), join(B))
     until(lambda: friend.connected() == {A})
     name = server_name(listens.own.fingerprint)
     for seed in range(4):

@@ -52,13 +52,7 @@ def organisations(tmp_path: Path, soft: float, hard: float, **more: Any) -> Orga
             nodes=3, declared_sizes="40", batch_size=10, epochs=3, topology="ring", classes=2, **options
         ).to_toml()
     )
-    made = Organisations(
-        tmp_path,
-        (free_port(), free_port()),
-        read_plan(plan, 3)[0],
-        soft=soft,
-        hard=hard,
-    )
+    made = Organisations(tmp_path, (free_port(), free_port()), read_plan(plan, 3)[0], soft=soft, hard=hard)
     (tmp_path / "federation.toml").write_text(made.federation.to_toml())
     for k, name in enumerate(NAMES):
         draw = np.random.default_rng(k)

@@ -242,10 +242,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path, name):
             raise FULL
         return replace(aside, target)
 
-    with (
-        mock.patch.object(Path, "replace", full),
-        pytest.raises(RunError, match=rf"{name}.*{FULL.strerror}"),
-    ):
+    with mock.patch.object(Path, "replace", full), pytest.raises(RunError, match=rf"{name}.*{FULL.strerror}"):
         make(tmp_path / "run").fit(epochs=2)
     again = make(tmp_path / "run", opened=True).fit(epochs=2)
     assert again.ledger.messages == 8

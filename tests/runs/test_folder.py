@@ -39,10 +39,7 @@ def test_a_folder_with_a_run_is_refused_and_files_of_others_are_not_ours(tmp_pat
     folder.check_new()
     folder.sign({})
     folder.write_summary({"rounds": 3})
-    with pytest.raises(
-        UsageError,
-        match=r"summary\.json, run\.json.*--resume.*--overwrite.*Run\.open",
-    ):
+    with pytest.raises(UsageError, match=r"summary\.json, run\.json.*--resume.*--overwrite.*Run\.open"):
         folder.check_new()
     folder.check_new(overwrite=True)
     folder.claim(overwrite=True)

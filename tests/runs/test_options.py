@@ -100,11 +100,7 @@ def test_algorithms_and_runs(unit):
     told = Options(unit=unit).resolve()
     library = {f.name: f.default for f in dataclasses.fields(dpps.PartPSP)}
     # without them the algorithm chooses, and its plan says what
-    open_ = (
-        "lr_shared",
-        "lr_local",
-        "batch_size",
-    )
+    open_ = ("lr_shared", "lr_local", "batch_size")
     rates = told.rates()
     assert {n: v for n, v in rates.items() if n not in open_} == {
         n: library[n] for n in rates if n not in open_

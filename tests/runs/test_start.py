@@ -36,10 +36,7 @@ def make(**options) -> dpps.Run:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            {"algorithm": nn.Sequential(nn.Linear(3, 2))},
-            "algorithm.*Sequential",
-        ),
+        ({"algorithm": nn.Sequential(nn.Linear(3, 2))}, "algorithm.*Sequential"),
         ({"algorithm": dpps.PartPSP}, "algorithm.*PartPSP"),
         ({"deployment": "here"}, "deployment.*'here'.*dpps.Simulation"),
         ({"noise": 3}, "noise.*3"),

@@ -24,10 +24,10 @@ from dpps.peers import (
     decode,
 )
 from dpps.peers.contract import linked
-from dpps.peers.links import TAIL
 from dpps.protocol import DPPS
 from dpps.sensitivity import Bounded
 from dpps.topology import Complete, Topology
+from dpps.transport.base import TAIL
 from tests.support.simulated import Killed, Network, SimulatedPost
 
 WIDTH = 3

@@ -5,12 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dpps.models import (
-    MLP,
-    MLPResidual,
-    ResNet18,
-    ViT,
-)
+from dpps.models import MLP, MLPResidual, ResNet18, ViT
 
 Shapes = dict[str, tuple[int, ...]]
 

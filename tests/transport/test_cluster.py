@@ -118,8 +118,7 @@ def test_lost_ledger_stops_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "named"),
-    [(1, r"rank 1 \(127.0.0.1\) .*no answer"), (0, r"rank 0, .*127.0.0.1:")],
+    ("victim", "named"), [(1, r"rank 1 \(127.0.0.1\) .*no answer"), (0, r"rank 0, .*127.0.0.1:")]
 )
 def test_hung_process_is_named(tmp_path: Path, victim: int, named: str) -> None:
     options = [*SEEDED, "--epochs", "4", "--checkpoint-every", "2", "--timeout", "10"]

@@ -111,11 +111,7 @@ GOOD = {"version": "1", "configuration": {"epochs": 2}, "model": "abc"}
     ("odd", "secret", "expected"),
     [
         ({**GOOD, "version": "2"}, OURS, "rank 2.* version: '2'.* '1'"),
-        (
-            {**GOOD, "configuration": {"epochs": 3}},
-            OURS,
-            "rank 2.* configuration: epochs is 3.* 2",
-        ),
+        ({**GOOD, "configuration": {"epochs": 3}}, OURS, "rank 2.* configuration: epochs is 3.* 2"),
         ({**GOOD, "model": "abd"}, OURS, "rank 2.* model: 'abd'.* 'abc'"),
         (GOOD, "", "rank 2.* secret: 'not set'.* 'set'"),
         (GOOD, THEIRS, "rank 2.* $DPPS_SECRET "),
@@ -495,10 +491,7 @@ def test_a_blocked_pair_is_named_and_nobody_accused() -> None:
 
 def test_of_somebody_who_says_nothing_no_more_is_known_than_who_cannot_reach_it() -> None:
     """Its machine may be gone, or the way there; it is named, and nothing is made up."""
-    reports = {
-        0: Report(lost=(2,), what=SILENT, reached=False),
-        1: Report(lost=(0,), what=CLOSED),
-    }
+    reports = {0: Report(lost=(2,), what=SILENT, reached=False), 1: Report(lost=(0,), what=CLOSED)}
     said = _said(reports, own=1)
     assert said.startswith("rank 0 ")
     assert f"rank 2 (10.0.0.2) ({SILENT});" in said

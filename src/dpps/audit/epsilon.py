@@ -626,13 +626,7 @@ LEAST = 1_000
 _COPIES = 20_000  # networks side by side
 
 
-def attack(
-    case: Case,
-    noise: NoiseFor,
-    trials: int,
-    seed: int,
-    progress: Progress | None = None,
-) -> Bound:
+def attack(case: Case, noise: NoiseFor, trials: int, seed: int, progress: Progress | None = None) -> Bound:
     """Choose a threshold on runs that are not counted, then count `trials` fresh ones in either world."""
     tell = progress or (lambda _: None)
     threshold, sign = _rule(*_scores(case, noise, pilots(trials), sub_seed(seed, 0), tell), case.delta)

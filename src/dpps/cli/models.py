@@ -280,10 +280,7 @@ def _write_report(config: ReportConfig, card: bool) -> dict[str, Path]:
     folder = RunFolder(runs[0])
     if folder.answers.exists():
         return {"report": pages.write(runs, folder.report)}
-    return {
-        "report": pages.write(runs, folder.report),
-        "card": pages.write_card(runs[0], folder.card),
-    }
+    return {"report": pages.write(runs, folder.report), "card": pages.write_card(runs[0], folder.card)}
 
 
 def _unused(name: str) -> Path:

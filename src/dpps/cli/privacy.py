@@ -427,11 +427,7 @@ def _print_who(console: Console, attack: Attack, graph: str, rounds: int) -> Non
 
 
 def _print_attack(console: Console, attack: Attack) -> None:
-    table = Table(
-        title="Error of what it reconstructs",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
+    table = Table(title="Error of what it reconstructs", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("noise")
     for name in ("epsilon", "error", "least\nsquares", "error of\nthe mean"):
         table.add_column(name, justify="right")

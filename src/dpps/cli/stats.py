@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -16,6 +15,7 @@ from dpps.data.schema import Schema
 from dpps.errors import UsageError
 from dpps.privacy.units import Unit
 from dpps.runs.deployment import Deployment, Simulation
+from dpps.runs.folder import new_folder
 from dpps.runs.options import refuse_given
 from dpps.runs.torch_distributed import TorchDistributed
 from dpps.statistics.options import SurveyOptions
@@ -121,7 +121,7 @@ def _release(options: StatsConfig, survey: Survey, schema: Schema, unit: Unit, d
     assert options.node_data is not None
     rows = deployment.rows(options.nodes)
     sources = [node_folder(options.node_data, row, len(rows) == 1) for row in rows]
-    out = options.out or Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    out = options.out or new_folder()
     more = {"seed": options.seed, "folder": out, "deployment": deployment, "overwrite": options.overwrite}
     run = Release.of_tables(survey, schema, sources, options.nodes, unit, **more)
     run.resumed = options.resume

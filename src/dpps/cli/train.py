@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -23,7 +22,7 @@ from dpps.runs import tuning
 from dpps.runs.baselines import ALONE, NO_PRIVACY, OWN_EYES, Baseline, compare, gained
 from dpps.runs.callbacks import Progress
 from dpps.runs.deployment import Deployment, Simulation
-from dpps.runs.folder import RunFolder
+from dpps.runs.folder import RunFolder, new_folder
 from dpps.runs.from_options import kept_options
 from dpps.runs.options import RETIRED, Options, refuse_ignored
 from dpps.runs.run import Run
@@ -83,7 +82,7 @@ def _train(options: Options, deployment: Deployment) -> int:
     console = plain_console()
     folder = options.out
     if folder is None and isinstance(deployment, Simulation) and not options.resume:
-        folder = Path("runs") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        folder = new_folder()
     with Progress(console, shown=not options.quiet) as progress:
         run = Run.from_options(options, folder, callbacks=(progress.after_round,), deployment=deployment)
         with stopped_by_signals(run.stop):
@@ -154,7 +153,7 @@ def say_outcome(
                 "",
                 "(simulated, with seeded noise: what a run with --secure-noise would cost; these messages are not private)",
             )
-    if lines := gained(summary):
+    if summary.comparisons and (lines := gained(summary)):
         for what, words in [*lines, ("", f"({OWN_EYES})")]:
             say(what, words)
     say("files", str(out))
@@ -307,7 +306,7 @@ def tune(arguments: list[str]) -> int:
         raise UsageError("dpps tune is a simulation: run it by itself, not under torchrun")
     options = Options(**{f.name: getattr(config, f.name) for f in fields(Options)})
     refuse_ignored(arguments, options)
-    out = config.out or Path("runs") / datetime.now(UTC).strftime("tune-%Y%m%d-%H%M%S")
+    out = config.out or new_folder("tune-")
     console = plain_console()
 
     def say(trial: tuning.Trial) -> None:

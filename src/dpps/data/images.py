@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dpps.data.schema import ImageSchema, read_schema
-from dpps.errors import UsageError, needs_extra, quoted
+from dpps.errors import MismatchError, UsageError, needs_extra, quoted
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,9 @@ def labelled_images(folder: Path, schema: ImageSchema) -> tuple[Tensor, Tensor]:
     found = []
     for sub in _sub_folders(folder):
         if sub.name not in schema.classes:
-            raise UsageError(
-                f"{sub} is no class of the schema ({quoted(schema.classes)}): rename the folder, or declare the class"
+            raise MismatchError(
+                f"{sub} is no class of the schema ({quoted(schema.classes)}): rename the folder",
+                "declare the class",
             )
         found += [(file, schema.classes.index(sub.name)) for file in image_files(sub)]
     if not found:

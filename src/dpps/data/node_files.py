@@ -4,6 +4,7 @@ With a schema they are tables or images as people have them; without one, number
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpps.data.images import labelled_images, unlabelled_images
-from dpps.data.schema import ImageSchema, Schema, encode, encode_inputs
+from dpps.data.schema import ImageSchema, Remarks, Schema, encode, encode_inputs
 from dpps.data.tables import ENDINGS, TEXT, Table, read_arrays, read_table
 from dpps.errors import UsageError
 
@@ -60,11 +61,13 @@ def node_folder(template: Path, node: int, alone: bool) -> Path:
     return Path(str(template).replace("{rank}", str(node)))
 
 
-def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = None) -> NodeFiles:
+def read_node(
+    folder: Path, classes: int, schema: Schema | ImageSchema | None = None, remarks: Remarks | None = None
+) -> NodeFiles:
     """Read `train` and perhaps `test` in a node's folder: tables, or folders of images folder with one
     sub-folder per class.
 
-    Without a schema every label must lie in 0..classes-1.
+    Without a schema every label must lie in 0..classes-1. With `remarks`, tables of several nodes are read together.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--node-data: {folder} is a file: name the folder that holds it")
@@ -77,9 +80,9 @@ def read_node(folder: Path, classes: int, schema: Schema | ImageSchema | None = 
         return NodeFiles(labelled_images(folder / "train", schema), seen)
     train, test = node_table(folder), _find(folder, "test")
     if schema is not None:
-        own, seen = (None if path is None else encode(read_table(path), schema) for path in (train, test))
-        assert own is not None
-        return NodeFiles(own, seen)
+        with nullcontext(remarks) if remarks else Remarks() as told:
+            own = encode(read_table(train), schema, told)
+            return NodeFiles(own, None if test is None else encode(read_table(test), schema, told))
     found = {path: _labelled(path, classes) for path in (train, test) if path is not None}
     check_headers({path: columns for path, (_, columns) in found.items()})
     examples, columns = found[train]

@@ -10,13 +10,14 @@ import json
 import logging
 import math
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dpps.data.tables import Table, as_number, frame_table, read_table
-from dpps.errors import UsageError, quoted, unknown
+from dpps.errors import MismatchError, UsageError, quoted, unknown
 from dpps.tasks import TASKS, Classification, Draft, TargetColumn, Task, parse_target, rounded_range
 
 log = logging.getLogger(__name__)
@@ -548,21 +549,67 @@ def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
     return TensorDataset(*encode(table, found))
 
 
-def encode(table: Table, schema: Schema) -> tuple[Tensor, Tensor]:
-    """Inputs of shape (examples, `schema.width`) and targets as the schema's task has them."""
+class Remarks:
+    """What must be said of tables that are read together, once for all of them, when the last one is read. Values outside of their
+    range are often a wrong unit, and columns that the schema does not know a wrong name."""
+
+    def __init__(self) -> None:
+        self._outside: dict[str, list[tuple[Path, int, int]]] = {}
+        self._unknown: dict[str, list[Path]] = {}
+
+    def outside(self, table: Table, column: Column, values: np.ndarray) -> None:
+        """Values that count as the ends of their range."""
+        low, high = column.range
+        if count := int(((values < low) | (values > high)).sum()):
+            named = f"{column.name} ({low:g} to {high:g})"
+            self._outside.setdefault(named, []).append((table.path, count, len(values)))
+
+    def unknown(self, table: Table, names: Iterable[str]) -> None:
+        """Columns that are left out."""
+        for name in names:
+            self._unknown.setdefault(name, []).append(table.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:  # what is refused is not read
+            return
+        if self._outside:
+            paths = [path for found in self._outside.values() for path, _, _ in found]
+            sums = {
+                name: (sum(n for _, n, _ in found), sum(n for *_, n in found))
+                for name, found in self._outside.items()
+            }
+            listed = ", ".join(f"{outside} of {of} of {name}" for name, (outside, of) in sums.items())
+            log.warning(
+                "%s: values outside of the declared range count as its ends, %s: is it the right unit?",
+                *(_files(paths), listed),
+            )
+        if self._unknown:
+            paths = [path for found in self._unknown.values() for path in found]
+            log.warning("%s: not in the schema and left out: %s", _files(paths), ", ".join(self._unknown))
+
+
+def _files(paths: Sequence[Path]) -> str:
+    first, *others = dict.fromkeys(paths)
+    return f"{first} and {len(others)} more" if others else str(first)
+
+
+def encode(table: Table, schema: Schema, remarks: Remarks | None = None) -> tuple[Tensor, Tensor]:
+    """Inputs of shape (examples, `schema.width`) and targets as the schema's task has them; `remarks` of tables that are read together."""
     schema.check_target(f"of {table.path}")
     # first: a missing target is refused before columns left out give a warning
     targets = schema.task.targets([_target_values(table, column, schema) for column in schema.task.columns])
-    return encode_inputs(table, schema), targets
+    return encode_inputs(table, schema, remarks), targets
 
 
-def encode_inputs(table: Table, schema: Schema) -> Tensor:
+def encode_inputs(table: Table, schema: Schema, remarks: Remarks | None = None) -> Tensor:
     """Numbers in [-1, 1] by their declared range and categories as 0 and 1, in the order of the schema, not of the file."""
-    parts = [_INPUTS[column.kind](table, column, schema) for column in schema.used]
     known = {*schema.targets, *(column.name for column in schema.columns)}
-    others = [name for name in table.names if name not in known]
-    if others:
-        log.warning("%s: not in the schema and left out: %s", table.path, ", ".join(others))
+    with nullcontext(remarks) if remarks else Remarks() as told:
+        parts = [_INPUTS[column.kind](table, column, schema, told) for column in schema.used]
+        told.unknown(table, (name for name in table.names if name not in known))
     return torch.from_numpy(np.concatenate(parts, axis=1))
 
 
@@ -581,26 +628,27 @@ def _target_values(table: Table, column: TargetColumn, schema: Schema) -> np.nda
         if cell in schema.missing:
             raise UsageError(f"{where} has no label: add it, or leave the line out")
         if column.kind == "category":
-            raise UsageError(
-                f"{where} is {cell!r}, not one of the classes {quoted(column.values)}: correct it, or declare the class in the schema"
+            raise MismatchError(
+                f"{where} is {cell!r}, not one of the classes {quoted(column.values)}: correct it",
+                "declare the class in the schema",
             )
         raise UsageError(f"{where} is {cell!r} and the schema says number: correct it, or leave the line out")
 
     return _decoded(table, column.name, schema, number)
 
 
-def column_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
+def column_values(table: Table, column: Column, schema: Schema, remarks: Remarks) -> np.ndarray:
     """The values of a column: numbers as they stand there and dates in days, NaN where one is missing; categories by their place
-    among the declared values, -1 where one is missing."""
+    among the declared values, -1 where one is missing. Numbers outside of their range go to the remarks."""
     places = column.numbers
 
     def number(cell: str, row: int) -> float:
         if cell in schema.missing:
             return np.nan
         if (found := table.number(cell, schema.decimal)) is None:
-            raise UsageError(
-                f"{table.place(row, column.name)} is {cell!r} and the schema says number: correct it, or add it to `missing` in the "
-                "schema if it means that the value is not known"
+            raise MismatchError(
+                f"{table.place(row, column.name)} is {cell!r} and the schema says number: correct it",
+                "add it to `missing` in the schema if it means that the value is not known",
             )
         return found
 
@@ -608,9 +656,9 @@ def column_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
         if cell in schema.missing:
             return np.nan
         if (found := as_days(cell, column.format, column.since)) is None:
-            raise UsageError(
-                f"{table.place(row, column.name)} is {cell!r} and the schema says that dates are written as {column.format}: correct "
-                "one of the two, or add it to `missing` in the schema if it means that the date is not known"
+            raise MismatchError(
+                f"{table.place(row, column.name)} is {cell!r} and the schema says that dates are written as {column.format}: correct it",
+                "correct the schema, or add it to `missing` there if it means that the date is not known",
             )
         return found
 
@@ -619,36 +667,31 @@ def column_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
             return found
         if cell in schema.missing or column.undeclared == "missing":
             return -1
-        raise UsageError(
-            f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it, declare "
-            'it or an alias in the schema, or write undeclared = "missing" there'
+        raise MismatchError(
+            f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it",
+            'declare it or an alias in the schema, or write undeclared = "missing" there',
         )
 
     decode = {"number": number, "date": date, "category": category}[column.kind]
     values = _decoded(table, column.name, schema, decode)
-    low, high = column.range
-    outside = int(((values < low) | (values > high)).sum()) if column.kind != "category" else 0
-    if outside:
-        log.warning(
-            "%s: %d of %d values of %s lie outside of the declared range %g to %g and count as its ends: is it the right unit?",
-            *(table.path, outside, len(values), column.name, low, high),
-        )
+    if column.kind != "category":
+        remarks.outside(table, column, values)
     return values
 
 
-def _numbers(table: Table, column: Column, schema: Schema) -> np.ndarray:
+def _numbers(table: Table, column: Column, schema: Schema, remarks: Remarks) -> np.ndarray:
     """From its range to -1..1. What is missing is in the middle of the range, and where the schema says so has an input of its own."""
-    values, (low, high) = column_values(table, column, schema), column.range
+    values, (low, high) = column_values(table, column, schema, remarks), column.range
     middle, half = low / 2 + high / 2, high / 2 - low / 2
     scaled: np.ndarray = np.nan_to_num((np.clip(values, low, high) - middle) / half, nan=0.0)
     parts = [scaled, np.isnan(values)] if column.missing else [scaled]
     return np.stack(parts, axis=1).astype(np.float32)
 
 
-def _categories(table: Table, column: Column, schema: Schema) -> np.ndarray:
+def _categories(table: Table, column: Column, schema: Schema, remarks: Remarks) -> np.ndarray:
     """One input for each declared value but the first. What is missing has an input of its own where the schema says so; otherwise it
     lies between all values."""
-    places, values = column_values(table, column, schema).astype(np.int64), len(column.values)
+    places, values = column_values(table, column, schema, remarks).astype(np.int64), len(column.values)
     codes = np.zeros((values + 1, column.width), dtype=np.float32)
     codes[1:values, : values - 1] = np.eye(values - 1)
     codes[-1] = np.eye(1, column.width, column.width - 1) if column.missing else 1 / values
@@ -656,7 +699,7 @@ def _categories(table: Table, column: Column, schema: Schema) -> np.ndarray:
     return coded
 
 
-_INPUTS: dict[str, Callable[[Table, Column, Schema], np.ndarray]] = {
+_INPUTS: dict[str, Callable[[Table, Column, Schema, Remarks], np.ndarray]] = {
     "number": _numbers,
     "category": _categories,
     "date": _numbers,
@@ -670,9 +713,10 @@ def _decoded(table: Table, name: str, schema: Schema, decode: Callable[[str, int
         what = "label" if name in schema.targets else "column"
         near = get_close_matches(name, table.names, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise UsageError(
+        raise MismatchError(
             f"{table.path}: there is no {what} {name!r}, which the schema declares{hint}: the file has {quoted(table.names)}; "
-            "rename the column there, or correct the schema"
+            "rename the column there",
+            "correct the schema",
         )
     numbers: dict[str, float] = {}
     for row, cell in enumerate(table.columns[name]):

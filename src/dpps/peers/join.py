@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpps.disk import check_folder, locked, private_folder, write_private, writing
-from dpps.errors import DppsError, RunError, UsageError
+from dpps.errors import DppsError, MismatchError, RunError, UsageError, quoted
 from dpps.peers import status as states
 from dpps.peers.connections import Channel, check_port
 from dpps.peers.contract import Federation, Membership, config_for, questions_for
@@ -24,12 +24,15 @@ from dpps.peers.store import LOCK, OUTBOX
 from dpps.privacy.partners import Pairs
 from dpps.privacy.promise import planned_charges
 from dpps.runs.callbacks import RoundLog
+from dpps.runs.folder import RunFolder
 from dpps.runs.options import OWN_DATA
 from dpps.runs.run import Callback, Run
 from dpps.statistics.release import Release
 
 log = logging.getLogger(__name__)
 
+SCHEMA = "schema.toml"
+"""In the run's folder: what the contract says of the members' data."""
 CONVENER, KNOWN, RUN = "convener", "federations", ".run"
 """In the member's folder: whose contracts are trusted, the newest revision of each, and where its run is."""
 BEAT = 1.0
@@ -79,8 +82,6 @@ class Participation:
         callbacks: called after every round with the run and the round's log.
     """
 
-    epochs = 1
-
     def __init__(
         self,
         federation: str | Path,
@@ -99,6 +100,7 @@ class Participation:
         contract = accept(self.identity, self._file, convener)
         self._compared, self._new = bool(convener), list[Path]()
         check_folder("--out", self.out)
+        check_free(self.out, contract)
         check_run(self.identity, contract, self.out)
         check_alone(self.out)
         own = contract.plan["data"] == OWN_DATA
@@ -114,10 +116,11 @@ class Participation:
             )
         self.channel = Channel(contract, self.identity, self._adopt)
         self.member = Member(Membership.of(contract, self.identity), self.channel)
-        own_choice = {"data_dir": data_dir, "metrics": metrics, "device": device}
-        calls = (self._after_round, *callbacks)
+        paths = {"node_data": node_data, "data_dir": data_dir}
+        own_choice: dict[str, Any] = {name: path and Path(path) for name, path in paths.items()}
+        own_choice |= {"metrics": metrics, "device": device}
         with self._nothing_left_behind():
-            self.run = self._make_run(contract, node_data, calls, own_choice)
+            self.run = self._make_run(contract, (self._after_round, *callbacks), own_choice)
         protected = self.run.unit
         self.status = Status(
             self.channel.own.name,
@@ -137,39 +140,27 @@ class Participation:
         self._next_epsilon, self._stamp = 0.0, self._stamped()
 
     def _make_run(
-        self,
-        contract: Federation,
-        node_data: str | Path | None,
-        callbacks: Sequence[Callback],
-        own_choice: Mapping[str, Any],
+        self, contract: Federation, callbacks: Sequence[Callback], own_choice: Mapping[str, Any]
     ) -> Run:
         """The run of a plan of `dpps train`, or the release of one of `dpps stats`."""
-        if not contract.asks:
-            paths = {"node_data": node_data, "data_dir": own_choice["data_dir"], "out": self.out}
-            chosen = {name: None if path is None else Path(path) for name, path in paths.items()}
-            options = {**own_choice, **chosen}
-            config = config_for(contract, self._schema(contract), quiet=True, **options).resolve()
-            assert config.epochs is not None
-            self.epochs = config.epochs
-            return Run.from_options(config, callbacks=callbacks, deployment=self.member)
         for name, usual in (("data_dir", None), ("metrics", None), ("device", "auto")):
-            if own_choice[name] != usual:
-                option = f"--{name.replace('_', '-')}"
+            if contract.asks and own_choice[name] != usual:
                 raise UsageError(
-                    f"{option} would be ignored: the plan asks questions (dpps stats); leave it out"
+                    f"--{name.replace('_', '-')} would be ignored: the plan asks questions (dpps stats); leave it out"
                 )
-        schema = self._schema(contract)
-        assert schema is not None
-        assert node_data is not None
-        survey, described, unit = questions_for(contract, schema).opened()
-        more: dict[str, Any] = {"folder": self.out, "deployment": self.member, "callbacks": callbacks}
-        sources = [Path(node_data)]
-        return Release.of_tables(survey, described, sources, len(contract.members), unit, **more)
+        schema = self._write_schema(contract)
+        common: dict[str, Any] = {"folder": self.out, "deployment": self.member, "callbacks": callbacks}
+        if contract.asks:
+            assert schema is not None
+            survey, described, unit = questions_for(contract, schema).opened()
+            sources, members = [own_choice["node_data"]], len(contract.members)
+            return Release.of_tables(survey, described, sources, members, unit, **common)
+        return Run.from_options(config_for(contract, schema, quiet=True, **own_choice), **common)
 
-    def _schema(self, contract: Federation) -> Path | None:
+    def _write_schema(self, contract: Federation) -> Path | None:
         if not contract.schema:
             return None
-        place = self.out / "schema.toml"
+        place = self.out / SCHEMA
         self._new = [path for path in (place, self.out, *self.out.parents) if not path.exists()]
         with writing(self.out):
             private_folder(self.out)
@@ -178,15 +169,19 @@ class Participation:
 
     @contextmanager
     def _nothing_left_behind(self) -> Iterator[None]:
-        """If the request is refused before anything of the run was written, the schema and its new folders go, too."""
+        """If the request is refused before anything of the run was written, the schema and its new folders go, too. What is said about
+        data is what a member can do: the schema stands in the contract."""
         try:
             yield
-        except UsageError:
+        except UsageError as error:
             if self._new and len(list(self.out.iterdir())) == 1:
                 self._new[0].unlink(missing_ok=True)
                 for folder in self._new[1:]:
                     folder.rmdir()
-            raise
+            if not isinstance(error, MismatchError):
+                raise
+            remedy = "the schema stands in the signed contract, and only a new federation has another"
+            raise UsageError(f"{error.of_file}; {remedy}: ask the convener for one if it is wrong") from error
 
     # The run
 
@@ -196,7 +191,7 @@ class Participation:
             with self._nothing_left_behind():
                 if self.identity.listen:
                     check_port(self.identity.listen)
-                self.run.start(self.epochs)
+                self.run.start()
             self.status.rounds, self.status.round = self.run.plan.count, self.run.state.round
         return self
 
@@ -234,7 +229,7 @@ class Participation:
         self._thread = threading.current_thread()
         self.start()
         try:
-            self.run.fit(self.epochs, progress=False)
+            self.run.fit(progress=False)
             self.tell_epsilon()
             if self.run.stopped:  # `Run.stop` was called, in a thread that cannot be interrupted
                 raise KeyboardInterrupt  # noqa: TRY301 - ended as Ctrl-C would
@@ -454,6 +449,24 @@ def check_run(identity: Identity, federation: Federation, out: Path) -> None:
         f"--out is {here}, and this member's run of federation {federation.id} is in {begun}: another folder would begin with an "
         f"empty ledger; give --out {begun}"
     )
+
+
+def check_free(out: Path, federation: Federation) -> None:
+    """Refuse a folder with files of others, before the first one is written there. What a start leaves that died on the way is not such.
+
+    Raises:
+        UsageError: names them.
+    """
+    folder, place = RunFolder(out), out / SCHEMA
+    if folder.settings.exists():
+        return
+    folder.check_new()
+    same = place.is_file() and place.read_bytes() == federation.schema.encode()
+    known = {OUTBOX, states.FILE, states.LEAVE, *([SCHEMA] if same else [])}
+    if others := [name for name in folder.others() if name not in known]:
+        raise UsageError(
+            f"--out {out} holds {quoted(others)}, and no run of dpps federation join: choose another folder"
+        )
 
 
 def check_alone(out: Path) -> None:

@@ -271,7 +271,6 @@ class View:
 
 # What an honest member can send
 
-TAIL = 41.0  # see dpps.transport.base
 _SLACK = 2.0
 
 

@@ -30,7 +30,7 @@ from dpps.noise.pairs import MemberNoise, MemberPairs
 from dpps.noise.source import NoiseSource, SecureNoise, Seeded
 from dpps.peers.contract import Membership
 from dpps.peers.gossip import ENOUGH, Peers, averaging_rounds
-from dpps.peers.links import ACTIVE, DONE, LEFT, TAIL, Terms
+from dpps.peers.links import ACTIVE, DONE, LEFT, Terms
 from dpps.peers.messages import LEARNING, Post
 from dpps.peers.store import OUTBOX, Outbox, OutboxLedger
 from dpps.privacy.accountant import label
@@ -40,6 +40,7 @@ from dpps.runs.data_ledger import checksum
 from dpps.runs.deployment import Deployment
 from dpps.runs.folder import RunFolder
 from dpps.runs.torch_distributed import SEEDED
+from dpps.transport.base import TAIL
 
 if TYPE_CHECKING:
     from dpps.runs.run import Run

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpps.privacy.units import NodeSwap
 from dpps.report.read import Reported
+from dpps.report.words import number
 
 # Axes
 
@@ -71,16 +72,6 @@ class Axis:
         powers = range(first, last + 1, max(1, math.ceil((last - first) / TICKS)))
         values = [float(f"{k}e{power}") for power in powers for k in within]
         return [value for value in values if self.low <= value <= self.high]
-
-
-def number(value: float) -> str:
-    """Four digits, for people; what cannot be written briefly is written with a power of ten."""
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{float(f'{value:.4g}'):,}".removesuffix(".0")
-    digits, _, power = f"{value:.2e}".partition("e")
-    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    digits = digits.rstrip("0").rstrip(".")
-    return f"10{raised}" if digits == "1" else f"{digits}×10{raised}"
 
 
 # Charts

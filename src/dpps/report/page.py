@@ -20,8 +20,9 @@ from dpps.errors import RunError, UsageError
 from dpps.privacy.promise import Privacy
 from dpps.privacy.units import UNITS
 from dpps.report import words
-from dpps.report.charts import Axis, Chart, Line, charts, number
+from dpps.report.charts import Axis, Chart, Line, charts
 from dpps.report.read import Reported, read_folder, read_run
+from dpps.report.words import number
 from dpps.runs.baselines import INTERVAL, NO_COST, OWN_EYES, Gain, gains, measured_on
 from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run

@@ -126,11 +126,7 @@ def read_folder(folder: Path, name: str) -> Reported:
 
 
 def _so_far(
-    settings: Mapping[str, Any],
-    unit: Unit | None,
-    folder: RunFolder,
-    ledger: Ledger,
-    log: Sequence[RoundLog],
+    settings: Mapping[str, Any], unit: Unit | None, folder: RunFolder, ledger: Ledger, log: Sequence[RoundLog]
 ) -> Summary:
     """Of an unfinished run: what it promised, what it has spent, and what the newest checkpoint says about the rounds so far."""
     checkpoints = sorted(folder.checkpoints.glob("round-*/meta.json"))

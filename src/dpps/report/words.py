@@ -1,4 +1,4 @@
-"""What page and card say about privacy, in one place: what epsilon means, who is protected, what is not covered."""
+"""What page and card say about privacy, in one place: what epsilon means, who is protected, what is not covered; and how numbers are written."""
 
 import math
 import re
@@ -7,7 +7,6 @@ from decimal import ROUND_CEILING, Decimal
 from dpps.privacy.accountant import NO_PROTECTION, label
 from dpps.privacy.promise import Privacy
 from dpps.privacy.units import UNITS, Contribution, Record, Unit
-from dpps.report.charts import number
 from dpps.report.read import Reported
 
 SIMULATION = "simulation: messages not private"
@@ -37,6 +36,16 @@ def epsilon(privacy: Privacy) -> str:
     text = label(math.inf if privacy.epsilon is None else privacy.epsilon)
     found = text.removeprefix("epsilon ").partition(" (")[0]
     return found if privacy.epsilon is None else f"{Decimal(found):,}"
+
+
+def number(value: float) -> str:
+    """Four digits, for people; what cannot be written briefly is written with a power of ten."""
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{float(f'{value:.4g}'):,}".removesuffix(".0")
+    digits, _, power = f"{value:.2e}".partition("e")
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    digits = digits.rstrip("0").rstrip(".")
+    return f"10{raised}" if digits == "1" else f"{digits}×10{raised}"
 
 
 def small(value: float) -> str:

@@ -32,10 +32,7 @@ from dpps.tasks.metrics import Set
 from dpps.topology import Topology, Weights
 
 NO_PRIVACY, ALONE, CONSTANT = "no privacy", "alone", "constant"
-_NAMES = {
-    "test": ("test_accuracy", "accuracy_by_node"),
-    "own": ("own_accuracy", "own_accuracy_by_node"),
-}
+_NAMES = {"test": ("test_accuracy", "accuracy_by_node"), "own": ("own_accuracy", "own_accuracy_by_node")}
 """By data: what summary.json calls the mean over nodes, and the accuracies of the nodes."""
 MOST_NODES = 12
 """That are listed one by one on the terminal."""

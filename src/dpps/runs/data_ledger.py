@@ -76,16 +76,13 @@ class Spent:
 
 
 def note_runs(run: "Run") -> None:
-    """Note a run before it sends anything, for each data set of the nodes held here.
+    """Note a run whose messages leave before it sends any, for each data set of the nodes held here.
 
     A run that goes on was noted at its first start, unless that was cut off: what is missing is made up for.
-    A simulation is not noted: nothing leaves it.
     """
-    ledger = run.protocol.ledger
-    if run.unit is None or not run.keeps_ledger or not isinstance(ledger, LedgerFile):
-        return
-    unit, distance = run.unit, run.nodes.noise_distance(run.plan.paid)
-    note_ledger(ledger, run, unit.delta, unit.records_per_user, unit.epsilon, distance)
+    if run.unit is not None and isinstance(run.ledger, LedgerFile):
+        unit, distance = run.unit, run.nodes.noise_distance(run.plan.paid)
+        note_ledger(run.ledger, run, unit.delta, unit.records_per_user, unit.epsilon, distance)
 
 
 def note_ledger(

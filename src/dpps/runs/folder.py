@@ -29,6 +29,11 @@ def model_name(node: int | str) -> str:
     return f"node-{node}.safetensors"
 
 
+def new_folder(prefix: str = "") -> Path:
+    """Where results go when nobody says where."""
+    return Path("runs") / f"{prefix}{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
 def replaced_ledgers(ledger: Path) -> list[Path]:
     """Ledgers of messages that left which --overwrite moved aside, in the place of this one."""
     return sorted(ledger.parent.glob("ledger-until-*.jsonl"))
@@ -69,6 +74,12 @@ class RunFolder:
             self.message,
             self.tensorboard,
         )
+
+    def others(self) -> list[str]:
+        """The names of what is in the folder and not of a run; of files that were being written when a run was killed, neither."""
+        ours = {path.name for path in (*self._ours, self.ledger, witness_of(self.ledger))}
+        found = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted(path.name for path in found if path.name not in ours and path.suffix != ".part")
 
     # Before a run starts
 

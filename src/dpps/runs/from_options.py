@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from dpps import data, features, models
 from dpps.data.node_files import NodeFiles, check_headers, node_folder, read_node
-from dpps.data.schema import Schema, read_schema
+from dpps.data.schema import Remarks, Schema, read_schema
 from dpps.data.splits import hold_out_own
 from dpps.errors import UsageError
 from dpps.learning.algorithms import ALGORITHMS
@@ -243,7 +243,8 @@ def _own_examples(options: Options, rows: range, schema: AnySchema | None) -> Ex
     assert options.node_data is not None
     task = schema.task if schema is not None else Classification(tuple(map(str, range(options.classes or 0))))
     folders = [node_folder(options.node_data, node, len(rows) == 1) for node in rows]
-    files = [read_node(folder, options.classes or 0, schema) for folder in folders]
+    with Remarks() as remarks:
+        files = [read_node(folder, options.classes or 0, schema, remarks) for folder in folders]
     shapes = {tuple(part[0].shape[1:]) for f in files for part in (f.train, f.test) if part is not None}
     if len(shapes) > 1:
         raise UsageError(f"--node-data: examples of shapes {sorted(shapes)}: all must have the same shape")

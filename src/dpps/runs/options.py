@@ -589,19 +589,12 @@ class Options:
     def from_toml(cls, path: Path) -> "Options":
         """The options in a TOML file; the names are those of the command line."""
         table = read_config(path)
-        hints = {name.replace("_", "-"): hint for name, hint in _hints().items()}
-        values: dict[str, Any] = {}
-        for name, value in table.items():
-            if name in RETIRED:
-                if value == RETIRED[name].default:
-                    continue
+        for name in [name for name in table if name in RETIRED]:
+            if table.pop(name) != RETIRED[name].default:
                 raise UsageError(
                     f"{path}: {name} is no longer an option: {RETIRED[name].instead}, and delete this line"
                 )
-            if name not in hints:
-                raise unknown(f"option in {path}", name, hints)
-            values[name.replace("-", "_")] = typed(path, name, value, hints[name])
-        return Options(**values)
+        return Options(**typed_options(table, _hints(), path))
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], where: str, otherwise: str) -> "Options":
@@ -751,8 +744,18 @@ _KINDS = {
 }
 
 
-def typed(path: Path | str, name: str, value: Any, hint: Any) -> Any:
-    """The value of an option in a file, refused if it is of another kind than the option."""
+def typed_options(table: Mapping[str, Any], hints: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
+    """The options in a file by the names of their fields, refused if there is no such option, or it is of another kind."""
+    named = {name.replace("_", "-"): hint for name, hint in hints.items()}
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if name not in named:
+            raise unknown(f"option in {where}", name, named)
+        values[name.replace("-", "_")] = _typed(where, name, value, named[name])
+    return values
+
+
+def _typed(path: Path | str, name: str, value: Any, hint: Any) -> Any:
     kinds = get_args(hint) or (hint,)
     if Path in kinds and isinstance(value, str):
         return Path(value)

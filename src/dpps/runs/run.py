@@ -321,7 +321,8 @@ class Run(Frozen):
         self.protocol.ledger = self._open_ledger()  # last, when nothing can be refused any more
         self.nodes = nodes
         try:
-            note_runs(self)  # before it is signed: where that fails, the same command starts afresh
+            if self.unit is not None and self.keeps_ledger:
+                note_runs(self)  # before it is signed: where that fails, the same command starts afresh
             self._sign_folder()
             self.deployment.resume(self)
         except BaseException:

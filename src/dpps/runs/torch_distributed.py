@@ -61,12 +61,7 @@ class TorchDistributed(Deployment):
         self._began: list[int] = []
 
     @classmethod
-    def from_environment(
-        cls,
-        *,
-        timeout: float = 60.0,
-        seeded_noise: bool = False,
-    ) -> Self:
+    def from_environment(cls, *, timeout: float = 60.0, seeded_noise: bool = False) -> Self:
         """Connect to the other processes that torchrun started.
 
         Use it in a `with` statement, so that the other processes are told at once if this one fails:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Self, get_type_hints
 from tyro.conf import UseAppendAction, arg
 
 from dpps.data.schema import Schema
-from dpps.errors import UsageError, unknown
+from dpps.errors import UsageError
 from dpps.privacy.partners import TRUSTS, Pairs
 from dpps.privacy.units import PrivacyOptions, Unit
-from dpps.runs.options import typed
+from dpps.runs.options import typed_options
 from dpps.statistics.release import Survey, open_survey
 
 
@@ -85,20 +85,13 @@ class SurveyOptions:
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str) -> Self:
         """What `to_table` made, read back; `where` is the file that it was found in, for messages."""
-        hints = {name.replace("_", "-"): hint for name, hint in get_type_hints(SurveyOptions).items()}
-        values: dict[str, Any] = {}
-        for name, value in table.items():
-            if name not in hints:
-                raise unknown(f"option in {where}", name, hints)
-            if name != "ask":
-                values[name.replace("-", "_")] = typed(where, name, value, hints[name])
-            elif type(value) is list and all(type(question) is str for question in value):
-                values[name] = tuple(value)
-            else:
-                raise UsageError(f"{where}: ask is {value!r}: write it as dpps stats --print-config does")
         if missing := [name for name in ("ask", "schema", "nodes") if name not in table]:
             raise UsageError(f"{where} has no {missing[0]}: make it with dpps stats --print-config")
-        return cls(**values)
+        asked = table["ask"]
+        if type(asked) is not list or any(type(question) is not str for question in asked):
+            raise UsageError(f"{where}: ask is {asked!r}: write it as dpps stats --print-config does")
+        others = {name: value for name, value in table.items() if name != "ask"}
+        return cls(ask=tuple(asked), **typed_options(others, get_type_hints(SurveyOptions), where))
 
     def for_members(self) -> Self:
         """As a contract has it: with the trust that the noise really needs, and all numbers that follow from the number of nodes."""

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from dpps.data.node_files import node_table
-from dpps.data.schema import Schema, column_values, read_schema
+from dpps.data.schema import Remarks, Schema, column_values, read_schema
 from dpps.data.tables import Table, frame_table, read_table
 from dpps.disk import write_private
 from dpps.errors import RunError, UsageError, needs_extra, unknown
@@ -471,17 +471,22 @@ class Release(Run):
         ]
         columns = {column.name: column for column in schema.described}
         sums = []
-        for table in tables:
-            records = {name: column_values(table, columns[name], schema) for name in survey.columns}
-            persons = None if survey.person is None else _persons(table, survey.person, schema)
-            _check_table(table, schema, persons, unit)
-            sums.append(survey.sums(records, persons))
+        with Remarks() as remarks:
+            for table in tables:
+                read = {n: column_values(table, columns[n], schema, remarks) for n in survey.columns}
+                persons = None if survey.person is None else _persons(table, survey.person, schema)
+                _check_table(table, schema, persons, unit)
+                sums.append(survey.sums(read, persons))
         if all(files):
             options["sources"] = tuple(map(str, sources))
         else:
             options["contents"] = tuple(table.content() for table in tables)
         options |= {"secure_noise": options.get("seed") is None, "schema": schema.to_toml()}
         return cls(survey, np.stack(sums), nodes, unit, **options)
+
+    def _planned_epochs(self) -> int:
+        """Everything is released at once."""
+        return 1
 
     def _check_data(self, data: NodeData, rows: Sequence[int], _: Sequence[tuple[Any, Tensor]]) -> None:
         """Sums need no scaling, and how large they are is for nobody to read."""

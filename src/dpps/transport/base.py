@@ -268,7 +268,8 @@ def entries(weights: Weights, device: torch.device, dtype: torch.dtype) -> tuple
     return senders, indptr, torch.from_numpy(np.ascontiguousarray(weights.values)).to(device, wide)
 
 
-_TAIL = 41.0
+TAIL = 41.0
+"""By how many standard deviations of one coordinate the norm of noise exceeds its expectation at most, see `Bound`."""
 _SLACK = 1.01  # rounding, and grids
 
 
@@ -320,6 +321,6 @@ class Bound:
 
     def limits(self, a: Tensor, dimension: int) -> Tensor | None:
         """The longest row of each node; None where nothing is known."""
-        moved = self.steps + math.sqrt(self.variance) * (math.sqrt(dimension) + _TAIL)
+        moved = self.steps + math.sqrt(self.variance) * (math.sqrt(dimension) + TAIL)
         most = self.start + moved / self.smallest
         return _SLACK * most * a if math.isfinite(most) else None

@@ -78,12 +78,7 @@ class Wire:
     """
 
     def __init__(
-        self,
-        group: Any,
-        rank: int,
-        size: int,
-        patience: float = 48.0,
-        trouble: Trouble = _plain,
+        self, group: Any, rank: int, size: int, patience: float = 48.0, trouble: Trouble = _plain
     ) -> None:
         self._group, self.rank, self.size, self.patience = group, rank, size, patience
         self._trouble = trouble
@@ -253,11 +248,7 @@ def _part(
     senders = np.concatenate([np.empty(0, np.int64), *(weights.senders[s] for s in spans)])
     values = np.concatenate([np.empty(0), *(weights.values[s] for s in spans)])
     offsets = np.cumsum([0, *(s.stop - s.start for s in spans)])
-    return (
-        _index(np.searchsorted(table, senders)),
-        _index(offsets),
-        torch.from_numpy(values),
-    )
+    return (_index(np.searchsorted(table, senders)), _index(offsets), torch.from_numpy(values))
 
 
 def blocks(nodes: int, processes: int) -> list[range]:
