@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from torch import Tensor
 from dpps.errors import RunError, UsageError
 from dpps.frozen import Frozen
 from dpps.learning.gradients.batch import Engine, EngineName
-from dpps.learning.gradients.calling import WRITES, one_number, pick, weighted
+from dpps.learning.gradients.calling import one_number, pick, unwritten, weighted
 from dpps.learning.gradients.choose import choose_engine, choose_per_example
 from dpps.learning.gradients.clipped import PerExample, full_precision
 from dpps.learning.inputs import why_not_finite
@@ -342,11 +342,8 @@ class Nodes(Frozen):
             )
         away = self._away(state)
         frozen = (p for p in self.partition.model.parameters() if not p.requires_grad)
-        held = (state.shared.s, state.local, *frozen)
-        before = [tensor._version for tensor in held]
-        update = self.updates.compute(state, away)
-        if self.calibration is not None and [tensor._version for tensor in held] != before:
-            raise UsageError(WRITES)
+        with nullcontext() if self.calibration is None else unwritten((state.shared.s, state.local, *frozen)):
+            update = self.updates.compute(state, away)
         self._refuse_non_finite(update.losses, state)
         self._due = update.perturbation, update.perturbation._version
         if away is None:
