@@ -55,6 +55,19 @@ def _texts() -> dict[str, str]:
 TEXTS = _texts()
 
 
+def test_every_file_of_the_repository_that_is_named_exists() -> None:
+    named = re.compile(
+        r"(?<![\w/.-])(?:tests|scripts|benchmarks|examples|notebooks|src)/[\w/.-]*\.(?:py|ipynb|csv|json)\b"
+    )
+    missing = {
+        f"{where}: {name}"
+        for where, text in TEXTS.items()
+        for name in named.findall(text)
+        if not (ROOT / name).exists()
+    }
+    assert missing == set()
+
+
 def test_every_dotted_name_exists() -> None:
     """A module, or a name in one: what the reference and a `from ... import` need."""
     missing = []

@@ -10,7 +10,7 @@ from dpps.cli import main
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN_ELSEWHERE = {"architecture.md"}
-"""tests/test_extending.py runs these: they register names, which it takes back."""
+"""tests/docs/test_extending.py runs these: they register names, which it takes back."""
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{k}")
     for page in PAGES

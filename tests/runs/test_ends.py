@@ -144,6 +144,19 @@ def test_nothing_sent_is_nothing_spent_and_nothing_to_guarantee() -> None:
     assert (privacy.epsilon, privacy.epsilon_spent) == (0.0, 0.0)
 
 
+def test_a_run_killed_after_its_last_round_has_all_lines_of_its_log(tmp_path: Path) -> None:
+    """As a member of a federation that was killed, and comes back when the others have finished."""
+    algorithm, out = dpps.PartPSP(tiny(), ["layer1"], batch_size=10), tmp_path / "run"
+    options: dict[str, Any] = {"topology": dpps.Ring(3), "privacy": UNITS[0], "secure_noise": True}
+    run = dpps.Run(algorithm, toy_data(3), folder=out, **options).fit(epochs=2)
+    written = (out / "rounds.csv").read_text()
+    (out / "summary.json").unlink()
+    (out / "rounds.csv").write_text("")
+    again = dpps.Run.open(out, algorithm, toy_data(3), **options).fit()
+    assert len(again.log) == len(run.log)
+    assert (out / "rounds.csv").read_text() == written
+
+
 def test_a_report_of_an_unfinished_folder_says_the_same(tmp_path: Path) -> None:
     from dpps.cli import main
 

@@ -26,7 +26,7 @@ _PUBLIC = """# Public: every node of a run reads its data by this file, and anyb
 # that file. Remove the mark of a line that you have checked.
 # [target] kind: class (column, classes), number (column, range), survival (time, event, edges: the ends of the intervals of time).
 # [[columns]] kind: number (range: becomes -1 to 1), category (values; aliases = {"F" = ["f", "female"]}), date (since, range in days,
-# format), ignore. What is missing lies in the middle; missing = true gives it an input of its own.
+# format), ignore. A missing value counts as the middle of the range; missing = true adds an input that marks it.
 """
 _GUESSED = "  # guessed"
 _MANY_CLASSES = 20
@@ -42,8 +42,8 @@ _PUBLIC_IMAGES = """# Public: every node of a run reads its images by this file,
 class DescribeConfig:
     """Draft a schema from one table (kinds of columns, rounded ranges, categories, classes) or from a folder of images.
 
-    The schema becomes public. Correct it to what is known without looking at data. On a terminal you are asked for the possible range
-    of every number; what you leave to the guess is marked in the file.
+    The schema becomes public. Correct it so that it says only what is known without looking at data. On a terminal, the
+    command asks for the possible range of every number. What you leave to its guess is marked in the file.
 
     Example: dpps data describe node-0/train.csv --label diagnosis --out schema.toml
     """
@@ -51,26 +51,26 @@ class DescribeConfig:
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
     """A table, or a folder of images.
 
-    A table is .csv, .tsv, .parquet or .npz. Best is a made-up one with the same columns, so that nothing private is read.
+    A table is .csv, .tsv, .parquet or .npz. A made-up one with the same columns is best: then nothing private is read.
     """
     label: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
-    """The column to predict (tables only); dpps stats needs none.
+    """Column to predict (tables only); dpps stats needs none.
 
-    A folder of images has its classes as sub-folders.
+    In a folder of images, the sub-folders are the classes.
     """
     task: Annotated[str, arg(metavar="{" + ",".join(TASKS.names()) + "}")] = "classification"
-    """A class, a number, or when an event happens."""
+    """A class, a number, or the time of an event."""
     time: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
     """Time of the event (survival).
 
-    Where the event was not observed, the time until which the patient was.
+    If the event was not observed, the time of the last observation.
     """
     event: Annotated[str | None, arg(metavar="COLUMN", help_behavior_hint="")] = None
     """Whether the event was observed, 1 or 0 (survival)."""
     out: Annotated[Path, arg(metavar="FILE")] = Path("schema.toml")
     """Schema to write."""
     overwrite: bool = False
-    """Replace a schema that is there."""
+    """Replace an existing schema."""
 
 
 def describe(arguments: list[str]) -> int:
@@ -172,7 +172,7 @@ def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
     for title in ("column", "kind", "guessed"):
         lines.add_column(title)
     if isinstance(schema, Schema):
-        correct = "ranges to what is physically possible and categories and classes to what can occur"
+        correct = "ranges by what is physically possible, and categories and classes by what can occur"
         for column in schema.columns:
             lines.add_row(column.name, column.kind, _guessed(column))
         if schema.target is not None:
@@ -180,12 +180,12 @@ def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
             shown = [f"{key} {_shown(value)}" for key, value in declared if not isinstance(value, str)]
             lines.add_row(", ".join(schema.targets), "target", "; ".join(shown))
     else:
-        correct = "the classes to what can occur and the size to what the model shall read"
+        correct = "the classes by what can occur, and the size by what the model should read"
         lines.add_row("images", "channels, height, width", ", ".join(map(str, schema.shape)))
         lines.add_row("sub-folders", "target", quoted(schema.classes))
     console.print(lines)
     console.print(
-        f"\nThese guesses come from the data, and {out} becomes PUBLIC: correct {correct}, before anybody else sees it."
+        f"\n{out} becomes PUBLIC, and these guesses come from the data. Before anybody else sees it, replace {correct}."
     )
     if isinstance(schema, Schema) and isinstance(schema.target, Classification):
         classes = schema.target.classes

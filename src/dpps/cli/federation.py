@@ -59,7 +59,7 @@ FILE, KEY = "federation.toml", "convener.key"
 
 @dataclass(frozen=True)
 class KeyConfig:
-    """Make the key of a member, and a request for the convener's certificate.
+    """Create a member's key, and a request for a certificate from the convener.
 
     Send DIR/member.csr to the convener, and compare the fingerprint on the telephone. member.key stays where it is.
 
@@ -78,7 +78,7 @@ class KeyConfig:
     address: Annotated[str, arg(metavar="HOST:PORT")] = ""
     """Where the others reach it [as --listen].
 
-    When that differs: behind a port forwarding, or with --listen 0.0.0.0, where the default is this machine's name.
+    Needed behind port forwarding. With --listen 0.0.0.0 the default is this machine's name.
     """
 
 
@@ -124,16 +124,16 @@ class CreateConfig:
     out: Annotated[Path, arg(metavar="DIR")]
     """New folder for key, certificates and contract."""
     min_members: int = 2
-    """The run waits while fewer members are here."""
+    """The run waits while fewer members are present."""
     soft_deadline: float = 30.0
     """Seconds that a round waits for a neighbour.
 
-    What comes later is added to a later round.
+    A message that arrives later counts in a later round.
     """
     hard_deadline: float = 300.0
-    """Seconds until others go on without a member.
+    """Seconds until the others continue without a member.
 
-    Until it is back.
+    A member that comes back takes part again.
     """
     start_deadline: float = 3600.0
     """Seconds that the first round waits for members.
@@ -141,12 +141,12 @@ class CreateConfig:
     Then the run begins without them.
     """
     gossip_clip: float = 0.0
-    """How far a neighbour's row may pull [0: no limit].
+    """How far a neighbour's row may pull a member [0: no limit].
 
-    In L2, against members that send nonsense.
+    An L2 distance. It limits the harm of members that send nonsense.
     """
     days: int = 365
-    """Days that the certificates hold."""
+    """Days for which the certificates are valid."""
     key: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """convener.key of an earlier federation [a new key].
 
@@ -164,7 +164,7 @@ class ExpelConfig:
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
     """federation.toml, next to convener.key."""
     name: Positional[Annotated[str, arg(metavar="NAME")]]
-    """Who is expelled."""
+    """Member to expel."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class RenewConfig:
     file: Positional[Annotated[Path, arg(metavar="FILE")]]
     """federation.toml, next to convener.key."""
     days: int = 365
-    """Days that they hold."""
+    """Days for which they are valid."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ class JoinConfig:
     device: Annotated[str, arg(metavar="{auto,cpu,cuda,cuda:N}")] = "auto"
     """Where model, data and noise live.
 
-    auto is CUDA if there is any, otherwise the CPU.
+    auto uses CUDA if it is available, otherwise the CPU.
     """
     page: Annotated[str, arg(metavar="HOST:PORT", help_behavior_hint="")] = ""
     """Show a live page, for example at 127.0.0.1:8080.
@@ -386,7 +386,7 @@ class JoinConfig:
     The whole URL, with a random part, is printed.
     """
     log_json: bool = False
-    """Log JSON lines to the standard error."""
+    """Log JSON lines to standard error."""
     quiet: bool = False
     """No progress display."""
 
@@ -563,7 +563,7 @@ def _json_lines() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StatusConfig:
-    """Show how a run stands: round, who is here, epsilon spent, bytes sent.
+    """Show the state of a run: round, who is present, epsilon spent, bytes sent.
 
     Example: dpps federation status run
     """

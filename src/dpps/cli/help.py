@@ -82,7 +82,7 @@ def groups_of(kind: type[Any]) -> dict[str, list[Option]]:
     more = [Option(flag, value, help=text, is_path=value == "FILE") for flag, (value, text) in also.items()]
     last = "run" if "run" in found else next(reversed(found), OPTIONS)
     last = OPTIONS if last == ARGUMENTS else last
-    found.setdefault(last, []).extend([*more, Option("--help", help="Show this")])
+    found.setdefault(last, []).extend([*more, Option("--help", help="Show this help")])
     return found
 
 

@@ -29,11 +29,11 @@ _FIRST = b"example,"
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """Predict the classes of new examples with a trained model.
+    """Predict new examples with a trained model.
 
-    The CSV file has a line for each example: its number, from 1, or the name of the image; the most likely class; the
-    probability of every class. Predictions use a node's local parameters, so what the run's privacy statement says about
-    these holds for them.
+    The CSV file has a line for each example: its number, from 1, or the name of the image, and the prediction. That is
+    the most likely class and the probability of each class, a number, or a risk and survival probabilities. Predictions
+    use a node's local parameters, so what the run's privacy statement says about these applies to them.
 
     Example: dpps predict out/demo --input new.csv --output predictions.csv
     """
@@ -43,12 +43,12 @@ class PredictConfig:
     input: Annotated[Path, arg(metavar="FILE")]
     """Examples as for --node-data, or a folder of images.
 
-    A table (.csv, .tsv, .parquet, .npz) with or without labels, which are ignored.
+    A table (.csv, .tsv, .parquet, .npz). It needs no labels; if there are any, they are ignored.
     """
     output: Annotated[Path, arg(metavar="FILE")]
     """CSV file to write."""
     node: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
-    """Whose model [the first node's]."""
+    """Node whose model is used [the first]."""
 
 
 def predict(arguments: list[str]) -> int:
@@ -104,8 +104,8 @@ def _write_predictions(path: Path, columns: Mapping[str, Sequence[Any]], names: 
 class EvaluateConfig:
     """Measure a run's models on labelled examples.
 
-    Nothing here is noised: numbers of private examples, and in the unit contribution all that is computed with local parameters,
-    are for the node's own eyes.
+    The results carry no noise. Results on private examples, and in the unit contribution everything computed with local
+    parameters, are for the node's own eyes.
 
     Example: dpps evaluate out/demo --input labelled.csv --metrics accuracy,auroc
     """
@@ -115,10 +115,10 @@ class EvaluateConfig:
     input: Annotated[Path, arg(metavar="FILE")]
     """Labelled examples as for --node-data.
 
-    A table (.csv, .tsv, .parquet, .npz), or a folder of images folder with one sub-folder per class.
+    A table (.csv, .tsv, .parquet, .npz), or a folder of images with one sub-folder per class.
     """
     node: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
-    """Whose model [all]."""
+    """Node whose models are measured [all]."""
     metrics: Annotated[str | None, arg(metavar="NAME,NAME,..", help_behavior_hint="")] = None
     """Names of metrics [those of the task].
 

@@ -37,7 +37,7 @@ class PaperConfig:
     The embedded data set, few rounds of the large models' cells, and the MLP alone unless --models says more.
     """
     hours: Annotated[float | None, arg(metavar="FLOAT")] = None
-    """Begin no cell that would end later.
+    """Time limit: start no cell that would end after it.
 
     What is missing is marked "not run".
     """

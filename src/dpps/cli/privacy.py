@@ -84,7 +84,7 @@ class AuditConfig:
     By default it is audited too: an integer grid, keyed by the operating system.
     """
     epsilon: Annotated[float | None, arg(metavar="FLOAT")] = None
-    """Epsilon of your run: could it be tested as it is?"""
+    """Epsilon of your run, to check whether it can be tested directly."""
     seed: int = 0
     """Seed of seeded noise and sampling."""
     attack: bool = False
@@ -351,7 +351,7 @@ class AttackConfig:
     attacker: int = 0
     """The curious node."""
     rounds: int = 10
-    """Rounds that it listens."""
+    """Rounds during which it listens."""
     epsilon: tuple[float, ...] = (10.0, 3.0, 1.0)
     """Epsilons to try, at delta 1e-5.
 

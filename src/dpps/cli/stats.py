@@ -61,9 +61,9 @@ class StatsConfig(SurveyOptions):
     The same message is sent, and paid for once.
     """
     overwrite: bool = False
-    """Delete the release that --out holds, and start again."""
+    """Delete the release in --out and start again."""
     seed: Annotated[int | None, arg(metavar="INT")] = None
-    """Seed of noise that can be repeated, which protects nobody.
+    """Seed for repeatable noise, which protects nobody.
 
     For simulations. Without it the noise is one that nobody knows.
     """

@@ -175,7 +175,9 @@ def results(summary: Summary) -> Iterator[tuple[str, str]]:
         and not (summary.metrics_by_node or scores)
         and summary.config.get("node-data")
     ):
-        remedy = "there is no test file (--hold-out 0.2 keeps part of each node's examples back)"
+        remedy = "there is no test file (add one, or use --hold-out 0.2)"
+        if summary.members:
+            remedy = "there is no test file (add one to --node-data, or --hold-out 0.2 to the next plan)"
         yield summary.metric.name, f"not measured: {remedy}"
     for which, metrics in summary.metrics_by_node.items():
         for name, values in metrics.items():
@@ -229,7 +231,7 @@ class ResumeConfig:
     run: Positional[Annotated[Path, arg(metavar="DIR")]]
     """Folder of the run, written by dpps train --out."""
     device: Annotated[str | None, arg(metavar="{auto,cpu,cuda,cuda:N}", help_behavior_hint="")] = None
-    """Another device than at the first start."""
+    """Device, if not that of the first start."""
     quiet: bool = False
     """No progress display."""
 

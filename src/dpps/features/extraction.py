@@ -177,7 +177,7 @@ def _checked(frozen: nn.Module, two: Tensor) -> Tensor:
         )
     if not _alike(alone, both[:1]):
         raise UsageError(
-            "the feature extractor gives an example other features beside another example: it must not mix the examples of a batch"
+            "the features of an example depend on the other examples of its batch: a feature extractor must not mix examples"
         )
     return alone
 

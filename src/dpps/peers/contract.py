@@ -263,7 +263,7 @@ class Federation:
         """The same, with the convener's signature."""
         if key.fingerprint != self.convener_fingerprint:
             raise UsageError(
-                "this key is not the convener's of the federation: use the key beside its first file"
+                "this is not the key of the federation's convener: use the convener.key next to its first file"
             )
         return replace(self, signature=key.sign(_SIGNED + self._body()))
 

@@ -382,7 +382,7 @@ class Member(Deployment):
         if others > run.state.round:
             target = min(others, run.plan.count)
             log.warning(
-                "%sgoes on with round %d, where the others are; nothing was sent and paid for the %d rounds in between",
+                "%scontinues with round %d, where the others are; the %d rounds in between were neither sent nor charged",
                 self.log_prefix,
                 target,
                 target - run.state.round,
@@ -502,7 +502,7 @@ class Member(Deployment):
             )
         if self.fabric.late:
             log.warning(
-                "%scame back when the others had finished, and has their final model", self.log_prefix
+                "%scame back when the others had finished, and got their final model", self.log_prefix
             )
         run.nodes.set_mean(run.state, mean)
         run.forget_evaluation()
@@ -542,7 +542,7 @@ class Member(Deployment):
         self.staying = True
         if missing := self.fabric.unfinished():
             log.warning(
-                "%sis finished, its results are written; it stays up to %g s to hand the final model to %s, if it comes back; Ctrl-C ends that",
+                "%shas finished and written its results; it stays for up to %g s, so that members that come back get the final model (%s); Ctrl-C ends that",
                 self.log_prefix,
                 self.membership.rules.hard_deadline,
                 ", ".join(missing),

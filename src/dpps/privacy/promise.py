@@ -22,7 +22,7 @@ SIMULATED = (
 
 OWN_EYES = (
     "training losses, label counts and accuracies on a node's own data, shares of clipped examples and "
-    "ratios of update to noise, which stand beside this statement in summary.json, "
+    "ratios of update to noise, which appear next to this statement in summary.json, "
     "rounds.csv and report.html, are computed without noise and are for the node's own eyes"
 )
 

@@ -107,15 +107,15 @@ class Options:
     """The groups of --help: the first option of each, and its title."""
     also: ClassVar[Mapping[str, tuple[str, str]]] = {
         "--config": ("FILE", "Take defaults from a TOML file with these names"),
-        "--print-config": ("", "Print such a file, and stop"),
+        "--print-config": ("", "Print the options as such a file, and exit"),
     }
     """Words of the command line that are no option of a run: what follows, and their help."""
 
     data: Annotated[str, _names(*DATA_SETS.names())] = "mnist-mini"
     """Data set.
 
-    mnist-mini comes with the package. The others are looked for in --data-dir, $DPPS_DATA and the user cache, and
-    downloaded otherwise.
+    mnist-mini comes with the package. The others are read from --data-dir, $DPPS_DATA or the user cache. If they are not
+    there, they are downloaded.
     """
     data_dir: Annotated[Path | None, _optional("PATH"), Runtime] = None
     """Folder of the data sets [$DPPS_DATA, or user cache].
@@ -125,14 +125,14 @@ class Options:
     node_data: Annotated[Path | None, _optional("PATH"), Runtime] = None
     """Folder of each node's own data: data/node-{rank}.
 
-    {rank} stands for the node's number. The folder holds train.csv (.tsv, .parquet, .npz), and the same for test if
-    wanted; or folders train and test of images, with one sub-folder per class. Replaces --data. Needs --schema, or
+    {rank} stands for the node's number. The folder holds train.csv (.tsv, .parquet, .npz) and optionally a test file of
+    the same kind, or folders train and test of images with one sub-folder per class. Replaces --data. Needs --schema, or
     --classes for plain numbers.
     """
     schema: Annotated[Path | None, _optional("PATH"), Runtime] = None
-    """Public description of it (dpps data describe).
+    """Public schema of --node-data (dpps data describe).
 
-    The public description of the tables or images, the same for all nodes: columns, ranges, categories, classes, size.
+    It is the same for all nodes: columns, ranges, categories and classes of tables, or classes and size of images.
     """
     classes: Annotated[int | None, _optional("K")] = None
     """Number of classes, for --node-data without --schema.
@@ -142,43 +142,43 @@ class Options:
     split: Annotated[str, _names("iid", "dirichlet:ALPHA", "label:K")] = "iid"
     """How examples are split over the nodes.
 
-    iid deals them at random. dirichlet:ALPHA gives every node its own mix of labels, more uneven for a smaller ALPHA.
+    iid assigns them at random. dirichlet:ALPHA gives every node its own mix of labels, more uneven for a smaller ALPHA.
     label:K gives every node K labels.
     """
     hold_out: Annotated[float | None, _optional("FLOAT")] = None
-    """Part of a node's examples to test on [iid: 0].
+    """Fraction of examples held out for tests [iid: 0].
 
-    By default 0 for iid and 0.1 otherwise. With --node-data, where there are no test files, 0.2 for --baselines and
-    --metrics.
+    By default 0 for iid and 0.1 otherwise. With --node-data but without test files, 0.2 for --baselines and --metrics.
     """
     features: Annotated[str, _names("none", *FEATURES.names(), "MODULE:CALLABLE")] = "none"
     """Fixed features, at no privacy cost.
 
-    scattering is a wavelet transform of every image, colour-scattering one for colours. Your own, package.module:callable,
-    is called without arguments and returns a frozen module, or a pair of it and its preprocessing. Features are computed
-    before training and kept next to the data. Best with --model linear.
+    scattering is a wavelet transform of every image, colour-scattering a variant for colour images. For features of your
+    own, package.module:callable names a function without arguments that returns a frozen module, or a pair (module,
+    preprocessing). Features are computed before training and stored next to the data. Best with --model linear.
     """
     declared_sizes: Annotated[str | None, _optional("N|N,N,..")] = None
-    """Examples each node declares, in public [all].
+    """Public number of examples of each node [all].
 
-    How many examples each node says it holds: one number for all, or one per node. Rounds and sampling rates follow from
-    it, whatever a node really holds.
+    One number for all nodes, or one per node. The number of rounds and the sampling rates follow from it, however many
+    examples a node really holds.
     """
     model: Annotated[str, _names(*models.MODELS.names(), "MODULE:CALLABLE")] = "mlp"
     """Model.
 
-    linear is a softmax regression on features or columns, cnn a small one with tanh, the others are the paper's. Your
-    own, package.module:callable, is called with the shape of an example and the number of classes.
+    linear is a softmax regression on features or columns, cnn a small convolutional network with tanh; the others are
+    the paper's. For a model of your own, package.module:callable names a function that takes the shape of an example and
+    the number of classes.
     """
     norm: Literal["batch", "group"] | None = None
     """Normalisation of resnet18 [by unit].
 
-    By default group in the unit record, which refuses batch normalisation because it mixes examples, and batch elsewhere.
+    The default is group in the unit record, because batch normalisation mixes examples, and batch in the other units.
     """
     weights: Annotated[Path | None, _optional("PATH")] = None
     """State dict to start from (.pt, .safetensors).
 
-    Names as in torchvision.
+    Parameter names are those of torchvision.
     """
     shared: Annotated[str, _names("1", "2", "all", "PREFIX,..")] = "1"
     """Layers shared with the other nodes.
@@ -188,72 +188,73 @@ class Options:
     algorithm: Annotated[str, _names(*ALGORITHMS.names())] = "partpsp"
     """Learning algorithm.
 
-    partpsp is the paper's. sgp shares all layers without noise, sgpdp shares all layers. pedfl is our reading of it:
-    D-PSGD on the whole model, real sensitivity, no synchronisation, not in the unit record.
+    partpsp is the paper's. sgp shares all layers without noise, sgpdp shares all layers with noise. pedfl is our reading
+    of its publication: D-PSGD on the whole model, real sensitivity, no synchronisation, not in the unit record.
     """
     nodes: int = 10
     """Number of nodes."""
     topology: Annotated[str, _names(*TOPOLOGIES.names())] = "exp"
     """Who sends to whom.
 
-    base-K is the Base-(K+1) graph: K peers a round.
+    base-K is the Base-(K+1) graph, with K peers per round.
     """
     epochs: Annotated[int | None, _optional("INT")] = None
     """Passes over the data [12; record: 120 rounds].
 
-    In the unit record, by default as many passes as make 120 rounds, and at least 15 with --model linear.
+    In the unit record, the default is the number of passes that makes 120 rounds, and at least 15 with --model linear.
     """
     batch_size: Annotated[int | str | None, _optional("N|N,N,..|1/K")] = None
     """Examples per node and round [100].
 
-    In the unit record their expected number. One number for all nodes, one per node, or a part of every node's examples.
-    In the unit record the default is at most half of a node's examples, and an eighth of them with --model linear.
+    One number for all nodes, one per node, or a fraction of every node's examples. In the unit record this is the expected
+    number, and the default is at most half of a node's examples, or an eighth of them with --model linear.
     """
     lr_shared: Annotated[float | None, _optional("FLOAT")] = None
-    """Rate of shared parameters [0.1; record: a rule].
+    """Learning rate, shared part [0.1; record: a rule].
 
-    In the unit record the default is what the rule for its noise suggests: see dpps plan.
+    In the unit record the default follows from the noise. dpps plan prints it.
     """
     lr_local: Annotated[float | None, _optional("FLOAT")] = None
-    """Rate of local parameters [as --lr-shared]."""
+    """Learning rate, local part [as --lr-shared]."""
     lr_step: int = 0
     """Divide rates by 10 every so many epochs [0: never].
 
-    At the start of epochs K, 2K, ... (the authors: 5). It restarts the counters of topology and synchronisation.
+    At the start of epochs K, 2K, ... (the authors use 5). This restarts the cycles of topology and synchronisation.
     """
     momentum: Annotated[float | None, _optional("FLOAT")] = None
     """Momentum of released updates, below 1 [0].
 
-    It costs no privacy. Choose rates smaller by the factor 1 - momentum. With --model linear and the unit record the
-    default is 0.8, except for tables with a schema.
+    It costs no privacy. Multiply your learning rates by 1 - momentum. With --model linear in the unit record the default
+    is 0.8, except for tables with a schema.
     """
     class_weights: Annotated[str | None, _optional("W,W,..")] = None
-    """How much an example of each class counts [1 each].
+    """Weight of an example of each class [1 each].
 
-    For rare classes: one number per class, in the order of the classes. In the unit record they apply after the clip, so
-    they count, and cost no privacy. Public.
+    For rare classes: one number per class, in the order of the classes. In the unit record the weights apply after the
+    clip, which would undo them otherwise. They cost no privacy, and they are public.
     """
     local_steps: int = 1
     """Gradient steps per round.
 
-    Their total change is clipped, and shared.
+    Their total change is clipped and shared.
     """
     mixes: int = 1
     """Exchanges with neighbours per message.
 
-    Not in the unit node-swap. More agreement between nodes without more privacy loss.
+    Nodes agree better, at no privacy cost. Not in the unit node-swap.
     """
     sync_every: int = 0
-    """Rounds between averages over all nodes [0: never]."""
+    """Rounds between exact global averages [0: never]."""
     dropouts: float = 0.0
-    """Probability that a node is away in a round.
+    """Probability that a node is absent in a round.
 
-    In a simulation.
+    This simulates absences; it does not handle crashes.
     """
     seed: int = 0
     """Seed of split, weights and simulated noise.
 
-    Also of sampling in a simulation. The same seed and number of threads (OMP_NUM_THREADS) repeat a run bit for bit.
+    In a simulation it also seeds the sampling. The same seed and number of threads (OMP_NUM_THREADS) repeat a run bit for
+    bit.
     """
     unit: Annotated[str, _names(*UNITS.names(), "none")] = "record"
     """Who is protected.
@@ -262,9 +263,9 @@ class Options:
     paper's), or nobody (none).
     """
     epsilon: Annotated[float | None, _optional("FLOAT")] = None
-    """Total privacy loss; in the unit node-swap sum of rounds, no guarantee [3, unless noise is given].
+    """Total epsilon; in the unit node-swap sum of rounds, no guarantee [3, unless noise is given].
 
-    The noise is solved for.
+    The noise is chosen to meet it.
     """
     delta: float = 1e-5
     """Probability that the guarantee fails.
@@ -274,29 +275,30 @@ class Options:
     clip: Annotated[float | None, _optional("FLOAT")] = None
     """Largest norm of a gradient [by unit].
 
-    L2 per example in the unit record (default 1; 0.1 with --model linear). In the unit contribution per gradient, L1 for
-    Laplace noise (default 30) or L2 for Gaussian noise (default 1). In the unit node-swap L1 per gradient (default: none).
+    Unit record: L2 norm of each example's gradient (default 1; with --model linear 0.1, or a rule for tables with a
+    schema). Unit contribution: norm of the node's gradient, L1 for Laplace noise (default 30) or L2 for Gaussian noise
+    (default 1). Unit node-swap: L1 norm of the node's gradient (default: no clipping).
     """
     noise_multiplier: Annotated[float | None, _optional("FLOAT")] = None
-    """Gaussian noise, instead of --epsilon.
+    """Gaussian noise multiplier, instead of --epsilon.
 
-    Its standard deviation over the sensitivity.
+    The standard deviation of the noise, divided by the sensitivity.
     """
     mechanism: Annotated[str, _names(*MECHANISMS.names())] = "laplace"
     """Noise in the unit contribution.
 
-    Noise is always Laplace in the unit node-swap, and Gaussian in the unit record.
+    The unit node-swap always uses Laplace noise, the unit record always Gaussian noise.
     """
     records_per_user: int = 1
-    """Examples that one person may own at a node.
+    """Examples that one person may have at a node.
 
-    In the unit record.
+    In the unit record: all of them are protected together.
     """
     trust: Annotated[str, _names(*TRUSTS)] = "nobody"
     """Whether partners share noise that cancels.
 
-    Partners share noise that cancels in the sum, which makes the mean nearly as exact as with a trusted server (record,
-    and contribution with Gaussian noise). With nobody, every node's noise is its own.
+    With pairs, partners share noise that cancels in the sum, so the mean is nearly as exact as with a trusted server (units
+    record, and contribution with Gaussian noise). With nobody, each node draws its noise independently.
     """
     colluders: Annotated[int | None, _optional("C")] = None
     """Nodes that may pool secrets (pairs) [a third].
@@ -304,7 +306,7 @@ class Options:
     How many other nodes may pool their secrets with an observer. The default is rounded down.
     """
     mean_variance: Annotated[float | None, _optional("R")] = None
-    """Averaged noise, times its minimum (pairs) [1.25].
+    """Averaged noise over its minimum (pairs) [1.25].
 
     Variance of the averaged noise, as a multiple of the minimum possible against that many colluders. With no colluders, 1
     equals a trusted server. Closer to 1 means more pair noise in every message. dpps plan shows the trade-off.
@@ -312,44 +314,47 @@ class Options:
     absentees: Annotated[int | None, _optional("A")] = None
     """Members that may be lost for good (pairs) [1].
 
-    If more are lost, the noise they shared stays in the model. The noise is calibrated for that many colluders more.
+    Between organisations. If more are lost, the noise they shared stays in the model. The noise is calibrated as if there
+    were this many more colluders.
     """
     secure_noise: bool = False
     """Noise that nobody can repeat, for real messages.
 
-    Noise from a keystream on an integer grid, keyed by the operating system.
+    It is drawn on an integer grid, from a keystream keyed by the operating system.
     """
     spare_rounds: int = 0
-    """Rounds paid for in case of crashes.
+    """Extra rounds in the budget, in case of crashes.
 
-    Rounds repeated after a crash are charged again, and must fit the epsilon.
+    Rounds repeated after a crash are charged again. Without spare rounds they would exceed the epsilon.
     """
     out: Annotated[Path | None, _optional("PATH"), Runtime] = None
     """Folder for the results [runs/DATE-TIME]."""
     overwrite: Annotated[bool, Runtime] = False
-    """Delete the run in --out, and start again."""
+    """Delete the run in --out and start again."""
     resume: Annotated[bool, Runtime] = False
     """Continue the run in --out (dpps resume is shorter)."""
     checkpoint_every: Annotated[int, Runtime] = 0
     """Rounds between checkpoints [0: when stopped].
 
-    Also at the end of a run whose messages left.
+    A run that really sends messages also writes one at its end.
     """
     device: Annotated[str, _names("auto", "cpu", "cuda", "cuda:N"), Runtime] = "auto"
     """Where model, data and noise live.
 
-    auto is CUDA if there is any, otherwise the CPU.
+    auto uses CUDA if it is available, otherwise the CPU.
     """
     metrics: Annotated[str | None, _optional("NAME,NAME,.."), Runtime] = None
     """Also measure auroc, f1, ... at the end.
 
-    Names of metrics: accuracy, balanced-accuracy, auroc, f1, calibration. Measured at every node, on the test set and its own test data. Not noised: for the node's own eyes.
+    Classes: accuracy, balanced-accuracy, log-loss, brier, auroc, f1, calibration, calibration-slope. Numbers: rmse, mae, r2.
+    Times: c-index, log-loss. Measured at every node, on the test set and on its own test data. They carry no noise and are
+    for the node's own eyes.
     """
     baselines: Annotated[bool, Runtime] = False
     """Compare with no noise, and with each node alone.
 
-    What did joining gain, what did privacy cost? Computed on private data without noise, so for your own eyes, and in a
-    simulation only. Three times the work.
+    Shows what joining gained and what privacy cost. Only in a simulation. The results are computed from private data
+    without noise, so they are for your own eyes. The command takes three times as long.
     """
     tensorboard: Annotated[bool, Runtime] = False
     """Also write TensorBoard events (dpps[tensorboard])."""
@@ -358,33 +363,34 @@ class Options:
     timeout: Annotated[float, Runtime] = 60.0
     """Seconds until a dead process is noticed.
 
-    It must be longer than the longest round.
+    Choose at least twice the longest round.
     """
     seeded_noise: bool = False
     """Noise from --seed, for tests: nothing is private.
 
-    Noise and sampling are then those of a simulation.
+    Noise and sampling are then the same as in a simulation.
     """
     sensitivity: Annotated[str, _names(*SENSITIVITIES.names())] = "certified"
     """Sensitivity (node-swap).
 
-    certified has a proof. paper is tuned by --c-prime and --decay. oracle is the real distance (simulation).
+    certified is a proven bound. paper is an estimate tuned by --c-prime and --decay. oracle is the real distance (simulation
+    only). worst-case is a bound that publishes the norms of the noise.
     """
     budget: Annotated[float | None, _optional("FLOAT")] = None
     """b: a round's epsilon is b / noise rate [5].
 
-    In the unit contribution instead of --epsilon.
+    In the unit contribution it replaces --epsilon.
     """
     noise_rate: float = 1e-3
-    """gamma_n."""
+    """gamma_n, which multiplies the noise."""
     c_prime: float = 0.78
-    """C'."""
+    """C' of the paper's estimate."""
     decay: float = 0.55
-    """lambda."""
+    """lambda of the paper's estimate."""
     track_real: bool = False
     """Record the real sensitivity of every round.
 
-    In a simulation only; it takes nodes^2 distances.
+    Only in a simulation; it computes nodes^2 distances.
     """
 
     def check(self) -> None:

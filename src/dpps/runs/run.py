@@ -893,6 +893,9 @@ class Run(Frozen):
 
     def _write_results(self, folder: RunFolder) -> None:
         self.save(folder.models)
+        if self._csv is None and self.log:  # no round since this start: rounds.csv ends where a kill cut it off
+            with folder.log(self.log):
+                pass
         self.write_summary(Summary.of(self))
         everybody = self.deployment.summary(self.summary, self)
         if everybody is not None and self.out is not None:

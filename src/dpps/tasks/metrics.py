@@ -357,7 +357,7 @@ def calibration_slope(sets: Sequence[Set]) -> Measured:
             step = step / 2
         beta = beta - step
     else:
-        raise UsageError("calibration-slope is not defined: the examples are told apart without a mistake")
+        raise UsageError("calibration-slope is not defined: the model separates the classes without error")
     gradient, hessian = _likelihood(x, offset, beta)
     inverse = np.linalg.inv(hessian)
     p = _softmax(np.einsum("ecp,p->ec", x, beta))
