@@ -329,3 +329,10 @@ def test_an_interval_covers_the_truth_as_often_as_it_says(
     shares = 100 * covered[counted > 0] / counted[counted > 0]
     assert (counted[:2] > 0.9 * draws).all()
     assert ((shares >= 92.5) & (shares <= 98.5)).all(), shares
+
+
+@pytest.mark.parametrize(
+    ("value", "margin", "shown"), [(1234.5, 120.0, "+1234 ± 120"), (-0.01234, 0.002, "-0.0123 ± 0.002")]
+)
+def test_numbers_are_written_without_exponents(value: float, margin: float, shown: str) -> None:
+    assert METRICS["rmse"].change(value, margin) == shown

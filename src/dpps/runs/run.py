@@ -893,7 +893,7 @@ class Run(Frozen):
 
     def _write_results(self, folder: RunFolder) -> None:
         self.save(folder.models)
-        if self._csv is None and self.log:  # no round since this start: rounds.csv ends where a kill cut it off
+        if self._csv is None and self.log:  # no round since this start, and a kill may have cut off the file
             with folder.log(self.log):
                 pass
         self.write_summary(Summary.of(self))

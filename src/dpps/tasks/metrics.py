@@ -72,20 +72,27 @@ class Metric:
 
     def text(self, value: float) -> str:
         """A value as people read it."""
-        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+        return f"{100 * value:.2f} %" if self.percent else _written(value, 4)
 
     def interval(self, found: Estimate) -> str:
         """A value with its 95 % interval as people read it."""
         if found.margin is None:
             return self.text(found.value)
-        margin = f"{100 * found.margin:.2f}" if self.percent else f"{found.margin:.2g}"
+        margin = f"{100 * found.margin:.2f}" if self.percent else _written(found.margin, 2)
         return f"{self.text(found.value).removesuffix(' %')} ± {margin}{' %' if self.percent else ''}"
 
     def change(self, value: float, margin: float | None) -> str:
         """A change with its 95 % interval as people read it."""
         if self.percent:
             return f"{100 * value:+.1f}{'' if margin is None else f' ± {100 * margin:.1f}'} points"
-        return f"{value:+.3g}{'' if margin is None else f' ± {margin:.2g}'}"
+        spread = "" if margin is None else f" ± {_written(margin, 2)}"
+        return f"{_written(value, 3, '+')}{spread}"
+
+
+def _written(value: float, digits: int, sign: str = "") -> str:
+    """A number with so many digits, and all of those before the point: 120, not 1.2e+02."""
+    text = f"{value:{sign}.{digits}g}"
+    return f"{value:{sign}.0f}" if "e+" in text else text
 
 
 Function = Callable[[Tensor, Tensor], float]
