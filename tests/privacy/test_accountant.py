@@ -14,7 +14,7 @@ from scipy.special import log_ndtr
 from scipy.stats import norm
 
 from dpps.errors import UsageError
-from dpps.noise import mechanisms as events
+from dpps.noise import events
 from dpps.noise.sampler import discrete_gaussian_slack
 from dpps.privacy import Charge, accountant, label, noise_for, total
 from dpps.privacy.accountant import _bounds

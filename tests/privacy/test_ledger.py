@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpps.errors import RunError, UsageError
-from dpps.noise import mechanisms as events
+from dpps.noise import events
 from dpps.privacy import Budget, Charge, Ledger, LedgerFile, Release, total, witness_of
 
 HEADER: dict[str, Any] = {
@@ -303,7 +303,7 @@ def test_senseless_settings_are_refused(path: Path) -> None:
 KILLER = """
 import json, os, random, shutil, sys, time
 from pathlib import Path
-from dpps.noise.mechanisms import laplace
+from dpps.noise.events import laplace
 from dpps.privacy import LedgerFile, Release, witness_of
 
 folder, header, kills = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])

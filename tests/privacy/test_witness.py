@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.noise import mechanisms as events
+from dpps.noise import events
 from dpps.privacy import LedgerFile, Mark, Release, Witness, unused, witness_of
 
 HEADER = {"run": "r1", "rows": [0, 1]}

@@ -16,7 +16,7 @@ from scipy.stats import chi2, kstest
 from dpps import DPPS, Pairs
 from dpps.data import Column, Schema
 from dpps.errors import UsageError
-from dpps.noise.mechanisms import gaussian
+from dpps.noise.events import gaussian
 from dpps.privacy.accountant import noise_for
 from dpps.protocol import Message
 from dpps.runs.data_ledger import notes_of

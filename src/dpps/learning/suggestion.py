@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from dpps.errors import UsageError
 from dpps.learning.sampling import BatchSize, batches
-from dpps.noise.mechanisms import gaussian
+from dpps.noise.events import gaussian
 from dpps.privacy.accountant import noise_for
 
 CLIP = 0.1

@@ -5,18 +5,8 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.noise.mechanisms import (
-        MECHANISMS,
-        Event,
-        Gaussian,
-        Laplace,
-        Mechanism,
-        NoNoise,
-        gaussian,
-        laplace,
-        non_private,
-        sampled,
-    )
+    from dpps.noise.events import Event, gaussian, laplace, non_private, sampled
+    from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism, NoNoise
     from dpps.noise.pairs import (
         IdentityKey,
         MemberNoise,

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from dpps.errors import UsageError
 from dpps.logs import only_from
-from dpps.noise.mechanisms import GAUSSIAN, LAPLACE, Event, gaussian, laplace, sampled
+from dpps.noise.events import GAUSSIAN, LAPLACE, Event, gaussian, laplace, sampled
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -33,7 +33,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from dpps.disk import close_alone, open_alone, private, sync_folder, write_private
 from dpps.errors import RunError, UsageError
-from dpps.noise.mechanisms import Event
+from dpps.noise.events import Event
 from dpps.privacy.accountant import Charge, Total, total
 
 log = logging.getLogger(__name__)

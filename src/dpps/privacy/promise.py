@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dpps.errors import RunError, UsageError
-from dpps.noise.mechanisms import sampled
+from dpps.noise.events import sampled
 from dpps.privacy.accountant import Charge, Total, finite_or_none, label
 from dpps.privacy.ledger import Budget, Ledger
 from dpps.privacy.units import Calibration, Plan, Unit

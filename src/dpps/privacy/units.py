@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dpps.errors import UsageError, is_number
-from dpps.noise.mechanisms import MECHANISMS, Event, Gaussian, Laplace, Mechanism, gaussian
+from dpps.noise.events import Event, gaussian
+from dpps.noise.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism
 from dpps.noise.source import NoiseSource
 from dpps.privacy.accountant import Charge, Total, label, noise_for, running_total, total
 from dpps.privacy.partners import MEAN_VARIANCE, NOBODY, Nobody, Pairs, Partners, Trust

@@ -29,7 +29,7 @@ from typing import Any
 from dpps.disk import private_folder, write_private
 from dpps.errors import UsageError
 from dpps.learning.sampling import parse_batch
-from dpps.noise.mechanisms import laplace
+from dpps.noise.events import laplace
 from dpps.noise.sampler import Keystream
 from dpps.privacy.ledger import LedgerFile, Release
 from dpps.runs.data_ledger import note_ledger
