@@ -234,13 +234,13 @@ def command(config: Options, processes: int = 0, schema: Path | None = None) -> 
     wanted, plain = config.resolve(), Options()
     names = [name.replace("-", "_") for name in (*config.common(), *_NEEDED_AGAIN)]
     given = {n: getattr(wanted, n) for n in names if getattr(wanted, n) != getattr(plain, n)}
-    meaning = _meaning(given)
-    # What follows from other options: mostly all that may be left open, which is tried first, because solving for the noise takes a while.
-    open_ = [name for name in given if getattr(plain, name) is None or name == "data"]
-    for left_out in (open_, *([name] for name in open_)):
-        fewer = {name: value for name, value in given.items() if name not in left_out}
-        if meaning is not None and len(fewer) < len(given) and _meaning(fewer) == meaning:
-            given = fewer
+    if (meaning := _resolved(given)) is not None:
+        # What other options may imply is left out first. What then comes out differently was given by the user, and is named again.
+        left_out = [name for name in given if getattr(plain, name) is None or name == "data"]
+        while (found := _resolved({n: v for n, v in given.items() if n not in left_out})) != meaning:
+            differ = (n for n in left_out if found is None or getattr(found, n) != getattr(meaning, n))
+            left_out.remove(next(differ, left_out[0]))
+        given = {name: value for name, value in given.items() if name not in left_out}
     if named is not None:
         given["schema"] = named
     words = [word for option, value in given.items() for word in _option(option, value)]
@@ -250,10 +250,10 @@ def command(config: Options, processes: int = 0, schema: Path | None = None) -> 
     return shlex.join([*start, *words])
 
 
-def _meaning(options: Mapping[str, Any]) -> dict[str, Any] | None:
+def _resolved(options: Mapping[str, Any]) -> Options | None:
     """What these options resolve to; None if they have no meaning together."""
     try:
-        return Options(**options).resolve().to_json()
+        return Options(**options).resolve()
     except UsageError:
         return None
 
