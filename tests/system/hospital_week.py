@@ -2,7 +2,7 @@
 
     python tests/system/hospital_week.py            # five members, MNIST in small, about a minute and a half
     python tests/system/hospital_week.py --pairs    # the same with noise that cancels; the lost member is expelled, its noise taken back
-    python tests/system/hospital_week.py --full     # eight members, MNIST, scattering and a linear model, epsilon 3, 100 rounds
+    python tests/system/hospital_week.py --full     # eight members, MNIST, scattering and a linear model, epsilon 3, 104 rounds
     python tests/system/hospital_week.py --gain softmax     # eight members, independent noise, then noise that cancels
     python tests/system/hospital_week.py --gain scattering  # the same with the features and the data of --full, epsilon 0.5
 
