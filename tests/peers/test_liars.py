@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpps.peers import DONE, FINAL, LEARNING, Frame, Peers, Post, Share, decode
+from dpps.peers import AVERAGING, DONE, FINAL, LEARNING, Frame, Peers, Post, Share, decode
 from dpps.peers.links import STARTS
 from dpps.peers.messages import Claim, Presence
 from dpps.topology import Complete, Exponential, Ring, Topology
@@ -134,7 +134,11 @@ of_share("all mass", lambda t, s: (replace(s.claim, a=float(len(t.names))), s.ro
 of_share(
     "more than all mass", lambda t, s: (replace(s.claim, a=t.draw.choice([1e3, 1e18])), s.row), caught=True
 )
-of_share("phase", lambda t, s: (replace(s.claim, phase=(s.claim.phase + 1) % 3), s.row), caught=True)
+of_share(
+    "phase",
+    lambda t, s: (replace(s.claim, phase=LEARNING if s.claim.phase != LEARNING else AVERAGING), s.row),
+    caught=True,
+)
 of_share("round", lambda t, s: (replace(s.claim, round=abs(t.whole(s.claim.round))), s.row))
 of_share("round beyond the plan", lambda t, s: (replace(s.claim, round=HUGE), s.row), caught=True)
 

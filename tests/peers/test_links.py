@@ -23,9 +23,11 @@ def test_shares_are_kept_until_they_are_safe_at_the_receiver() -> None:
     assert [s.number for s in outlet.waiting] == [1, 2], "counted is not yet safe"
     outlet.hear(start=1, got=2, kept=1)
     assert [s.number for s in outlet.waiting] == [2]
-    assert not outlet.due(100.0, first=1.0), "the receiver has it"
+    assert not outlet.due(100.0, first=1.0, longest=16.0), "the receiver has it"
     outlet.hear(start=2, got=1, kept=1)
-    assert [s.number for s in outlet.due(100.0, first=1.0)] == [2], "it has forgotten it in a crash"
+    assert [s.number for s in outlet.due(100.0, first=1.0, longest=16.0)] == [2], (
+        "it has forgotten it in a crash"
+    )
     outlet.hear(start=1, got=2, kept=2)
     assert [s.number for s in outlet.waiting] == [2], "a frame from before the restart"
 
@@ -56,8 +58,8 @@ def test_a_link_that_does_not_answer_swallows_little() -> None:
 def test_what_is_not_heard_of_is_sent_again_more_and_more_rarely() -> None:
     outlet = Outlet()
     outlet.add(1.0, (0, 0))
-    times = [t for t in range(60) if outlet.due(float(t), first=1.0)]
-    assert times == [0, 1, 3, 7, 15, 31]
+    times = [t for t in range(60) if outlet.due(float(t), first=1.0, longest=16.0)]
+    assert times == [0, 1, 3, 7, 15, 31, 47], "but a lossy link is never given up"
 
 
 def test_an_inlet_counts_in_order_and_once() -> None:
@@ -70,15 +72,15 @@ def test_a_share_that_came_out_of_order_is_sent_again_as_soon_as_the_one_before_
     for round_ in (3, 4):
         outlet.add(0.5, (0, round_))
     for now in (0.0, 1.0, 3.0, 7.0):
-        assert len(outlet.due(now, first=1.0)) == 2
+        assert len(outlet.due(now, first=1.0, longest=16.0)) == 2
     outlet.hear(start=1, got=1, kept=0)
-    assert [sent.number for sent in outlet.due(7.5, first=1.0)] == [2]
+    assert [sent.number for sent in outlet.due(7.5, first=1.0, longest=16.0)] == [2]
     outlet.hear(start=1, got=1, kept=1)
-    assert not outlet.due(7.6, first=1.0), "the same word again changes nothing"
+    assert not outlet.due(7.6, first=1.0, longest=16.0), "the same word again changes nothing"
     outlet.add(0.5, (0, 5))
-    assert [sent.number for sent in outlet.due(7.7, first=1.0)] == [3]
+    assert [sent.number for sent in outlet.due(7.7, first=1.0, longest=16.0)] == [3]
     outlet.hear(start=1, got=2, kept=1)
-    assert not outlet.due(7.8, first=1.0), "it may well arrive yet"
+    assert not outlet.due(7.8, first=1.0, longest=16.0), "it may well arrive yet"
 
 
 def _told(*entries: tuple[int, int, int]) -> list[Presence]:

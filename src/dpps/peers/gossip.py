@@ -812,9 +812,10 @@ class Peers(Fabric):
     def _send_due(self, now: float) -> None:
         """Shares that are due, but for those to who was not heard yet on this connection: it may have a signature that shows that
         this machine was put back to an earlier state, and what waits here is not what was sent then."""
+        soft, hard = self.rules.soft_deadline, self.rules.hard_deadline
         for node in sorted(self._connected - self._unheard):
             if node not in self.refused:
-                for sent in self._outlets[node].due(now, self.rules.soft_deadline / 3):
+                for sent in self._outlets[node].due(now, soft / 3, hard):
                     self._send(node, sent)
 
     def _send(self, node: int, sent: Sent | None = None) -> None:

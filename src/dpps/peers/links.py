@@ -115,12 +115,12 @@ class Outlet:
         """Whether the last row, or one that waits, is of this phase."""
         return any(each == phase for each, _ in self.letters())
 
-    def due(self, now: float, first: float) -> list[Sent]:
-        """What must be sent now, for the first time or again; the time between attempts doubles from `first`."""
+    def due(self, now: float, first: float, longest: float) -> list[Sent]:
+        """What must be sent now, for the first time or again; the time between attempts doubles from `first` to `longest`."""
         found = [s for s in self.waiting if s.number > self.got and s.next_time <= now]
         for sent in found:
             sent.repeated = sent.wait > 0
-            sent.wait = max(first, 2 * sent.wait)
+            sent.wait = min(max(first, 2 * sent.wait), longest)
             sent.next_time = now + sent.wait
         return found
 
