@@ -27,7 +27,7 @@ COLUMNS = ("round", "real", "estimated", "used", "scale", "epsilon", "loss", TOT
 """Of rounds.csv."""
 
 TOTALS = 20
-"""How often in a run of the unit record the total so far is computed: each time takes an accountant about 10 ms."""
+"""How often in a run the total so far is computed: each time takes an accountant up to 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class RoundLog:
     `epsilon` is the epsilon of this round's message alone, if the noise is Laplace. A Gaussian round has
     none.
     `epsilon_total` is the cost of all rounds so far, repeated ones included; in the unit node-swap it is
-    the sum over rounds. In the unit record, computing it after every round would take too long: it is given
-    twenty times during a run and after the last round, and is None in between.
+    the sum over rounds. Computing it takes as long as a round of a small model: it is given twenty times
+    during a run and after the last round, and is None in between.
     """
 
     round: int

@@ -712,11 +712,11 @@ class Run(Frozen):
         return self._privacy[1]
 
     def _epsilon_so_far(self) -> float | None:
-        """What the node that paid most has spent: after every round where that is quick to compute, otherwise now and then."""
+        """What the node that paid most has spent; now and then, because an accountant takes as long as a small model's round."""
         done, planned, unit = self.state.round, self.plan.count, self.unit
         if unit is None:
             return None
-        if unit.per_example and done % max(1, planned // TOTALS) and done != planned:
+        if done % max(1, planned // TOTALS) and done != planned:
             return None
         distance = self.nodes.noise_distance(self.ledger.messages)
         different = {tuple(charges) for charges in self.ledger.charges_by_row().values()}
