@@ -178,11 +178,11 @@ def running_total(
     if others or kind.event.type != GAUSSIAN or kind.unsampled or kind.unprotected:
         return None
 
-    def composed(delta_: float) -> float:
-        one = _one_round(kind.event, delta, max(planned, kind.count))
-        return float(one.self_compose(kind.count).get_epsilon_for_delta(delta_))
+    def epsilon() -> float:
+        whole = _one_round(kind.event, delta, max(planned, kind.count)).self_compose(kind.count)
+        return _afford(lambda d: float(whole.get_epsilon_for_delta(d)), delta, distance)
 
-    _attempt(bounds, "pld", lambda: _afford(composed, delta, distance))
+    _attempt(bounds, "pld", epsilon)
     return bounds.get("pld")
 
 
