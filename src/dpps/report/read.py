@@ -228,19 +228,19 @@ def data_name(config: Options) -> str:
 
 
 def command(config: Options, processes: int = 0, schema: Path | None = None) -> str:
-    """The shortest command line that resolves to this configuration; a distributed run of so many processes needs a folder, too. The schema
+    """A short command line that resolves to this configuration; a distributed run of so many processes needs a folder, too. The schema
     may be read elsewhere than where the run was given it."""
     named, config = config.schema, replace(config, schema=schema or config.schema)
     wanted, plain = config.resolve(), Options()
     names = [name.replace("-", "_") for name in (*config.common(), *_NEEDED_AGAIN)]
     given = {n: getattr(wanted, n) for n in names if getattr(wanted, n) != getattr(plain, n)}
     if (meaning := _resolved(given)) is not None:
-        # What other options may imply is left out first. What then comes out differently was given by the user, and is named again.
+        # First leave out all that other options may imply. Whatever then resolves differently was given by the user, so name it.
         left_out = [name for name in given if getattr(plain, name) is None or name == "data"]
-        while (found := _resolved({n: v for n, v in given.items() if n not in left_out})) != meaning:
+        while left_out and (found := _resolved(_without(given, left_out))) != meaning:
             differ = (n for n in left_out if found is None or getattr(found, n) != getattr(meaning, n))
             left_out.remove(next(differ, left_out[0]))
-        given = {name: value for name, value in given.items() if name not in left_out}
+        given = _without(given, left_out)
     if named is not None:
         given["schema"] = named
     words = [word for option, value in given.items() for word in _option(option, value)]
@@ -248,6 +248,10 @@ def command(config: Options, processes: int = 0, schema: Path | None = None) -> 
     if processes:
         start = ["torchrun", "--nproc-per-node", str(processes), "-m", *start, "--out", "again"]
     return shlex.join([*start, *words])
+
+
+def _without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
 
 
 def _resolved(options: Mapping[str, Any]) -> Options | None:
