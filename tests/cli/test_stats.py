@@ -188,7 +188,8 @@ def test_a_number_without_a_range_is_refused(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_answer_lost_in_noise_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask("regression(age ~ sex)", more=("--epsilon", "0.01")) == 0
+    # seeded: one in dozens of draws of such noise still looks like an answer, with an interval as wide as it must be
+    assert ask("regression(age ~ sex)", more=("--epsilon", "0.01", "--seed", "0")) == 0
     assert "too noisy" in capsys.readouterr().out
     assert json.loads(Path("out/answers.json").read_text())["answers"][0]["value"] == [None, None]
 

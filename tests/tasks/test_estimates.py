@@ -1,5 +1,6 @@
 """Metrics against scikit-learn and by hand, their standard errors, and how often the intervals cover the truth."""
 
+import json
 import math
 
 import numpy as np
@@ -213,6 +214,18 @@ def test_estimates_survive_json() -> None:
     sets, _ = two_models("times", (20, 8, 1), rng)
     found = measure(task, METRICS["c-index"], sets)
     assert Estimates.from_json(found.to_json()) == found
+
+
+def test_a_metric_that_no_node_defines_is_written_and_read_as_not_defined() -> None:
+    """As the calibration slope of nodes with few examples each, which their models separate without error."""
+    pooled = mean([np.arange(6.0)])
+    found = of_nodes(pooled, [None, None])
+    assert math.isnan(found.mean.value)
+    text = json.dumps(found.to_json(), allow_nan=False)
+    again = Estimates.from_json(json.loads(text))
+    assert again.pooled == found.pooled
+    assert math.isnan(again.mean.value)
+    assert METRICS["log-loss"].interval(again.mean) == METRICS["accuracy"].interval(again.mean)
 
 
 # Shares of right answers

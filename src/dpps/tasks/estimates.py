@@ -191,14 +191,21 @@ class Estimates:
     """None where it is not defined. Empty where all nodes are measured on one common test set."""
 
     def to_json(self) -> dict[str, Any]:
-        """For summary.json."""
-        return asdict(self)
+        """For summary.json; JSON has no NaN, so a number that is not defined is null."""
+        found = asdict(self)
+        for each in (found["pooled"], found["mean"], *filter(None, found["by_node"])):
+            each["value"] = each["value"] if math.isfinite(each["value"]) else None
+        return found
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Estimates":
         """What `to_json` wrote."""
-        nodes = tuple(None if each is None else Estimate(**each) for each in found["by_node"])
-        return cls(Estimate(**found["pooled"]), Estimate(**found["mean"]), nodes)
+
+        def read(each: dict[str, Any]) -> Estimate:
+            return Estimate(**{**each, "value": math.nan if each["value"] is None else each["value"]})
+
+        nodes = tuple(None if each is None else read(each) for each in found["by_node"])
+        return cls(read(found["pooled"]), read(found["mean"]), nodes)
 
 
 def of_nodes(pooled: Measured, nodes: Sequence[Measured | None]) -> Estimates:

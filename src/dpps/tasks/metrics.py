@@ -8,6 +8,7 @@ Outputs of numbers have the shape of their targets. Outputs of survival models a
 Nothing here is noised: a metric of private examples is for the node's own eyes.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
@@ -72,6 +73,8 @@ class Metric:
 
     def text(self, value: float) -> str:
         """A value as people read it."""
+        if math.isnan(value):
+            return "not defined"
         return f"{100 * value:.2f} %" if self.percent else _written(value, 4)
 
     def interval(self, found: Estimate) -> str:
