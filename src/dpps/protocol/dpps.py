@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from dpps.frozen import Frozen
 from dpps.noise import Mechanism, NoiseLevel, NoiseSource, NoNoise, Outgoing, SecureNoise, calibrate, sampled
 from dpps.privacy import Ledger, Release, Total
 from dpps.privacy.ledger import Rows
-from dpps.sensitivity import Memory, ProtocolConfig, Recorder, Released, RoundView, Sensitivity
+from dpps.sensitivity import Memory, ProtocolConfig, Released, RoundView, Sensitivity
 from dpps.topology import Topology, Weights
 from dpps.transport import Arrived, Exchange, Fabric, Link, Stacked
 
@@ -52,7 +53,7 @@ class State:
 class Message:
     """What the rows held here release in a round: charged and noised, so it may leave.
 
-    The memory of `rows` is used again by the next release.
+    The next release reuses the memory of `rows`.
     """
 
     rows: Tensor
@@ -63,7 +64,7 @@ class Message:
     noise_norms: Tensor
     watched: Mapping[str, float]
     gain: float = 1.0
-    """How many times longer than the released update its effect on the rows can be; infinite: not known."""
+    """How many times longer than the released update its effect on the rows can be; infinite if unknown."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,7 @@ class DPPS(Frozen):
         sampling: the probability that a record takes part in a round (Poisson sampling): one number, or one
             per row in this process.
         watch: further sensitivities to evaluate in every round without using them, by names you choose
-            (simulation only).
-            `{"real": Oracle()}` records the real distance of the rows, which costs O(N^2 d).
+            (simulation only). `{"real": Oracle()}` records the real distance of the rows, which costs O(N^2 d).
         mixes: M, gossip steps per released message. Steps after the first only pass on released messages,
             so they cost nothing where rows are public. node-swap hides the rows themselves and allows one
             step.
@@ -128,7 +128,7 @@ class DPPS(Frozen):
 
     fixed = frozenset(
         {"topology", "mechanism", "sensitivity", "sync_every", "fabric", "noise", "mixes"}
-        | {"ledger", "recorder", "_rows_by_rate"}
+        | {"ledger", "watch", "_rows_by_rate"}
     )
 
     def __init__(
@@ -149,17 +149,17 @@ class DPPS(Frozen):
         self.sync_every, self.mixes = sync_every, mixes
         self.noise = noise or SecureNoise()
         self.fabric = fabric or Stacked(topology.nodes)
-        self.recorder = Recorder(watch or {})
+        self.watch = MappingProxyType(dict(watch or {}))
         if ledger is not None:
             self.ledger = ledger
         self._rows_by_rate = _rows_by_rate(sampling, self.fabric.rows)
         self._dimension = 0
         self._rows = torch.empty(0)
-        check_request(self)
+        _check_request(self)
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Charged with every message before it leaves. One that is set before it is asked for stays; otherwise it is in memory."""
+        """Charged with every message before it leaves. In memory, unless another is set before this is first read."""
         return Ledger(self.fabric.rows)
 
     # Algorithm 1
@@ -173,28 +173,26 @@ class DPPS(Frozen):
                 otherwise it must be given. It is never true if the sensitivity says that start values are
                 private.
         """
-        rows = len(self.fabric.rows)
-        if values.ndim != 2 or values.shape[0] != rows:
-            raise UsageError(
-                f"start values have shape {tuple(values.shape)}: expected ({rows}, d), one row per node"
-            )
-        if not values.is_floating_point():
-            raise UsageError(
-                f"start values are {values.dtype}: use a floating type, for example values.float()"
-            )
-        _refuse_non_finite(values.abs().sum(1, dtype=torch.float64), self.fabric, 0, "start value")
-        common = starts_in_common(self, values, common_start)
-        config = ProtocolConfig(
-            self.fabric, self.topology, self.mechanism, self.sync_every, values.shape[1], common
+        rows, shape = len(self.fabric.rows), tuple(values.shape)
+        wrong_shape = values.ndim != 2 or shape[0] != rows
+        _refuse(wrong_shape, f"start values have shape {shape}: expected ({rows}, d), one row per node")
+        _refuse(
+            not values.is_floating_point(),
+            f"start values are {values.dtype}: use a floating type, for example values.float()",
         )
+        self._refuse_non_finite(values.abs().sum(1, dtype=torch.float64), 0, "start value")
+        common = _starts_in_common(self, values, common_start)
         self._dimension = values.shape[1]
+        config = ProtocolConfig(
+            self.fabric, self.topology, self.mechanism, self.sync_every, self._dimension, common
+        )
         s = values.detach().clone(memory_format=torch.contiguous_format)
         return State(
             s=s,
-            a=torch.ones(len(s), dtype=torch.float64),
+            a=torch.ones(rows, dtype=torch.float64),
             config=config,
             memory=self.sensitivity.start(config, s) if self.sensitivity else {},
-            watched=self.recorder.start(config, s),
+            watched={name: each.start(config, s) for name, each in self.watch.items()},
             link=self.fabric.start(s, common),
         )
 
@@ -211,17 +209,17 @@ class DPPS(Frozen):
         half = torch.add(state.s, eps, out=self._memory(state.s))  # line 3: s^(t+1/2) = s^(t) + eps^(t)
         view = RoundView(state.config, state.round, state.clock, state.rate, norms, half)
         estimated, level = self._noise_level(state, view)  # line 4: S; node-swap broadcasts one scalar
-        watched = self.recorder.estimate(state.watched, view)
+        watched = {name: each.estimate(state.watched[name], view) for name, each in self.watch.items()}
         self._charge(state.round, level)  # before anything leaves
         noise_norms = self._add_noise(state, eps, half, level)  # line 5: half is the message from here on
         return Message(half, view, estimated, level, noise_norms, watched)
 
     def exchange(self, state: State, message: Message) -> RoundRecord:
         """Lines 6 to 8: send, average, correct (`State.y`). `state` changes when the round is complete."""
-        if message.view.round != state.round:
-            raise UsageError(
-                f"a message of round {message.view.round} in round {state.round}: release it anew, it was charged for its own round"
-            )
+        _refuse(
+            message.view.round != state.round,
+            f"a message of round {message.view.round} in round {state.round}: release it anew, it was charged for its own round",
+        )
         steps = self._gossip(state, message)
         rows = self.fabric.scaled(state.s, message.rows, state.a)
         arrived = self.fabric.gossip(steps, rows, state.a, state.link)  # lines 6 and 7
@@ -241,48 +239,19 @@ class DPPS(Frozen):
             gain: the most by which `change` can be longer than the updates, over all rounds. Infinite if
                 unknown.
         """
-        if self.hides_rows or self._hides_start(state):
-            raise UsageError(
-                "an optimizer of released updates needs rows that are public: use the unit record or "
-                "contribution and a common start"
-            )
+        _refuse(
+            self.hides_rows or self._hides_start(state),
+            "an optimizer of released updates needs rows that are public: use the unit record or contribution and a common start",
+        )
         return replace(message, rows=state.s + change, gain=gain)
 
     # The parts of a round
 
-    def _complete(self, state: State, message: Message, exchange: Exchange, arrived: Arrived) -> RoundRecord:
-        """What has arrived is the new state; what was released is remembered and recorded."""
-        present, level, view = exchange.present, message.level, message.view
-        synchronised = exchange.weights is None and (present is None or bool(present.all()))
-        released = Released(
-            message.estimated or 0.0, level.scale, message.noise_norms, synchronised, level.step
-        )
-        memory = self.sensitivity.advance(state.memory, view, released) if self.sensitivity else {}
-        watched = self.recorder.advance(state.watched, view, released, message.watched)
-        used = level.sensitivity if self.sensitivity else None
-        record = RoundRecord(
-            round=state.round,
-            clock=state.clock,
-            estimated=message.estimated,
-            used=used,
-            scale=level.scale,
-            epsilon=math.inf if used is None else self.mechanism.epsilon(used, level.scale),
-            synchronised=synchronised,
-            perturbation=float(view.perturbation_norms.mean()),
-            watched=message.watched,
-        )
-        state.s, state.a, state.link = arrived.s, arrived.a, arrived.link
-        state.memory, state.watched = memory, watched
-        state.round, state.clock = state.round + 1, state.clock + 1
-        return record
-
     def _admit(self, state: State, perturbation: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The perturbation and the norm of each row: checked, zero for absent nodes, clipped where the bound relies on it."""
+        """The perturbation and its row norms: zero for absent nodes, clipped where the bound relies on it."""
         eps = torch.zeros_like(state.s) if perturbation is None else perturbation.detach()
-        if eps.shape != state.s.shape:
-            raise UsageError(
-                f"perturbation has shape {tuple(eps.shape)}: expected {tuple(state.s.shape)}, one row per node"
-            )
+        given, expected = tuple(eps.shape), tuple(state.s.shape)
+        _refuse(given != expected, f"perturbation has shape {given}: expected {expected}, one row per node")
         # a bound on sums holds before they are rounded to fewer digits: float64 stays as it is until there is noise
         keep = self.hides_updates and eps.dtype == torch.float64
         eps = eps.to(state.s.device, eps.dtype if keep else state.s.dtype).contiguous()
@@ -294,11 +263,26 @@ class DPPS(Frozen):
         if self.hides_failures:
             bad = ~torch.isfinite(norms)
             eps, norms = eps.masked_fill(bad.to(eps.device)[:, None], 0.0), norms.masked_fill(bad, 0.0)
-        _refuse_non_finite(norms, self.fabric, state.round, "perturbation")
+        self._refuse_non_finite(norms, state.round, "perturbation")
         return self.sensitivity.admit(eps, norms, state.rate) if self.sensitivity else (eps, norms)
 
+    def _refuse_non_finite(self, norms: Tensor, round_: int, what: str) -> None:
+        bad = [self.fabric.rows[k] for k, norm in enumerate(norms.tolist()) if not math.isfinite(norm)]
+        _refuse(
+            bad,
+            f"the {what} of node {', '.join(map(str, bad[:8]))} in round {round_} is NaN or infinite: nothing was sent; "
+            "lower the learning rate or clip it",
+        )
+
+    def _memory(self, like: Tensor) -> Tensor:
+        """Memory for the messages, reused in every round: fresh pages would cost as much as the addition."""
+        held = self._rows
+        if (held.shape, held.dtype, held.device) != (like.shape, like.dtype, like.device):
+            self._rows = torch.empty_like(like)
+        return self._rows
+
     def _noise_level(self, state: State, view: RoundView) -> tuple[float | None, NoiseLevel]:
-        """The sensitivity estimated, and the noise calibrated to it."""
+        """The estimated sensitivity, and the noise calibrated to it."""
         sensitivity, d, norm = self.sensitivity, state.config.dimension, self.mechanism.norm
         if sensitivity is None:
             return None, NoiseLevel(0.0, 0.0, 0.0)
@@ -310,43 +294,38 @@ class DPPS(Frozen):
             return own + Sensitivity.rounding(sensitivity, d, step, norm) if self._hides_start(state) else own
 
         if not math.isfinite(self.mechanism.scale(estimated)):
-            raise self._diverged(state, estimated)
+            raise self._diverged(sensitivity, state, estimated)
         rate = state.rate if sensitivity.noise_decays else 1.0
         level = calibrate(self.mechanism, self.noise, estimated, rounding, rate=rate)
         if not level.scale <= torch.finfo(state.s.dtype).max:
-            raise self._diverged(state, level.sensitivity)
+            raise self._diverged(sensitivity, state, level.sensitivity)
         return estimated, level
 
-    def _diverged(self, state: State, used: float) -> RunError:
-        assert self.sensitivity is not None
-        growth = self.sensitivity.growth(self.mechanism, state.config.dimension)
-        why = (
-            f"; the estimate grows by decay(1 + 2 c_prime noise_rate d / budget) = {growth:.4g} a round"
-            if growth is not None
-            else ""
-        )
+    def _diverged(self, sensitivity: Sensitivity, state: State, used: float) -> RunError:
+        growth, why = sensitivity.growth(self.mechanism, state.config.dimension), ""
+        if growth is not None:
+            why = f"; the estimate grows by decay(1 + 2 c_prime noise_rate d / budget) = {growth:.4g} a round"
         return RunError(
             f"the sensitivity is {used} in round {state.round}{why}: synchronise more often (sync_every), "
             "share fewer parameters, or add less noise (larger budget or smaller noise rate)"
         )
 
     def _charge(self, round_: int, level: NoiseLevel) -> None:
-        """Write the release down before it leaves. A sensitivity of 0 means: nothing new is revealed."""
+        """Charge the ledger for this round's messages. A sensitivity of 0 reveals nothing new."""
         used = level.sensitivity if self.sensitivity else math.inf
         if used == 0:
             return
         cost = self.mechanism.cost(used, level.scale)
         # private start values are in the first message whoever is drawn
-        with_start = round_ == 0 and self.sensitivity is not None and self.sensitivity.start_is_private
+        with_start = round_ == 0 and self._start_is_private
         for rate, rows in self._rows_by_rate:
             event = sampled(1.0 if with_start else rate, cost)
             self.ledger.charge(Release(round_, event, self.mechanism.name, used, level.scale, rows))
 
     def _add_noise(self, state: State, eps: Tensor, half: Tensor, level: NoiseLevel) -> Tensor:
-        """Make messages of the rows in `half`; returns the norms of the noise, where somebody asks for them."""
-        asked = self.recorder.needs_noise_norms or bool(
-            self.sensitivity and self.sensitivity.needs_noise_norms
-        )
+        """Turn the rows in `half` into messages. Returns the norms of the noise, if a sensitivity needs them."""
+        used = [*self.watch.values(), *([self.sensitivity] if self.sensitivity else [])]
+        asked = any(each.needs_noise_norms for each in used)
         with_start = self._hides_start(state)
         rows = _private_rows(state.s, eps, level.step) if with_start else half
         public = self.hides_updates and not with_start
@@ -369,12 +348,50 @@ class DPPS(Frozen):
         half[chosen] = part.half.to(half)
         return norms
 
-    def _memory(self, like: Tensor) -> Tensor:
-        """Memory for the messages, used again in every round: fresh pages would cost as much as the addition."""
-        held = self._rows
-        if (held.shape, held.dtype, held.device) != (like.shape, like.dtype, like.device):
-            self._rows = torch.empty_like(like)
-        return self._rows
+    def _gossip(self, state: State, message: Message) -> list[Exchange]:
+        """The gossip steps of the next round. Only the first moves rows by an update and noise."""
+        clock, present = state.clock, self.present(state)
+        weights = [None] if self.synchronises(clock) else self.gossip_weights(clock)
+        known: list[Weights | None] = [None] * len(
+            weights
+        )  # of the step after each, where a fabric prepares for it
+        if not self.fabric.simulation:
+            following = clock + (2 if self.synchronises(clock + 1) else 1)
+            ahead = None if self.sync_every == 1 else self.topology.weights(following * self.mixes)
+            known = [*weights[1:], ahead]
+        reach = self._reach(state, message.level.scale)
+        first = Exchange(state.round, weights[0], present, known[0], *reach).lengthened(message.gain)
+        later = zip(weights[1:], known[1:], strict=True)
+        return [first, *(Exchange(state.round, w, present, ahead, 0.0, 0.0) for w, ahead in later)]
+
+    def _complete(self, state: State, message: Message, exchange: Exchange, arrived: Arrived) -> RoundRecord:
+        """What has arrived becomes the new state."""
+        present, level, view = exchange.present, message.level, message.view
+        synchronised = exchange.weights is None and (present is None or bool(present.all()))
+        released = Released(
+            message.estimated or 0.0, level.scale, message.noise_norms, synchronised, level.step
+        )
+        memory = self.sensitivity.advance(state.memory, view, released) if self.sensitivity else {}
+        watched = {
+            name: each.advance(state.watched[name], view, replace(released, estimate=message.watched[name]))
+            for name, each in self.watch.items()
+        }
+        used = level.sensitivity if self.sensitivity else None
+        record = RoundRecord(
+            round=state.round,
+            clock=state.clock,
+            estimated=message.estimated,
+            used=used,
+            scale=level.scale,
+            epsilon=math.inf if used is None else self.mechanism.epsilon(used, level.scale),
+            synchronised=synchronised,
+            perturbation=float(view.perturbation_norms.mean()),
+            watched=message.watched,
+        )
+        state.s, state.a, state.link = arrived.s, arrived.a, arrived.link
+        state.memory, state.watched = memory, watched
+        state.round, state.clock = state.round + 1, state.clock + 1
+        return record
 
     # Rounds, as everybody knows them beforehand
 
@@ -391,37 +408,18 @@ class DPPS(Frozen):
         return self.topology.present(state.clock * self.mixes)
 
     def gossip_weights(self, clock: int) -> list[Weights]:
-        """Of every gossip step of a round that does not synchronise: each is a step of the topology."""
+        """The weights of every gossip step of a round that does not synchronise."""
         return [self.topology.weights(clock * self.mixes + k) for k in range(self.mixes)]
 
     def weights(self, clock: int) -> Weights | None:
-        """Of a round by its clock, all its gossip steps together; None in a synchronisation round, in which all who are present average."""
+        """The weights of a round, all its gossip steps together. None: all who are present average."""
         if self.synchronises(clock):
             return None
-        first, *more = self.gossip_weights(clock)
-        product = first.matrix
-        for weights in more:
-            product = weights.matrix @ product
-        return Weights(product) if more else first
-
-    def _gossip(self, state: State, message: Message) -> list[Exchange]:
-        """The gossip steps of the next round. Only the first one passes on something new: later ones move rows by no update or noise."""
-        clock, ahead = state.clock, None
-        weights = [None] if self.synchronises(clock) else self.gossip_weights(clock)
-        if not self.fabric.simulation and self.sync_every != 1:
-            following = clock + (2 if self.synchronises(clock + 1) else 1)
-            ahead = self.topology.weights(following * self.mixes)
-        known = [None] * len(weights) if self.fabric.simulation else [*weights[1:], ahead]
-        present, moved = self.present(state), self._reach(state, message.level.scale)
-        steps = [
-            Exchange(state.round, w, present, following, *(moved if k == 0 else (0.0, 0.0)))
-            for k, (w, following) in enumerate(zip(weights, known, strict=True))
-        ]
-        return [steps[0].lengthened(message.gain), *steps[1:]]
+        return reduce(lambda before, step: Weights(step.matrix @ before.matrix), self.gossip_weights(clock))
 
     def growth(self, state: State, rate: float) -> tuple[float, float]:
-        """What a round with this factor on the rates adds to an honest node's row, where that is known beforehand: the most that its
-        perturbation moves it (L2), and the standard deviation of the noise on each coordinate. Infinite: not known."""
+        """What a round with this factor on the rates adds to an honest node's row: the most that its perturbation moves it
+        (L2), and the standard deviation of the noise on each coordinate. Infinite where that is unknown beforehand."""
         return self._reach(replace(state, rate=rate), self.level(state, rate).scale)
 
     def level(self, state: State, rate: float) -> NoiseLevel:
@@ -469,24 +467,17 @@ class DPPS(Frozen):
 
     @property
     def hides_failures(self) -> bool:
-        """Stopping because of one's data is a message without noise: where messages really leave, or nobody knows the noise and
-        so a guarantee is stated, a perturbation that is not finite counts as zero, and its noise is sent."""
+        """Whether a perturbation that is not finite counts as zero, and its noise is sent. Stopping because of one's data is a
+        message without noise, so this holds where messages really leave, or where a guarantee is stated (secret noise)."""
         return self.hides_updates and (self.noise.private or not self.fabric.simulation)
 
     def _hides_start(self, state: State) -> bool:
         """Whether this round's noise hides private start values as well: in round 0 no message has revealed them."""
         return self.hides_updates and state.round == 0 and not state.config.common_start
 
-
-def _refuse_non_finite(norms: Tensor, fabric: Fabric, round_: int, what: str) -> None:
-    """Stop before anything is sent where a row is NaN or infinite, and say whose."""
-    bad = [fabric.rows[k] for k, norm in enumerate(norms.tolist()) if not math.isfinite(norm)]
-    if bad:
-        names = ", ".join(map(str, bad[:8]))
-        raise UsageError(
-            f"the {what} of node {names} in round {round_} is NaN or infinite: nothing was sent; lower the "
-            "learning rate or clip it"
-        )
+    @property
+    def _start_is_private(self) -> bool:
+        return self.sensitivity is not None and self.sensitivity.start_is_private
 
 
 def _row_norms(rows: Tensor, norm: int, dtype: torch.dtype | None) -> Tensor:
@@ -510,17 +501,14 @@ def _private_rows(s: Tensor, eps: Tensor, step: float) -> Tensor:
 
 
 def _rows_by_rate(sampling: float | Sequence[float], rows: Sequence[int]) -> list[tuple[float, Rows]]:
-    """The rows of each sampling rate; ``all`` where they have one rate in common."""
-    if isinstance(sampling, (int, float)):
-        return [(float(sampling), "all")]
-    if len(sampling) != len(rows):
-        raise UsageError(
-            f"{len(sampling)} sampling rates for {len(rows)} rows: give one per row, or one number"
-        )
-    if len(set(sampling)) == 1:
-        return [(float(sampling[0]), "all")]
+    """The rows of each sampling rate; "all" where they have one rate in common."""
+    rates = [sampling] if isinstance(sampling, (int, float)) else list(sampling)
+    if not isinstance(sampling, (int, float)) and len(rates) != len(rows):
+        raise UsageError(f"{len(rates)} sampling rates for {len(rows)} rows: give one per row, or one number")
+    if len(set(rates)) == 1:
+        return [(float(rates[0]), "all")]
     groups: dict[float, list[int]] = {}
-    for rate, row in zip(sampling, rows, strict=True):
+    for rate, row in zip(rates, rows, strict=True):
         groups.setdefault(float(rate), []).append(row)
     return [(rate, tuple(members)) for rate, members in groups.items()]
 
@@ -528,80 +516,76 @@ def _rows_by_rate(sampling: float | Sequence[float], rows: Sequence[int]) -> lis
 # Before round 0: requests that cannot work or would not be private
 
 
-def check_request(protocol: DPPS) -> None:
-    """Refuse what cannot work, or would not be private, before there is a state."""
+def _refuse(when: object, message: str) -> None:
+    if when:
+        raise UsageError(message)
+
+
+def _check_request(protocol: DPPS) -> None:
     topology, fabric, mechanism = protocol.topology, protocol.fabric, protocol.mechanism
-    sensitivity, mixes = protocol.sensitivity, protocol.mixes
-    hides_start = sensitivity is not None and sensitivity.start_is_private
-    if protocol.sync_every < 0:
-        raise UsageError(f"sync_every is {protocol.sync_every}: it must be 0 (never) or a number of rounds")
-    if mixes < 1:
-        raise UsageError(f"mixes is {mixes}: it must be 1 or more gossip steps per message")
-    if not fabric.meets and (protocol.sync_every or protocol.hides_rows or hides_start):
-        raise UsageError(
-            "members come and go: use the unit record or contribution (or none) with a public start, and sync_every=0; node-swap and "
-            "synchronisation need everybody in every round"
-        )
-    if mixes > 1 and protocol.hides_rows:
-        raise UsageError(
-            f"mixes is {mixes}: the unit node-swap hides rows, and more steps would send them without noise; use 1, or the unit "
-            "record or contribution"
-        )
-    if fabric.nodes != topology.nodes:
-        raise UsageError(
-            f"the fabric has {fabric.nodes} nodes and the topology {topology.nodes}: make them equal"
-        )
-    if sensitivity is None and not isinstance(mechanism, NoNoise):
-        raise UsageError(
-            f"{mechanism} needs a sensitivity: give one, for example Certified() or Paper(c_prime=0.8, decay=0.6)"
-        )
+    sensitivity, mixes, sync_every = protocol.sensitivity, protocol.mixes, protocol.sync_every
+    _refuse(sync_every < 0, f"sync_every is {sync_every}: it must be 0 (never) or a number of rounds")
+    _refuse(mixes < 1, f"mixes is {mixes}: it must be 1 or more gossip steps per message")
+    _refuse(
+        not fabric.meets and (sync_every or protocol.hides_rows or protocol._start_is_private),
+        "members come and go: use the unit record or contribution (or none) with a public start, and sync_every=0; node-swap and "
+        "synchronisation need everybody in every round",
+    )
+    _refuse(
+        mixes > 1 and protocol.hides_rows,
+        f"mixes is {mixes}: the unit node-swap hides rows, and more steps would send them without noise; use 1, or the unit "
+        "record or contribution",
+    )
+    _refuse(
+        fabric.nodes != topology.nodes,
+        f"the fabric has {fabric.nodes} nodes and the topology {topology.nodes}: make them equal",
+    )
+    _refuse(
+        sensitivity is None and not isinstance(mechanism, NoNoise),
+        f"{mechanism} needs a sensitivity: give one, for example Certified() or Paper(c_prime=0.8, decay=0.6)",
+    )
     mechanism.event(1.0)  # noise that states no cost is refused now, not booked as something else
-    if protocol.recorder.watched and not fabric.simulation:
-        raise UsageError(
-            "watch evaluates sensitivities on norms and rows that nodes would have to send without noise: it works in simulation only"
+    _refuse(
+        protocol.watch and not fabric.simulation,
+        "watch evaluates sensitivities on norms and rows that nodes would have to send without noise: it works in simulation only",
+    )
+    norm = mechanism.norm
+    for each in [*([sensitivity] if sensitivity else []), *protocol.watch.values()]:
+        # the real distance may be watched whatever the weights
+        is_bound = each is sensitivity or not each.simulation_only
+        _refuse(
+            is_bound and not each.base_is_public and not topology.doubly_stochastic,
+            f"{each} needs doubly stochastic weights and {topology} has columns only: balance the weights, or use a unit "
+            "other than node-swap",
         )
-    for each in [*([sensitivity] if sensitivity else []), *protocol.recorder.watched.values()]:
-        _check_sensitivity(protocol, each)
-
-
-def _check_sensitivity(protocol: DPPS, sensitivity: Sensitivity) -> None:
-    topology, norm = protocol.topology, protocol.mechanism.norm
-    # the real distance may be watched whatever the weights
-    is_bound = sensitivity is protocol.sensitivity or not sensitivity.simulation_only
-    if is_bound and not sensitivity.base_is_public and not topology.doubly_stochastic:
-        raise UsageError(
-            f"{sensitivity} needs doubly stochastic weights and {topology} has columns only: "
-            "balance the weights, or use a unit other than node-swap"
+        _refuse(
+            each.norm not in (None, norm),
+            f"{mechanism} needs a sensitivity in the L{norm} norm and {each} bounds the L{each.norm} norm: use Laplace noise "
+            "with it, or the unit contribution or record",
         )
-    if sensitivity.norm not in (None, norm):
-        raise UsageError(
-            f"{protocol.mechanism} needs a sensitivity in the L{norm} norm and {sensitivity} bounds "
-            f"the L{sensitivity.norm} norm: use Laplace noise with it, or the unit contribution or record"
-        )
-    if sensitivity.simulation_only and not protocol.fabric.simulation:
-        raise UsageError(
-            f"{sensitivity} looks at everybody's rows: it works in simulation only; use Certified()"
+        _refuse(
+            each.simulation_only and not fabric.simulation,
+            f"{each} looks at everybody's rows: it works in simulation only; use Certified()",
         )
 
 
-def starts_in_common(protocol: DPPS, values: Tensor, said: bool | None) -> bool:
+def _starts_in_common(protocol: DPPS, values: Tensor, said: bool | None) -> bool:
     """Whether all nodes start from the same public row: as said, or found out in a simulation."""
-    private = protocol.sensitivity is not None and protocol.sensitivity.start_is_private
-    if private and said:
-        raise UsageError(
-            f"common_start says that the start is public and {protocol.sensitivity} that it is private: leave common_start out, "
-            "or set start_distance to 0"
-        )
-    equal = bool((values == values[0]).all())
-    if said and not equal:
-        raise UsageError(
-            "common_start says that all nodes start from the same row, and rows held here differ: they would be sent without noise; "
-            "leave common_start out, and say how far two rows can be apart (start_distance)"
-        )
+    private, equal = protocol._start_is_private, bool((values == values[0]).all())
+    _refuse(
+        private and said,
+        f"common_start says that the start is public and {protocol.sensitivity} that it is private: leave common_start out, "
+        "or set start_distance to 0",
+    )
+    _refuse(
+        said and not equal,
+        "common_start says that all nodes start from the same row, and rows held here differ: they would be sent without noise; "
+        "leave common_start out, and say how far two rows can be apart (start_distance)",
+    )
     if private or said is not None:
         return bool(said)
-    if not protocol.fabric.simulation:
-        raise UsageError(
-            "say whether all nodes start from the same row: start(values, common_start=True or False)"
-        )
+    _refuse(
+        not protocol.fabric.simulation,
+        "say whether all nodes start from the same row: start(values, common_start=True or False)",
+    )
     return equal

@@ -11,7 +11,6 @@ if TYPE_CHECKING:  # imported when first asked for
         Known,
         Memory,
         ProtocolConfig,
-        Recorder,
         Released,
         RoundView,
         Sensitivity,

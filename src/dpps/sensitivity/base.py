@@ -12,9 +12,8 @@ resumed. Your own is ten lines::
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -144,42 +143,6 @@ def real_sensitivity(rows: Tensor, norm: int = 1) -> float:
         distances = torch.cdist(block, wide[first:], p=norm, compute_mode="donot_use_mm_for_euclid_dist")
         largest = max(largest, float(distances.max()))
     return largest
-
-
-class Recorder:
-    """Evaluates sensitivities in every round without using them.
-
-    They look at norms or rows that nodes would have to send without noise: for simulation only. What they remember belongs to
-    the protocol's state, so that a failed round leaves it as it was.
-
-    Args:
-        watched: sensitivities by names of yours.
-    """
-
-    def __init__(self, watched: Mapping[str, Sensitivity]) -> None:
-        self.watched = MappingProxyType(dict(watched))
-        self.needs_noise_norms = any(each.needs_noise_norms for each in watched.values())
-
-    def start(self, config: ProtocolConfig, s: Tensor) -> dict[str, Memory]:
-        """What to remember before round 0, by name."""
-        return {name: each.start(config, s) for name, each in self.watched.items()}
-
-    def estimate(self, memories: Mapping[str, Memory], view: RoundView) -> dict[str, float]:
-        """The estimates of a round, by name."""
-        return {name: each.estimate(memories[name], view) for name, each in self.watched.items()}
-
-    def advance(
-        self,
-        memories: Mapping[str, Memory],
-        view: RoundView,
-        released: Released,
-        estimates: Mapping[str, float],
-    ) -> dict[str, Memory]:
-        """What to remember after the round, by name."""
-        return {
-            name: each.advance(memories[name], view, replace(released, estimate=estimates[name]))
-            for name, each in self.watched.items()
-        }
 
 
 # Known before the run: units contribution and record

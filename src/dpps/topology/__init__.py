@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
-    from dpps.topology.analysis import Report
+    from dpps.topology.analysis import FORMATS, Report, draw
     from dpps.topology.base import KEPT_ROUNDS, TOPOLOGIES, Topology, Weights, parse
     from dpps.topology.base_graph import Base
-    from dpps.topology.drawing import FORMATS, draw
     from dpps.topology.families import (
         Complete,
         DOut,

@@ -1,24 +1,35 @@
-"""What ``validate`` finds out: whether the network connects, how wide it is, how fast it mixes."""
+"""A look at a topology: whether it connects, how wide it is, how fast it mixes (``validate``); and a picture of it."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from math import ceil, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, shortest_path
 
-from dpps.errors import UsageError
+from dpps.errors import UsageError, needs_extra, unknown
 from dpps.topology.base import Topology, Weights, check_weights
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 EXACT_NODES = 1000
 """Up to this many nodes everything is exact; above it, some is sampled (see ``Report``)."""
-
 EXACT = 1e-12
 """How close to 1/N the product must be to count as the exact average."""
-
 CREEPING = 1e-8
 """A product that comes this close without being exact only converges, and will not become exact."""
+FORMATS = (".svg", ".png")
+"""The file endings ``draw`` understands."""
+SHOWN_ROUNDS = 4
+"""How many rounds are drawn of a topology that never repeats."""
+LABELLED_NODES = 50
+"""Up to this many nodes carry numbers and links carry arrow heads; beyond it they would only blot."""
+PRESENT, ABSENT, LINK = "#1f5fa8", "#8c8c8c", "#555555"
 
 Matrix = NDArray[np.float64]
 
@@ -78,7 +89,7 @@ def analyse(topology: Topology) -> Report:
 
 
 def check_connected(topology: Topology) -> None:
-    """All examined rounds together must lead from everybody to everybody; raises a UsageError that names the parts."""
+    """Raises a UsageError unless all examined rounds together lead from everybody to everybody."""
     rounds = [topology.weights(t) for t in range(topology.examined)]
     parts, labels = connected_components(_union(rounds, range(len(rounds))), connection="strong")
     if parts > 1:
@@ -96,7 +107,7 @@ def _union(rounds: list[Weights], window: Iterable[int]) -> csr_array:
 
 
 def _window(rounds: list[Weights], start: int, length: int) -> frozenset[int]:
-    """The numbers of some rounds in a row, beyond the last one from the first again."""
+    """The numbers of some rounds in a row; after the last one comes the first again."""
     return frozenset(t % len(rounds) for t in range(start, start + length))
 
 
@@ -163,3 +174,61 @@ def _exact_average_after(rounds: list[Weights], repeats: bool) -> int | None:
         if error <= CREEPING:
             return None
     return None
+
+
+# Pictures
+
+
+def draw(topology: Topology, file: str | Path) -> None:
+    """Draws who sends to whom, one panel per phase (or the first 4 rounds), to an SVG or PNG file.
+
+    Nodes stand on a circle, counted clockwise from the top; the thicker an arrow, the larger its weight;
+    self-loops are not drawn; absent nodes are grey.
+    """
+    path = Path(file)
+    if path.suffix.lower() not in FORMATS:
+        raise unknown("picture format", path.suffix, FORMATS)
+    if not path.parent.is_dir():
+        raise UsageError(f"the directory {str(path.parent)!r} of the picture does not exist: create it first")
+    with needs_extra("plots"):
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+
+    panels = topology.period or SHOWN_ROUNDS
+    columns = ceil(sqrt(panels))
+    rows = ceil(panels / columns)
+    # A fixed salt and no date: the same topology gives the same file.
+    with mpl.rc_context({"svg.hashsalt": "dpps", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(3.4 * columns, 3.6 * rows + 0.5), layout="constrained")
+        figure.suptitle(repr(topology), wrap=True)
+        for t, axis in enumerate(figure.subplots(rows, columns, squeeze=False).ravel()):
+            axis.set_axis_off()
+            if t < panels:
+                axis.set_title(f"round {t}" if topology.period is None else f"phase {t}", fontsize=10)
+                _draw_round(axis, topology, t)
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+        figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def _draw_round(axis: "Axes", topology: Topology, t: int) -> None:
+    import networkx as nx
+
+    graph = nx.from_scipy_sparse_array(topology.weights(t).matrix.T, create_using=nx.DiGraph)
+    graph.remove_edges_from(list(nx.selfloop_edges(graph)))
+    values = [value for _, _, value in graph.edges(data="weight")]
+    largest = max(values, default=1.0)
+    widths = [0.3 + 1.2 * value / largest for value in values]  # in points
+    angles = 2.0 * np.pi * np.arange(topology.nodes) / topology.nodes
+    places = {node: (float(np.sin(angle)), float(np.cos(angle))) for node, angle in enumerate(angles)}
+    present = topology.present(t)
+    colours = [PRESENT if present is None or present[node] else ABSENT for node in graph.nodes]
+    few = topology.nodes <= LABELLED_NODES
+    size = 260 if topology.nodes <= 20 else 110 if few else 8
+    nx.draw_networkx_nodes(graph, places, ax=axis, node_color=colours, node_size=size, linewidths=0)
+    style = {"arrowsize": 9, "node_size": size, "connectionstyle": "arc3,rad=0.08"} if few else {}
+    nx.draw_networkx_edges(graph, places, ax=axis, arrows=few, width=widths, edge_color=LINK, **style)
+    if few:
+        font = {"font_size": 8 if topology.nodes <= 20 else 5, "font_color": "white"}
+        nx.draw_networkx_labels(graph, places, ax=axis, **font)
+    axis.set_aspect("equal")
+    axis.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2))

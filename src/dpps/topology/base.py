@@ -1,4 +1,4 @@
-"""What every topology is: N nodes and, for each round, who sends how much to whom: a sparse matrix W, and what must hold for it."""
+"""A topology: N nodes and, for each round, a sparse matrix W of who sends how much to whom; and what must hold for it."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -39,12 +39,8 @@ class Weights:
 
     @classmethod
     def from_entries(cls, nodes: int, receivers: Any, senders: Any, values: Any) -> Self:
-        """W from its entries in any order; entries of the same place add up."""
+        """W from its entries in any order; entries of the same place add up. ValueError: one lies outside."""
         places = np.asarray(receivers, dtype=np.int64), np.asarray(senders, dtype=np.int64)
-        if places[0].size and not (min(map(np.min, places)) >= 0 and max(map(np.max, places)) < nodes):
-            raise UsageError(
-                f"an entry lies outside the {nodes} x {nodes} matrix: nodes are 0 to {nodes - 1}"
-            )
         return cls(coo_array((np.asarray(values, dtype=np.float64), places), shape=(nodes, nodes)))
 
     @classmethod
@@ -82,7 +78,7 @@ class Weights:
     @cached_property
     def doubly_stochastic(self) -> bool:
         """Whether all rows and all columns sum to 1, up to 1e-9."""
-        return bool(_all_one(self.row_sums) and _all_one(self.column_sums))
+        return _all_one(self.row_sums) and _all_one(self.column_sums)
 
     @cached_property
     def out_degree(self) -> NDArray[np.int64]:
@@ -104,7 +100,14 @@ def check_weights(weights: Weights, where: str, *, doubly_stochastic: bool) -> N
         where: What the weights are, for the message, such as ``round 3``.
         doubly_stochastic: Whether the rows, too, must sum to 1. The columns always must: W conserves the sum.
     """
-    _check_entries(weights, where)
+    bad = np.flatnonzero(~np.isfinite(weights.values) | (weights.values < 0))
+    if bad.size:
+        i, j, value = weights.receivers[bad[0]], weights.senders[bad[0]], weights.values[bad[0]]
+        raise UsageError(f"{where}: W[{i}, {j}] is {value:g}; weights must be finite and not negative")
+    missing = np.flatnonzero(weights.matrix.diagonal() <= 0)
+    if missing.size:
+        node = missing[0]
+        raise UsageError(f"{where}: node {node} has no self-loop; give W[{node}, {node}] a positive weight")
     if not _all_one(weights.column_sums):
         hint = "make each column sum to 1: W[i, j] is what receiver i takes of sender j"
         if _all_one(weights.row_sums):
@@ -112,18 +115,6 @@ def check_weights(weights: Weights, where: str, *, doubly_stochastic: bool) -> N
         raise UsageError(f"{where}: column {_first_off(weights.column_sums)}; {hint}")
     if doubly_stochastic and not _all_one(weights.row_sums):
         raise UsageError(f"{where}: row {_first_off(weights.row_sums)}; make each row sum to 1")
-
-
-def _check_entries(weights: Weights, where: str) -> None:
-    bad = np.flatnonzero(~np.isfinite(weights.values) | (weights.values < 0))
-    if bad.size:
-        i, j, value = weights.receivers[bad[0]], weights.senders[bad[0]], weights.values[bad[0]]
-        raise UsageError(f"{where}: W[{i}, {j}] is {value:g}; weights must be finite and not negative")
-    on_diagonal = weights.receivers == weights.senders
-    missing = np.setdiff1d(np.arange(weights.nodes), weights.senders[on_diagonal & (weights.values > 0)])
-    if missing.size:
-        node = missing[0]
-        raise UsageError(f"{where}: node {node} has no self-loop; give W[{node}, {node}] a positive weight")
 
 
 def _first_off(sums: NDArray[np.float64]) -> str:

@@ -22,10 +22,6 @@ class Links(NamedTuple):
     senders: NDArray[np.int64]
     values: NDArray[np.float64]
 
-    def moved(self, offset: int) -> "Links":
-        """The same links among the nodes ``offset`` further on."""
-        return Links(self.receivers + offset, self.senders + offset, self.values)
-
 
 @TOPOLOGIES.register("base-K")
 class Base(Topology):
@@ -53,25 +49,37 @@ class Base(Topology):
 
 def factored_rounds(n: int, k: int) -> list[Links]:
     """n = p q with p the largest grid: p copies of the construction for q, then the grid across them."""
-    p = _grid_part(n, k)
+    p = 1
+    for factor in range(2, k + 2):  # p is the largest factor of n without a prime factor above k+1
+        while n % (p * factor) == 0:
+            p *= factor
     q = n // p
-    inside = [_join(links.moved(q * copy) for copy in range(p)) for links in simple_rounds(q, k)]
-    across = [_along(n, side, stride) for side, stride in _sides(p, k, stride=q)]
-    return inside + across
+    return _side_by_side([_moved(simple_rounds(q, k), q * copy) for copy in range(p)]) + grid_rounds(
+        n, k, p, q
+    )
 
 
 def simple_rounds(n: int, k: int) -> list[Links]:
     """A grid if n is one; otherwise the digits of n in base k+1, one group of nodes each."""
     if shortest_factors(n, k + 1) is not None:
-        return grid_rounds(n, k)
+        return grid_rounds(n, k, n)
     groups = _groups(n, k + 1)
-    first = _side_by_side([_moved(grid_rounds(g.blocks * g.size, k), g.start) for g in groups])
+    sizes = ((group.blocks * group.size, group.start) for group in groups)
+    first = _side_by_side([_moved(grid_rounds(size, k, size), start) for size, start in sizes])
     return first + _side_by_side([_meeting(groups, index, k) for index in range(len(groups))])
 
 
-def grid_rounds(n: int, k: int) -> list[Links]:
-    """The k-peer hyper-hypercube: one round per factor of n, each averaging along one side of the grid."""
-    return [_along(n, side, stride) for side, stride in _sides(n, k, stride=1)]
+def grid_rounds(n: int, k: int, points: int, stride: int = 1) -> list[Links]:
+    """The k-peer hyper-hypercube on grids of so many points that lie ``stride`` nodes apart: one round per factor of their
+    number, each averaging along one side, that is over the digit (i // stride) mod side of every node i < n."""
+    rounds, nodes = [], np.arange(n)[:, None]
+    for side in shortest_factors(points, k + 1) or ():
+        digit = nodes // stride % side
+        senders = (nodes + ((digit + np.arange(1, side)) % side - digit) * stride).ravel()
+        receivers, values = np.repeat(np.arange(n), side - 1), np.full(senders.size, 1.0 / side)
+        rounds.append(Links(receivers, senders, values))
+        stride *= side
+    return rounds
 
 
 class Group(NamedTuple):
@@ -102,7 +110,7 @@ def _meeting(groups: list[Group], index: int, k: int) -> list[Links]:
         return []
     waiting = [_join([])] * index
     starts = range(group.start, group.start + group.blocks * group.size, group.size)
-    again = _side_by_side([_moved(grid_rounds(group.size, k), start) for start in starts])
+    again = _side_by_side([_moved(grid_rounds(group.size, k, group.size), start) for start in starts])
     return [*waiting, _exchange(group), *again]
 
 
@@ -121,32 +129,6 @@ def _exchange(group: Group) -> Links:
     return Links(np.concatenate([later, met]), np.concatenate([met, later]), values)
 
 
-def _along(n: int, side: int, stride: int) -> Links:
-    """Averages over the digit (i // stride) mod side of every node i."""
-    nodes = np.arange(n)[:, None]
-    digit = nodes // stride % side
-    turned = (digit + np.arange(1, side)) % side
-    senders = (nodes + (turned - digit) * stride).ravel()
-    return Links(np.repeat(np.arange(n), side - 1), senders, np.full(senders.size, 1.0 / side))
-
-
-def _sides(n: int, k: int, stride: int) -> list[tuple[int, int]]:
-    sides = []
-    for side in shortest_factors(n, k + 1) or ():
-        sides.append((side, stride))
-        stride *= side
-    return sides
-
-
-def _grid_part(n: int, k: int) -> int:
-    """The largest factor of n without a prime factor above k+1."""
-    part, rest = 1, n
-    for factor in range(2, k + 2):
-        while rest % factor == 0:
-            part, rest = part * factor, rest // factor
-    return part
-
-
 @cache
 def shortest_factors(n: int, largest: int) -> tuple[int, ...] | None:
     """The fewest factors up to ``largest`` whose product is n, or None if a prime factor is larger."""
@@ -161,7 +143,8 @@ def shortest_factors(n: int, largest: int) -> tuple[int, ...] | None:
 
 
 def _moved(rounds: list[Links], offset: int) -> list[Links]:
-    return [links.moved(offset) for links in rounds]
+    """The same links among the nodes ``offset`` further on."""
+    return [Links(links.receivers + offset, links.senders + offset, links.values) for links in rounds]
 
 
 def _side_by_side(parts: list[list[Links]]) -> list[Links]:

@@ -1,4 +1,4 @@
-"""The topologies given by a formula, by a matrix, by a graph of networkx, or by a list of these; and any of them with absent nodes."""
+"""Topologies given by a formula, a matrix, a networkx graph, or a list of these; and any of them with absent nodes."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, issparse
 from scipy.sparse.csgraph import connected_components
 
-from dpps.errors import UsageError
+from dpps.errors import UsageError, is_number
 from dpps.topology.base import TOPOLOGIES, Topology, Weights, check_weights, node_count, random_bits, whole
 
 
@@ -117,7 +117,17 @@ class Static(Topology):
     """
 
     def __init__(self, matrix: Any) -> None:
-        self._weights = _weights_of(matrix)
+        try:
+            numbers = matrix if issparse(matrix) else np.asarray(matrix, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"the matrix is not a table of numbers ({error}): give N rows of N weights"
+            ) from error
+        shape = numbers.shape
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise UsageError(f"the matrix has shape {shape}, must be square: one row and one column per node")
+        self._weights = Weights(numbers)
+        check_weights(self._weights, "the matrix", doubly_stochastic=False)
         super().__init__(self._weights.nodes, period=1, doubly_stochastic=self._weights.doubly_stochastic)
 
     def build(self, t: int) -> Weights:
@@ -135,14 +145,20 @@ class Sequence(Topology):
         self.parts = [part if isinstance(part, Topology) else Static(part) for part in parts]
         if not self.parts:
             raise UsageError("the sequence is empty: give it one topology or matrix, or more")
-        nodes = self.parts[0].nodes
-        # (part, phase of the part) of each round of the period
-        self._rounds = [(part, t) for part in self.parts for t in range(_period_of(part, nodes))]
-        super().__init__(
-            nodes,
-            period=len(self._rounds),
-            doubly_stochastic=all(part.doubly_stochastic for part in self.parts),
-        )
+        nodes, self._rounds = self.parts[0].nodes, list[tuple[Topology, int]]()
+        for part in self.parts:
+            if part.nodes != nodes:
+                raise UsageError(
+                    f"{part!r} has {part.nodes} nodes, the first of the sequence {nodes}: make them equal"
+                )
+            if part.period is None:
+                raise UsageError(
+                    f"{part!r} never repeats and cannot be part of a sequence: "
+                    "use parts with a period, and with_dropouts on the whole sequence"
+                )
+            self._rounds += [(part, phase) for phase in range(part.period)]
+        doubly_stochastic = all(part.doubly_stochastic for part in self.parts)
+        super().__init__(nodes, period=len(self._rounds), doubly_stochastic=doubly_stochastic)
 
     def build(self, t: int) -> Weights:
         """The weights of the part whose turn it is."""
@@ -151,34 +167,6 @@ class Sequence(Topology):
 
     def __repr__(self) -> str:
         return f"Sequence({self.parts!r})"
-
-
-def _weights_of(matrix: Any) -> Weights:
-    try:
-        numbers = matrix if issparse(matrix) else np.asarray(matrix, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"the matrix is not a table of numbers ({error}): give N rows of N weights"
-        ) from error
-    shape = numbers.shape
-    if len(shape) != 2 or shape[0] != shape[1]:
-        raise UsageError(f"the matrix has shape {shape}, must be square: one row and one column per node")
-    weights = Weights(numbers)
-    check_weights(weights, "the matrix", doubly_stochastic=False)
-    return weights
-
-
-def _period_of(part: Topology, nodes: int) -> int:
-    if part.nodes != nodes:
-        raise UsageError(
-            f"{part!r} has {part.nodes} nodes, the first of the sequence {nodes}: make them equal"
-        )
-    if part.period is None:
-        raise UsageError(
-            f"{part!r} never repeats and cannot be part of a sequence: "
-            "use parts with a period, and with_dropouts on the whole sequence"
-        )
-    return part.period
 
 
 # Graphs of networkx
@@ -210,15 +198,8 @@ def from_networkx(graph: Any) -> Static:
         return Static(Weights.symmetric(nodes, receivers, senders, values).matrix)
     receivers, senders = _columns(links | {(i, i) for i in range(nodes)})
     pattern = csr_array((np.ones(receivers.size), (receivers, senders)), shape=(nodes, nodes))
-    _check_every_edge_on_a_cycle(pattern, labels)
-    rows, columns = _sinkhorn(pattern)
-    return Static(diags_array(rows) @ pattern @ diags_array(columns))
-
-
-def _check_every_edge_on_a_cycle(pattern: csr_array, labels: list[Any]) -> None:
-    """With self-loops, doubly stochastic weights exist if and only if every edge lies on a cycle."""
+    # with self-loops, doubly stochastic weights exist if and only if every edge lies on a cycle
     _, component = connected_components(pattern, directed=True, connection="strong")
-    receivers, senders = pattern.nonzero()
     one_way = np.flatnonzero(component[receivers] != component[senders])
     if one_way.size:
         sender, receiver = labels[senders[one_way[0]]], labels[receivers[one_way[0]]]
@@ -227,6 +208,8 @@ def _check_every_edge_on_a_cycle(pattern: csr_array, labels: list[Any]) -> None:
             f"{receiver!r} to {sender!r}, so doubly stochastic weights cannot use the edge {sender!r} -> "
             f"{receiver!r}; add a way back, or use Static with weights whose columns alone sum to 1"
         )
+    rows, columns = _sinkhorn(pattern)
+    return Static(diags_array(rows) @ pattern @ diags_array(columns))
 
 
 def _sinkhorn(pattern: csr_array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -283,11 +266,7 @@ class RandomDropouts(Dropouts):
 
     def __init__(self, inner: Topology, probability: float, seed: int) -> None:
         super().__init__(inner)
-        if (
-            isinstance(probability, bool)
-            or not isinstance(probability, (int, float))
-            or not 0 <= probability < 1
-        ):
+        if not (is_number(probability) and 0 <= probability < 1):
             raise UsageError(
                 f"dropout probability is {probability!r}, must be from 0 up to but not including 1: "
                 "choose e.g. 0.1, or give a schedule {round: nodes away}"
