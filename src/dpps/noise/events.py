@@ -1,8 +1,7 @@
-"""What a message costs, in the words of dp-accounting, without loading that package or torch.
+"""The cost of a message in dp-accounting's terms, without importing that package or torch.
 
-Both take a second to load; a command that reads a ledger needs neither, and many runs never ask for a total. An `Event` names one of its classes; it can be written
-into a ledger, and becomes the real object when an accountant needs it. A mechanism of your own may return the dp-accounting
-object itself: `Event.of` reads it.
+Both take a second to load, and a command that only reads a ledger needs neither. An `Event` names one of dp-accounting's
+classes, can be written to a ledger, and becomes the real object when an accountant needs it.
 """
 
 import json
@@ -24,8 +23,9 @@ NOTHING, NON_PRIVATE = "NoOpDpEvent", "NonPrivateDpEvent"
 class Event:
     """What happens to the records that take part in a message.
 
-    `type` is dp-accounting's class, such as ``GaussianDpEvent``; `noise_multiplier` the scale of Laplace or Gaussian noise over
-    the sensitivity; `sampling` the chance that a record takes part (Poisson); `arguments` what any other class is made of, as JSON.
+    `type` is dp-accounting's class, such as ``GaussianDpEvent``; `noise_multiplier` the scale of Laplace or Gaussian
+    noise over the sensitivity; `sampling` the probability that a record takes part (Poisson); `arguments` those of
+    any other class, as JSON.
     """
 
     type: str
@@ -35,14 +35,14 @@ class Event:
 
     @classmethod
     def of(cls, event: "Event | DpEvent") -> "Event":
-        """The same event, read off an object of dp-accounting."""
+        """The same event, also from an object of dp-accounting."""
         if isinstance(event, Event):
             return event
         if not hasattr(type(event), "__attrs_attrs__") or not type(event).__name__.endswith("DpEvent"):
             raise UsageError(
                 f"a mechanism's event is {event!r}: return an event of dp-accounting, for example GaussianDpEvent(1.0)"
             )
-        return cls.from_json(_table(event))
+        return cls.from_json(_to_json(event))
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> "Event":
@@ -55,19 +55,16 @@ class Event:
         return cls(kind, arguments=json.dumps(arguments))
 
     def to_json(self) -> dict[str, Any]:
-        """For a ledger line: infinity is written as text, because JSON has no such number."""
-        arguments = json.loads(self.arguments)
-        if self.noisy:
-            noise = self.noise_multiplier
-            arguments = {"noise_multiplier": noise if math.isfinite(noise) else str(noise)}
-        inner = {"type": self.type, **arguments}
+        """For a ledger line. Infinity is written as text, because JSON has no such number."""
+        noise = {"noise_multiplier": _to_json(self.noise_multiplier)}
+        inner = {"type": self.type, **(noise if self.noisy else json.loads(self.arguments))}
         if self.sampling == 1:
             return inner
         return {"type": POISSON, "sampling_probability": self.sampling, "event": inner}
 
     def dp_event(self) -> "DpEvent":
         """The object that dp-accounting's accountants take."""
-        made: DpEvent = _object(self.to_json())
+        made: DpEvent = _from_json(self.to_json())
         return made
 
     @property
@@ -83,8 +80,9 @@ class Event:
     @property
     def free(self) -> bool:
         """Whether it reveals nothing: nothing happened, nobody was sampled, or the signal is zero."""
-        silent = self.noisy and self.noise_multiplier == math.inf
-        return self.type == NOTHING or self.sampling == 0 or silent
+        return (
+            self.type == NOTHING or self.sampling == 0 or (self.noisy and self.noise_multiplier == math.inf)
+        )
 
     @property
     def unprotected(self) -> bool:
@@ -124,35 +122,35 @@ def non_private() -> Event:
 
 
 def sampled(rate: float, event: Event) -> Event:
-    """The event on a Poisson sample: every record takes part independently with this chance."""
+    """The event on a Poisson sample: every record takes part independently with this probability."""
     if not 0 <= rate <= 1:
         raise UsageError(f"sampling rate {rate}: it must lie between 0 and 1")
     return replace(event, sampling=float(rate) * event.sampling)
 
 
-def _table(value: Any) -> Any:
-    """An object of dp-accounting, and what it is made of, as JSON has it."""
+def _to_json(value: Any) -> Any:
+    """An object of dp-accounting, and what it is made of, as JSON values."""
     if (fields := getattr(type(value), "__attrs_attrs__", None)) is not None:
-        parts = {field.name: _table(getattr(value, field.name)) for field in fields if field.init}
+        parts = {field.name: _to_json(getattr(value, field.name)) for field in fields if field.init}
         return {"type": type(value).__name__, **parts}
     if type(value).__module__ == "numpy":
-        return _table(value.tolist())
+        return _to_json(value.tolist())
     if isinstance(value, (list, tuple)):
-        return [_table(part) for part in value]
+        return [_to_json(part) for part in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _object(value: Any) -> Any:
-    """What `_table` has read, made again."""
+def _from_json(value: Any) -> Any:
+    """The reverse of `_to_json`."""
     if isinstance(value, dict):
         from dp_accounting import dp_event
 
         made = getattr(dp_event, value["type"], None)
         if made is None:
             raise UsageError(f"dp-accounting has no event {value['type']!r}: its total is not known")
-        return made(**{name: _object(part) for name, part in value.items() if name != "type"})
+        return made(**{name: _from_json(part) for name, part in value.items() if name != "type"})
     if isinstance(value, list):
-        return [_object(part) for part in value]
+        return [_from_json(part) for part in value]
     return float(value) if value in ("inf", "-inf") else value
 
 

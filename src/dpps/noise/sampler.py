@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable
 from decimal import ROUND_FLOOR, Context, Decimal, localcontext
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -46,8 +45,8 @@ class Keystream:
     """AES-256 in counter mode over zeros: uniform bits nobody can foretell without the key.
 
     A forked process takes a fresh key, so that parent and child never share noise. A virtual machine that is copied, or put
-    back to a snapshot while it runs, goes on with the same key, which cannot be seen from inside: so `refresh` is called
-    before every message and every batch.
+    back to a snapshot while it runs, cannot know that it goes on with the same key: so `refresh` is called before every
+    message and every batch.
 
     Args:
         key: 32 bytes, for tests only; None takes them from the operating system.
@@ -59,26 +58,26 @@ class Keystream:
         self._zeros = bytes(8 * _BLOCK)
         _ALIVE.add(self)
         self._given = key is not None
-        self._start(os.urandom(32) if key is None else key)
+        self._start(key)
 
-    def _start(self, key: bytes) -> None:
-        self._process = os.getpid()
-        self._main = _encryptor(key, 0)
-        self._further = _encryptor(key, 1)
-
-    def _renew(self) -> None:
-        self._start(os.urandom(32))
+    def _start(self, key: bytes | None = None) -> None:
+        self._process, key = os.getpid(), key or os.urandom(32)
+        # two keystreams that never meet: their counters start 2^127 apart
+        self._main, self._further = (
+            Cipher(algorithms.AES(key), modes.CTR((stream << 127).to_bytes(16, "big"))).encryptor()
+            for stream in (0, 1)
+        )
 
     def refresh(self) -> None:
-        """Mix fresh bits of the operating system into the key: a machine that is put back to a snapshot goes on with other noise, as
-        far as its operating system has other bits. A key that was given stays."""
+        """Mix fresh bits of the operating system into the key, so that a machine put back to a snapshot goes on with other
+        noise, as far as its operating system has other bits. A key that was given stays."""
         self._renew_after_fork()
         if not self._given:
             self._start(hashlib.sha256(self._main.update(bytes(32)) + os.urandom(32)).digest())
 
     def _renew_after_fork(self) -> None:
         if os.getpid() != self._process:  # forked by something other than Python
-            self._renew()
+            self._start()
 
     def words(self, count: int) -> Words:
         """`count` uniform 64-bit words."""
@@ -87,9 +86,7 @@ class Keystream:
         view = out.view(np.uint8).data
         for start in range(0, 8 * count, len(self._zeros)):
             part = view[start : start + len(self._zeros)]
-            self._main.update_into(
-                self._zeros[: len(part)] if len(part) < len(self._zeros) else self._zeros, part
-            )
+            self._main.update_into(self._zeros[: len(part)], part)
         return out
 
     def more(self) -> int:
@@ -210,9 +207,9 @@ class Keystream:
 
 
 def _renew_all() -> None:
-    """In a forked process: process numbers are used again, so comparing them does not tell a grandchild from its forebear."""
+    """In a forked process: process numbers are reused, so comparing them does not tell a grandchild from its forebear."""
     for keystream in list(_ALIVE):
-        keystream._renew()
+        keystream._start()
 
 
 os.register_at_fork(after_in_child=_renew_all)
@@ -249,7 +246,7 @@ def discrete_gaussian_slack(sigma: float, coordinates: int, rounds: int) -> floa
 def exact_geometric(scale: float, first: int, bits: int, more: Callable[[], int]) -> int:
     """floor(-t ln U) for the U that starts with the `bits` bits of `first`; `more` supplies 64 bits at a time."""
     while True:
-        with localcontext(_context(bits)) as context:
+        with localcontext(Context(prec=40 + bits * 2 // 3)) as context:  # twice the digits of U, and 40 more
             unit, t = Decimal(2) ** bits, Decimal(scale)
             low = -t * (Decimal(first + 1) / unit).ln()
             high = -t * (Decimal(first) / unit).ln() if first else Decimal(2) ** 80
@@ -264,7 +261,7 @@ def exact_geometric(scale: float, first: int, bits: int, more: Callable[[], int]
 def exact_acceptance(sigma: float, k: int, first: int, bits: int, more: Callable[[], int]) -> bool:
     """Whether U < exp(-(k/σ - 1)²/2) for the U that starts with the `bits` bits of `first`."""
     while True:
-        with localcontext(_context(bits)) as context:
+        with localcontext(Context(prec=40 + bits * 2 // 3)) as context:  # twice the digits of U, and 40 more
             unit = Decimal(2) ** bits
             probability = (-((Decimal(k) / Decimal(sigma) - 1) ** 2) / 2).exp()
             doubt = Decimal(10) ** (20 - context.prec)
@@ -275,17 +272,6 @@ def exact_acceptance(sigma: float, k: int, first: int, bits: int, more: Callable
         if k == sigma:  # probability 1 exactly
             return True
         first, bits = first << 64 | more(), bits + 64
-
-
-def _context(bits: int) -> Context:
-    """Twice the digits of U, and 40 more."""
-    return Context(prec=40 + bits * 2 // 3)
-
-
-def _encryptor(key: bytes, stream: int) -> Any:
-    """Keystream number `stream` of a key: the counter starts at stream · 2^127, so that streams never meet."""
-    start = (stream << 127).to_bytes(16, "big")
-    return Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
 
 
 def _check_scale(scale: float) -> None:

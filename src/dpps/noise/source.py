@@ -1,9 +1,10 @@
 """How much noise a message gets, and where it comes from.
 
-`Seeded` streams repeat, for simulation and tests. `SecureNoise` is for messages that really leave: whole numbers on a grid, from
-a keystream keyed by the operating system. Textbook noise in floating point gives values away: which doubles can come out depends
-on what went in. There everything private is a whole number of grid steps before noise is added, the noise is a whole number with
-exactly the claimed distribution, and only their sum is turned back into floating point, which is post-processing.
+`Seeded` streams repeat, for simulation and tests. `SecureNoise` is for messages that really leave. Textbook noise in
+floating point gives values away: which doubles can come out depends on what went in. So in `SecureNoise` everything
+private is a whole number of grid steps before noise is added, the noise is a whole number with exactly the claimed
+distribution, from a keystream keyed by the operating system, and only their sum is turned back into floating point, which
+is post-processing.
 """
 
 import math
@@ -28,10 +29,7 @@ STEPS = 2.0**30
 
 NOISE, SAMPLING, LOCAL_NOISE, DROPOUT, PAIRS = 0, 1, 2, 3, 5  # parts of keys: never renumbered
 
-_NODES, _ROUNDS = 1 << 26, 1 << 34
-_MASK = (1 << 64) - 1
-_FIXED = 0x9E3779B97F4A7C15
-_THROWN_AWAY = 12
+_FIXED, _THROWN_AWAY = 0x9E3779B97F4A7C15, 12  # of the streams' start state
 _BLOCK = 1 << 17  # numbers shaped at a time: they stay in the processor's cache
 _LARGEST = 2.0**53  # beyond it, a double does not hold every whole number
 
@@ -40,8 +38,10 @@ _LARGEST = 2.0**53  # beyond it, a double does not hold every whole number
 class Outgoing:
     """The messages of the rows held here, before noise.
 
-    `half` = `s` + `perturbation` is overwritten by the message. `base_is_public` says that `s` follows from earlier messages
-    (units contribution and record), so only the perturbation has to be hidden.
+    `half` = `s` + `perturbation` is overwritten by the message. `base_is_public` says that `s` follows from earlier
+    messages (units contribution and record), so only the perturbation has to be hidden. `norms`: whether the caller needs
+    the norm of the noise. `step`: the grid that was charged for (`calibrate`), 0 for the source's own. `present`: which of
+    all nodes take part in the round; None for all.
     """
 
     s: Tensor
@@ -51,11 +51,8 @@ class Outgoing:
     round: int
     base_is_public: bool
     norms: bool = True
-    """Whether anybody asks for the norm of the noise."""
     step: float = 0.0
-    """The grid that was charged for (`calibrate`); 0: the source's own for the scale."""
     present: np.ndarray | None = None
-    """Which of all nodes take part in the round; None: everybody."""
 
 
 class NoiseSource(ABC):
@@ -65,11 +62,11 @@ class NoiseSource(ABC):
     """Whether nobody else can know the noise. Statements of privacy are made only for private sources."""
 
     def grid(self, scale: float) -> float:
-        """The step of the grid on which messages of this noise scale lie; 0: none."""
+        """The step of the grid on which messages of this noise scale lie; 0 if there is none."""
         return 0.0
 
     def discreteness(self, step: float) -> float:
-        """What noise on a grid of this step costs beyond continuous noise, as an addition to the sensitivity."""
+        """What noise on a grid of this step adds to the sensitivity, compared with continuous noise."""
         return 0.0
 
     def distance(self, mechanism: Mechanism, dimension: int, rounds: int) -> float:
@@ -79,11 +76,11 @@ class NoiseSource(ABC):
     def standard_deviation(
         self, mechanism: Mechanism, scale: float, present: np.ndarray | None = None
     ) -> float:
-        """Of each coordinate of the noise on a message, when these nodes take part; infinite: not known."""
+        """Of each coordinate of a message's noise, when these nodes take part; infinite if not known."""
         return mechanism.standard_deviation(scale)
 
     def for_local_part(self) -> "NoiseSource":
-        """A source for the local parameters whose noise has nothing to do with that of the messages (unit record)."""
+        """A source for the local parameters, independent of the messages' noise (unit record)."""
         raise UsageError(
             f"{type(self).__name__} has no noise for local parameters: use Seeded or SecureNoise in the unit record"
         )
@@ -96,18 +93,17 @@ class NoiseSource(ABC):
 
     @abstractmethod
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
-        """Make the message of `out.half` in place; return the L1 norm of each row's noise (zeros where nobody asks)."""
+        """Add noise to `out.half` in place; return the L1 norm of each row's noise (zeros if not `out.norms`)."""
 
 
 @dataclass(frozen=True)
 class NoiseLevel:
-    """The noise of one message: its scale, what it was calibrated to, and the grid that the message lies on."""
+    """The noise of one message: its scale, the sensitivity it is calibrated to (what rounding and the grid add included),
+    and the step of the grid that the message lies on (0: no grid)."""
 
     sensitivity: float
-    """What was estimated, and what rounding and noise on a grid add to it."""
     scale: float
     step: float
-    """0: no grid."""
 
 
 def calibrate(
@@ -118,18 +114,12 @@ def calibrate(
     *,
     rate: float = 1.0,
 ) -> NoiseLevel:
-    """The noise for a message of this sensitivity.
+    """The noise for a message whose neighbours are up to `sensitivity` apart before rounding.
 
-    The grid is fixed first and stays as it is: what rounding to it adds raises the scale, and a grid chosen again for the
-    raised scale could be coarser than the one that was charged for. The scale can only grow, so the noise has at least as
-    many steps as the source asks for.
-
-    Args:
-        mechanism: which noise.
-        noise: where it comes from; it has the grid.
-        sensitivity: how far two messages can be apart before they are rounded.
-        rounding: what rounding a message to whole steps of this size adds to that.
-        rate: factor on the noise.
+    `rounding` says what rounding a message to whole steps of a given size adds to that; `rate` is a factor on the noise. The
+    grid is fixed first and stays: rounding to it raises the scale, and a grid chosen again for the raised scale could be
+    coarser than the one that was charged for. The scale only grows, so the noise has at least as many steps as the source
+    asks for.
     """
     step = noise.grid(mechanism.scale(sensitivity) * rate)
     extra = noise.discreteness(step) + rounding(step) if step else 0.0
@@ -139,19 +129,19 @@ def calibrate(
 
 def key(seed: int, purpose: int, node: int, round_: int) -> tuple[int, int]:
     """The two words of one stream: the seed, and purpose | round | node packed without overlap."""
-    if not (0 <= node < _NODES and 0 <= round_ < _ROUNDS):
+    if not (0 <= node < 1 << 26 and 0 <= round_ < 1 << 34):
         raise OverflowError(f"node {node} or round {round_} is beyond what a stream key holds")
-    return seed & _MASK, (purpose << 60) | (round_ << 26) | node
+    return seed & ((1 << 64) - 1), (purpose << 60) | (round_ << 26) | node
 
 
 class Streams:
-    """The streams of one seed and purpose, by node and round; one generator, moved from key to key.
+    """The streams of one seed and purpose, by node and round: one generator, moved from key to key.
 
     Numbers are keyed by what they are for, never by process or by call order. A key is the start state of numpy's SFC64
-    generator: words a = seed, b = purpose | round | node, c fixed, counter 1, and twelve steps thrown away, as its author seeds
-    it. Two different keys never give overlapping streams: one step is a bijection of the state that adds 1 to the counter, so at
-    the same counter (hence after the same number of steps) different starts are still different. Whoever knows the seed can
-    subtract the noise: these streams are for simulation and tests.
+    generator: words a = seed, b = purpose | round | node, c fixed, counter 1, and twelve steps thrown away, as its author
+    seeds it. Two different keys never give overlapping streams: one step is a bijection of the state that adds 1 to the
+    counter, so at the same counter (hence after the same number of steps) different starts are still different. Whoever
+    knows the seed can subtract the noise: these streams are for simulation and tests.
     """
 
     def __init__(self, seed: int, purpose: int) -> None:
@@ -175,8 +165,7 @@ def fresh_seed() -> int:
 
 
 class Seeded(NoiseSource):
-    """Noise keyed by (seed, node, round): fast and repeatable. For simulations only: whoever knows the seed
-    can subtract the noise.
+    """Noise keyed by (seed, node, round), for simulations: whoever knows the seed can subtract the noise.
 
     Without a seed, one is drawn from the operating system. `purpose` selects one of the streams of a seed.
     """
@@ -208,29 +197,21 @@ class Seeded(NoiseSource):
     def _unit_noise(
         self, mechanism: Mechanism, nodes: Sequence[int], out: Outgoing
     ) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Noise of scale 1 for these nodes, tile by tile in the same memory."""
+        """Noise of scale 1 for these nodes, in tiles of at most _BLOCK numbers that share one memory: several whole rows, or
+        pieces of one row from left to right."""
         width = torch.float64 if out.half.dtype == torch.float64 else torch.float32
         if self._block.dtype != width:
             self._block = torch.empty(_BLOCK, dtype=width)
-        for rows, columns in _tiles(len(nodes), out.half.shape[1]):
-            tile = self._block[: (rows.stop - rows.start) * (columns.stop - columns.start)]
-            tile = tile.view(rows.stop - rows.start, columns.stop - columns.start)
-            for row, node in zip(tile.numpy(), nodes[rows], strict=True):
-                stream = self._streams.at(node, out.round) if columns.start == 0 else self._streams.current
-                mechanism.draw(stream, row)
-            yield rows, columns, mechanism.shape(tile)
-
-
-def _tiles(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Parts of at most _BLOCK numbers: several whole rows, or pieces of one row from left to right."""
-    if columns <= _BLOCK:
+        columns = out.half.shape[1]
         height = max(1, _BLOCK // max(columns, 1))
-        for first in range(0, rows, height):
-            yield slice(first, min(rows, first + height)), slice(0, columns)
-        return
-    for row in range(rows):
-        for first in range(0, columns, _BLOCK):
-            yield slice(row, row + 1), slice(first, min(columns, first + _BLOCK))
+        for top in range(0, len(nodes), height):
+            part = nodes[top : top + height]
+            for left in range(0, max(columns, 1), _BLOCK):
+                right = min(columns, left + _BLOCK)
+                tile = self._block[: len(part) * (right - left)].view(len(part), right - left)
+                for row, node in zip(tile.numpy(), part, strict=True):
+                    mechanism.draw(self._streams.current if left else self._streams.at(node, out.round), row)
+                yield slice(top, top + len(part)), slice(left, right), mechanism.shape(tile)
 
 
 class SecureNoise(NoiseSource):
@@ -241,8 +222,7 @@ class SecureNoise(NoiseSource):
 
     Args:
         keystream: source of random bits; by default one with a fresh key from the operating system.
-        pair_keys: keys that the nodes in this process share with their partners, for noise that cancels
-            between processes.
+        pair_keys: what the nodes here share with their partners, for noise that cancels between processes.
         finer: factor on the step of the grid, at most 1.
     """
 
@@ -295,23 +275,29 @@ class SecureNoise(NoiseSource):
             return torch.zeros(len(out.nodes), dtype=torch.float64)
         step = out.step or self.grid(scale)
         return self._noised(
-            out, step, lambda _, size: mechanism.draw_whole(self.keystream, scale / step, size)
+            out, step, lambda _, size: (mechanism.draw_whole(self.keystream, scale / step, size), step)
         )
 
-    def _noised(self, out: Outgoing, step: float, draw: Callable[[int, int], np.ndarray]) -> Tensor:
-        """Make the messages, with so many whole steps of noise for the k-th row."""
+    def _noised(
+        self, out: Outgoing, step: float, draw: Callable[[int, int], tuple[np.ndarray, float]]
+    ) -> Tensor:
+        """Make the messages. `draw` gives the noise of the k-th row in whole steps, and their size: `step` or a power of two
+        below it."""
         norms = torch.zeros(len(out.nodes), dtype=torch.float64)
         self.keystream.refresh()
         for k in range(len(out.nodes)):  # row by row: integers need eight bytes each
             hidden = (out.perturbation if out.base_is_public else out.half)[k].double().cpu().numpy()
-            noise = draw(k, hidden.size)
-            whole = whole_steps(hidden, step, toward_zero=out.base_is_public) + noise
-            message = torch.from_numpy(whole.astype(np.float64) * step)
+            noise, finest = draw(k, hidden.size)
+            whole = whole_steps(hidden, step, toward_zero=out.base_is_public)
+            if finest != step:
+                whole *= round(step / finest)
+            whole += noise
+            message = torch.from_numpy(whole.astype(np.float64) * finest)
             if out.base_is_public:
                 message += out.s[k].double().cpu()
             out.half[k] = message.to(out.half)
             if out.norms:
-                norms[k] = float(np.abs(noise).sum(dtype=np.float64)) * step
+                norms[k] = float(np.abs(noise).sum(dtype=np.float64)) * finest
         return norms
 
 

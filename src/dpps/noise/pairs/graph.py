@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 COMPLETE_UP_TO = 32
-"""Nodes among whom everybody is everybody's partner, unless a graph is given."""
+"""Up to this many nodes all are each other's partners, unless a graph is given."""
 MEAN_VARIANCE = 1.25
-"""The variance of the noise in the mean, over the least possible. Less would need ever more pair noise in the
-messages, which rows that are not yet mixed feel (docs/cancelling-noise.md has measurements)."""
+"""Default variance of the noise in the mean, over the least possible. Less needs ever more pair noise in the messages, which
+rows that are not yet mixed feel (docs/cancelling-noise.md has measurements)."""
 
 _COALITIONS = 512  # looked at one by one; beyond that Fiedler's bound stands for all of them
 _HAIR = 1e-9  # eigenvalues are rounded down, variances up, by this much
@@ -36,19 +36,18 @@ Spectra = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 @dataclass(frozen=True)
 class Shares:
-    """Standard deviations of a message's noise, in units of what noise without partners would need."""
+    """Standard deviations of a message's noise, in units of what noise without partners would need: sigma, of the noise that
+    a node keeps for itself, and tau, of the noise that each pair of partners shares."""
 
     independent: float
-    """sigma, of the noise that a node keeps for itself."""
     pair: float
-    """tau, of the noise that each pair of partners shares."""
 
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """A partner graph and the noise that makes it safe against `colluders` nodes, of which `absentees` more may be lost for good.
+    """A partner graph and the noise that makes it safe against `colluders` nodes while `absentees` more are lost for good.
 
-    `edges` is (E, 2), i < j in every row, or None: everybody is everybody's partner. `mean_variance` is as in `Pairs`.
+    `edges` is (E, 2), i < j in every row, or None for all pairs. `mean_variance` is as in `Pairs`.
     """
 
     nodes: int
@@ -57,11 +56,6 @@ class Partners:
     mean_variance: float = MEAN_VARIANCE
     absentees: int = 0
     _known: dict[bytes, Shares] = field(default_factory=dict)
-
-    @property
-    def complete(self) -> bool:
-        """Whether everybody is everybody's partner."""
-        return self.edges is None
 
     def among(self, present: Present = None) -> Edges:
         """The pairs of the nodes that take part in a round."""
@@ -124,7 +118,7 @@ class Partners:
         return laplacian
 
     def loss(self, colluders: int) -> float:
-        """The round's multiplier against so many colluders, over the promised one: below 1 when they are more than declared."""
+        """The round's noise multiplier against that many colluders, over the promised one: below 1 if more than declared."""
         shares, known = self.shares(), min(colluders + self.absentees, self.nodes - 1)
         return 1 / math.sqrt(_inverse(self.spectra(known), shares.independent**2, shares.pair**2))
 
@@ -170,13 +164,12 @@ class Partners:
         When u nodes are silent, the pair noise on the edges between them and the others stays: u (N-u) of them in a complete
         graph, at most u times the degree otherwise. Without partners the others' sum has the variance N-u.
         """
-        shares, count = self.shares(), 0
+        shares = self.shares()
         for away in range(1, self.nodes):
             cut = away * min(self.degree, self.nodes - away)
             if shares.independent**2 + shares.pair**2 * cut / (self.nodes - away) > 1 + 1e-6:
-                break
-            count = away
-        return count
+                return away - 1
+        return self.nodes - 1
 
     @property
     def digest(self) -> str:

@@ -1,8 +1,8 @@
 """Noise that cancels: partners draw the same noise, one adds it and the other subtracts it (docs/cancelling-noise.md).
 
-`SecurePairs` is for messages that really leave: whole numbers on a grid from keys that only the two partners have. `SeededPairs`
-draws the same joint distribution of all nodes directly, for simulation. Both take the noise scale of a message without
-partners and split it as the partner graph says, so what a round costs is the same with and without partners.
+`SecurePairs` is for messages that really leave: whole numbers on a grid from keys that only the two partners have.
+`SeededPairs` draws the same joint distribution of all nodes directly, for simulation. Both take the noise scale of a message
+without partners and split it as the partner graph says, so a round costs the same with and without partners.
 """
 
 import math
@@ -31,19 +31,17 @@ from dpps.noise.source import (
     Seeded,
     Streams,
     power_of_two_below,
-    whole_steps,
 )
 
-# What pairs of partners draw: exact discrete Gaussian noise of a few to a few thousand steps, by looking it up.
+# Pair noise: exact discrete Gaussian noise of a few to a few thousand steps, from a table.
 #
-# A sample is the k with F(k-1) <= U < F(k) for a uniform real number U, F the distribution function.
-# Sixteen bits of U nearly always decide, then a table answers; otherwise 64 more bits are compared with F,
-# and where these tie with it, 192 further ones. So the
-# table only saves work, and both partners, who have the same bits, get the same numbers on any machine: F comes from whole-number
-# arithmetic, and no floating point decides.
+# A sample is the k with F(k-1) <= U < F(k) for a uniform real number U, F the distribution function. Sixteen bits of U nearly
+# always decide, and a table answers; otherwise 64 more bits are compared with F, and where these tie with it, 192 further
+# ones. So the table only saves work, and both partners, who have the same bits, get the same numbers on any machine: F comes
+# from whole-number arithmetic, and no floating point decides.
 
 Stream = Callable[[int, int], bytes]
-"""So many bytes of the stream with that number (0, 1 or 2): always the same ones for the same noise."""
+"""Given a stream's number (0, 1 or 2) and a count, that many bytes of it: always the same for the same noise."""
 
 FEWEST, MOST = 2.0, 2.0**15
 """Standard deviations in steps that a table is made for."""
@@ -54,7 +52,7 @@ _UNDECIDED = np.int32(-(1 << 31))
 
 
 class GaussianTable:
-    """Whole numbers with P(k) proportional to exp(-k^2 / 2 deviation^2); made once for a standard deviation, by `gaussian_table`."""
+    """Whole numbers with P(k) proportional to exp(-k^2 / 2 deviation^2); `gaussian_table` caches it."""
 
     def __init__(self, deviation: float) -> None:
         if not FEWEST <= deviation <= MOST:
@@ -73,22 +71,18 @@ class GaussianTable:
         """`size` independent samples, a function of the stream's bytes."""
         first = np.frombuffer(stream(0, 2 * size), dtype="<u2")
         out: NDArray[np.int32] = self._guide[first]
-        open_ = np.flatnonzero(out == _UNDECIDED)
-        if open_.size:
-            out[open_] = self._decide(first[open_], stream)
-        return out
-
-    def _decide(self, first: NDArray[np.uint16], stream: Stream) -> NDArray[np.int32]:
-        more = np.frombuffer(stream(1, 8 * first.size), dtype="<u8")
-        value = (first.astype(np.uint64) << np.uint64(48)) | (more >> np.uint64(16))
-        place = np.searchsorted(self._short, value, side="right")
-        ties = np.flatnonzero(self._short[np.maximum(place, 1) - 1] == value)
-        if ties.size:
-            rest = stream(2, 24 * ties.size)
+        undecided = np.flatnonzero(out == _UNDECIDED)
+        if undecided.size:
+            more = np.frombuffer(stream(1, 8 * undecided.size), dtype="<u8")
+            value = (first[undecided].astype(np.uint64) << np.uint64(48)) | (more >> np.uint64(16))
+            place = np.searchsorted(self._short, value, side="right")
+            ties = np.flatnonzero(self._short[np.maximum(place, 1) - 1] == value)
+            rest = stream(2, 24 * ties.size) if ties.size else b""
             for k, tie in enumerate(ties):
                 low = int.from_bytes(rest[24 * k : 24 * k + 24], "little")
                 place[tie] = bisect_right(self._exact, (int(value[tie]) << (_BITS - 64)) | low)
-        return (place - self.last).astype(np.int32)
+            out[undecided] = place - self.last
+        return out
 
 
 @lru_cache(maxsize=64)
@@ -98,10 +92,10 @@ def gaussian_table(deviation: float) -> GaussianTable:
 
 
 def table_slack(samples: int) -> float:
-    """Distance of so many samples from true discrete Gaussian noise: tails beyond 14 standard deviations, and F rounded to 256 bits.
+    """Distance of that many samples from true discrete Gaussian noise.
 
-    P(|Z| > 14 standard deviations) <= 2 exp(-14^2/2) for a discrete Gaussian (Canonne, Kamath, Steinke 2020, Proposition 25); a table has
-    fewer than 2^20 values, each off by less than 2^-255.
+    Tails are cut beyond 14 standard deviations: P(|Z| > 14 sd) <= 2 exp(-14^2/2) for a discrete Gaussian (Canonne, Kamath,
+    Steinke 2020, Proposition 25). F is rounded to 256 bits: a table has fewer than 2^20 values, each off by less than 2^-255.
     """
     return samples * (2 * math.exp(-_CUT * _CUT / 2) + 2.0**-235)
 
@@ -129,27 +123,22 @@ def _distribution(deviation: float, last: int) -> list[int]:
     return found
 
 
-# Which noise the next message of one member carries when members come and go: a state machine without input or output.
+# Which noise the next message of a member carries when members come and go: a state machine without input or output.
 #
-# A round's noise of a member is its own independent noise and its half of the noise of every pair. Three rules make the pair noise
-# cancel without anybody waiting for anybody (docs/cancelling-noise.md has the proof that they cost no privacy):
+# A member's noise of a round is its own independent noise and its half of the noise of every pair. Three rules make the pair
+# noise cancel without anybody waiting for anybody (docs/cancelling-noise.md proves that they cost no privacy):
 #
-# - every round's noise enters exactly one message: that of the round, or, for a round that the member missed, its next message;
+# - every round's noise enters exactly one message: that of the round or, if the member missed it, its next message;
 # - a pair's noise of the rounds that a lost partner can never have released is taken back, once, in the next message;
 # - with that partner nothing is shared in later rounds.
 #
-# What must survive a crash is `to_json`: it is written together with the message, so a message and its noise exist both or not at all.
+# `to_json` must survive a crash: it is written together with the message, so both exist or neither does.
 
 
 @dataclass(frozen=True)
 class Part:
-    """Noise of one round in a message.
-
-    Attributes:
-        round: which noise it is.
-        own: whether the independent noise of that round is part of it.
-        pairs: (partner, sign) of the pair noise: a pair's first node adds it, the second subtracts it; taking back turns that round.
-    """
+    """Noise of one round in a message: whether the independent noise of that round is in it, and (partner, sign) of the pair
+    noise. A pair's first node adds it and the second subtracts it; taking back reverses the sign."""
 
     round: int
     own: bool
@@ -157,16 +146,13 @@ class Part:
 
 
 class PairRounds:
-    """The noise that one member has given out, and what it still owes.
+    """The noise that the node `own` has given out, and what it still owes.
 
-    Args:
-        own: its node.
-        partners: the nodes it shares noise with.
-        absentees: of how many lost partners noise is taken back; the noise is calibrated for so many (`Pairs`).
+    Noise is taken back of at most `absentees` lost partners, for which the noise is calibrated (`Pairs`).
 
     Attributes:
         done: every round before this one has its noise in a message.
-        lost: by partner that was removed, the last round that is shared with it.
+        lost: for each partner that was removed, the last round that is shared with it.
     """
 
     def __init__(self, own: int, partners: Sequence[int], absentees: int = 0) -> None:
@@ -176,11 +162,8 @@ class PairRounds:
         self._to_take_back: list[int] = []
 
     def lose(self, partner: int, last: int) -> bool:
-        """A partner was removed that has released nothing after the round `last`, and never will.
-
-        Returns:
-            Whether its noise is taken back: not of more partners than `absentees`, and never twice.
-        """
+        """Remove a partner that has released nothing after the round `last`, and never will. Returns whether its noise is
+        taken back: not of more partners than `absentees`, and never twice."""
         if partner not in self.partners or partner in self.lost or len(self.lost) >= self.absentees:
             return False
         self.lost[partner] = max(last, -1)
@@ -192,11 +175,8 @@ class PairRounds:
         return self.done <= round_ or any(self.lost[each] + 1 < self.done for each in self._to_take_back)
 
     def message(self, round_: int) -> list[Part]:
-        """The noise of the message of a round: its own, that of all missed rounds, and what is taken back. It is given out with this call.
-
-        Raises:
-            RunError: the noise of this round was given out before.
-        """
+        """Give out the noise of a round's message: its own, that of all missed rounds, and what is taken back. RunError: the
+        noise of this round was given out before."""
         if round_ < self.done:
             raise RunError(
                 f"the pair noise of round {round_} was given out before and must never be under two messages: nothing was sent; "
@@ -205,19 +185,18 @@ class PairRounds:
         return self.last_message(round_)
 
     def last_message(self, round_: int) -> list[Part]:
-        """What is owed after the last round, in which nothing may have been missed."""
+        """What is owed after the last round, even if nothing was missed."""
         taken_back = [
             Part(earlier, False, ((partner, -self._sign(partner)),))
             for partner in self._to_take_back
             for earlier in range(self.lost[partner] + 1, self.done)
         ]
-        due = [Part(each, True, self._shared(each)) for each in range(self.done, round_ + 1)]
+        due = []
+        for each in range(self.done, round_ + 1):
+            shared = (partner for partner in self.partners if self.lost.get(partner, each) >= each)
+            due.append(Part(each, True, tuple((partner, self._sign(partner)) for partner in shared)))
         self._to_take_back, self.done = [], max(self.done, round_ + 1)
         return taken_back + due
-
-    def _shared(self, round_: int) -> tuple[tuple[int, int], ...]:
-        with_whom = (each for each in self.partners if self.lost.get(each, round_) >= round_)
-        return tuple((each, self._sign(each)) for each in with_whom)
 
     def _sign(self, partner: int) -> int:
         return 1 if self.own < partner else -1
@@ -253,8 +232,8 @@ class SecurePairs(SecureNoise):
         self.partners = partners
 
     def for_local_part(self) -> SecureNoise:
-        """Local parameters never meet in a sum, so nothing would cancel; but what rounding adds is shared between the two parts
-        (`Unclipped.rounding`), so both need grids that are equally fine relative to their shares."""
+        """Local parameters never meet in a sum, so nothing would cancel. But what rounding adds is shared between both parts
+        (`Unclipped.rounding`), so their grids must be equally fine relative to their shares."""
         return SecureNoise(self.keystream, finer=self.partners.shares().independent)
 
     def grid(self, scale: float) -> float:
@@ -265,8 +244,7 @@ class SecurePairs(SecureNoise):
         """Of all nodes' messages together, because together they are what hides a node."""
         alone = super().distance(mechanism, dimension * self.partners.nodes, rounds)
         pairs = len(self.partners.among())
-        lattice = lattice_slack(SMOOTH, pairs)
-        return alone + rounds * dimension * (lattice + table_slack(pairs))
+        return alone + rounds * dimension * (lattice_slack(SMOOTH, pairs) + table_slack(pairs))
 
     def standard_deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
         return _of_a_message(self.partners, scale, present) * _FINER
@@ -278,15 +256,15 @@ class SecurePairs(SecureNoise):
         step, own = out.step or self.grid(scale), scale * self.partners.shares(out.present).independent
         shared, coarse = self.shared(scale, out)
 
-        def draw(k: int, size: int) -> np.ndarray:
+        def draw(k: int, size: int) -> tuple[np.ndarray, float]:
             noise = mechanism.draw_whole(self.keystream, own / step, size)
             noise += shared[k].astype(np.int64) * round(coarse / step)
-            return noise
+            return noise, step
 
         return self._noised(out, step, draw)
 
     def shared(self, scale: float, out: Outgoing) -> tuple[NDArray[np.int32], float]:
-        """What each row here adds of the noise of its pairs, in whole steps, and the step."""
+        """The pair noise that each row here adds, in whole steps, and the step."""
         assert self.pair_keys is not None
         if self.pair_keys.together and len(out.nodes) < len(_everybody(self.partners, out)):
             raise UsageError(
@@ -297,10 +275,8 @@ class SecurePairs(SecureNoise):
         rows = {node: k for k, node in enumerate(out.nodes)}
         total = np.zeros((len(out.nodes), out.half.shape[1]), dtype=np.int32)
         step, deviation = self.lattice(scale, out.present)
-        if deviation == 0:
-            return total, step
         for i, j in self.partners.among(out.present).tolist():
-            if i not in rows and j not in rows:
+            if deviation == 0 or (i not in rows and j not in rows):
                 continue
             noise = self.of_pair(i, j, out.round, deviation, total.shape[1])
             if i in rows:
@@ -310,13 +286,12 @@ class SecurePairs(SecureNoise):
         return total, step
 
     def of_pair(self, i: int, j: int, round_: int, deviation: float, size: int) -> NDArray[np.int32]:
-        """What the first of two partners adds in a round and the second subtracts, in steps of the lattice."""
+        """The noise that the first of two partners adds in a round and the second subtracts, in steps of the lattice."""
         assert self.pair_keys is not None
-        stream = RoundStream(self.pair_keys.key(i, j), round_)
-        return gaussian_table(deviation).draw(stream, size)
+        return gaussian_table(deviation).draw(RoundStream(self.pair_keys.key(i, j), round_), size)
 
     def lattice(self, scale: float, present: Present = None) -> tuple[float, float]:
-        """The step of the pair noise, a power of two times that of the grid, and its standard deviation in these steps, rounded up."""
+        """The step of the pair noise, a power of two times the grid's, and its standard deviation in steps, rounded up."""
         split = self.partners.shares(present)
         if split.pair == 0:
             return self.grid(scale), 0.0
@@ -331,15 +306,8 @@ class SecurePairs(SecureNoise):
 
 
 class MemberNoise(SecureNoise):
-    """The secure noise of one node whose partners come and go, before it is told who they are.
-
-    Args:
-        pair_keys: what this node shares with them.
-        node: this node.
-
-    Attributes:
-        pairs: the source that knows its partners; None before it is told of them.
-    """
+    """The secure noise of one node whose partners come and go. `pairs` is the source that knows them, None before
+    `with_partners`."""
 
     def __init__(self, pair_keys: PairKeys, node: int) -> None:
         super().__init__(pair_keys=pair_keys)
@@ -347,7 +315,7 @@ class MemberNoise(SecureNoise):
         self.pairs: MemberPairs | None = None
 
     def with_partners(self, partners: Partners) -> "MemberPairs":
-        """Always the same source: what was given out must be known in one place."""
+        """Always the same source: one place must know what was given out."""
         if self.pairs is None:
             assert self.pair_keys is not None
             self.pairs = MemberPairs(partners, self.pair_keys, self.node, self.keystream)
@@ -359,24 +327,14 @@ class MemberNoise(SecureNoise):
 class MemberPairs(SecurePairs):
     """Secure noise of one node in a process of its own, whose partners come and go.
 
-    Args:
-        partners: who they are, and how much they share.
-        pair_keys: what this node shares with them.
-        node: this node.
-        keystream: of the independent noise.
-
     Attributes:
         rounds: which noise was given out.
-        levels: noise of a round, by its number; set before the first message.
+        levels: the noise of a round, by its number; set before the first message.
         planned: how many rounds there are.
     """
 
     def __init__(
-        self,
-        partners: Partners,
-        pair_keys: PairKeys,
-        node: int,
-        keystream: Keystream | None = None,
+        self, partners: Partners, pair_keys: PairKeys, node: int, keystream: Keystream | None = None
     ) -> None:
         super().__init__(partners, pair_keys, keystream)
         pairs = (pair for pair in partners.among().tolist() if node in pair)
@@ -386,7 +344,7 @@ class MemberPairs(SecurePairs):
         self.planned = 0
 
     def distance(self, mechanism: Mechanism, dimension: int, rounds: int) -> float:
-        """Of all rounds of the plan: a missed one is in the proof, too."""
+        """Of all planned rounds: the proof counts missed ones, too."""
         return super().distance(mechanism, dimension, max(rounds, self.planned))
 
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
@@ -401,23 +359,12 @@ class MemberPairs(SecurePairs):
             )
         assert self.pair_keys is not None
         self.pair_keys.claim(out.round)
-        self.keystream.refresh()
-        hidden = out.perturbation[0].double().cpu().numpy()
         step = out.step or self.grid(scale)
-        parts = self.rounds.message(out.round)
-        noise, finest = self.drawn(mechanism, parts, hidden.size, {out.round: NoiseLevel(0.0, scale, step)})
-        whole = whole_steps(hidden, step, toward_zero=True)
-        total = whole * round(step / finest) + noise
-        out.half[0] = (torch.from_numpy(total.astype(np.float64) * finest) + out.s[0].double().cpu()).to(
-            out.half
-        )
-        norms = torch.zeros(1, dtype=torch.float64)
-        if out.norms:
-            norms[0] = float(np.abs(noise).sum(dtype=np.float64)) * finest
-        return norms
+        parts, known = self.rounds.message(out.round), {out.round: NoiseLevel(0.0, scale, step)}
+        return self._noised(out, step, lambda _, size: self.drawn(mechanism, parts, size, known))
 
     def last_message(self, mechanism: Mechanism, last: int, size: int) -> Tensor | None:
-        """All noise that is owed up to the round `last`, without an update; None: nothing is owed."""
+        """All noise that is owed up to the round `last`, without an update; None if nothing is owed."""
         if not self.rounds.owes(last):
             return None
         self.keystream.refresh()
@@ -427,20 +374,16 @@ class MemberPairs(SecurePairs):
     def drawn(
         self, mechanism: Mechanism, parts: Sequence[Part], size: int, known: Mapping[int, NoiseLevel]
     ) -> tuple[NDArray[np.int64], float]:
-        """The sum of these parts in whole steps, and the step.
-
-        Steps are powers of two, so each is a whole number of the finest.
-        """
+        """The sum of these parts in whole steps, and the step. Steps are powers of two: each is a multiple of the finest."""
         levels = {part.round: known.get(part.round) or self._level(part.round) for part in parts}
         finest = min(level.step for level in levels.values())
         total = np.zeros(size, dtype=np.int64)
         for part in parts:
             level = levels[part.round]
             if part.own:
-                own = level.scale * self.partners.shares().independent
-                total += mechanism.draw_whole(self.keystream, own / level.step, size) * round(
-                    level.step / finest
-                )
+                steps = level.scale * self.partners.shares().independent / level.step
+                own = mechanism.draw_whole(self.keystream, steps, size)
+                total += own * round(level.step / finest)
             total += self.in_steps(part, level.scale, size, finest)
         return total, finest
 
@@ -481,10 +424,7 @@ class SeededPairs(Seeded):
             return torch.zeros(len(out.nodes), dtype=torch.float64)
         _check(mechanism)
         before = out.half.clone() if out.norms else None
-        if self.partners.complete:
-            self._complete(mechanism, scale, out)
-        else:
-            self._sparse(mechanism, scale, out)
+        (self._complete if self.partners.edges is None else self._sparse)(mechanism, scale, out)
         if before is None:
             return torch.zeros(len(out.nodes), dtype=torch.float64)
         return (out.half - before).abs().sum(1).to("cpu", torch.float64)
@@ -492,7 +432,7 @@ class SeededPairs(Seeded):
     def _complete(self, mechanism: Mechanism, scale: float, out: Outgoing) -> None:
         everybody, split = _everybody(self.partners, out), self.partners.shares(out.present)
         around = math.sqrt(split.independent**2 + len(everybody) * split.pair**2)
-        # which row here; beyond the last one: it is elsewhere
+        # the row of every node; beyond the last one: it is not here
         places = np.full(self.partners.nodes, len(out.nodes))
         places[list(out.nodes)] = np.arange(len(out.nodes))
         places = places[everybody]
@@ -539,20 +479,15 @@ class SeededPairs(Seeded):
 def lattice_slack(smooth: float, pairs: int) -> float:
     """Distance of (independent Gaussian + pair noise on a lattice) from the Gaussian of the same covariance, per coordinate.
 
-    Let X be normal with covariance sigma^2 I, n discrete Gaussian of standard deviation tau on Z^E,
-    B the incidence matrix of the pairs. The density of X + B n at v is proportional to exp(-v' Sigma^-1 v /
-    2) times the sum over n of exp(-(n-m)' Q (n-m) / 2), with Q = I/tau^2 + B'B/sigma^2 and m depending on v. By Poisson summation that sum is constant up to a factor 1 + theta, |theta| <=
-    sum over k != 0 of exp(-2 pi^2 k' Q^-1 k) <= (1 + 2 sum_j exp(-2 pi^2 s^2 j^2))^E - 1,
-    where s^2 = 1/(1/tau^2 + lambda_max/sigma^2) is at most the least eigenvalue of Q^-1.
-    A density within a factor 1 +- theta of another is within 2 theta of it. (For sums in one
-    dimension: Kairouz, Liu, Steinke 2021, Theorem 1.)
-
-    Args:
-        smooth: s, in steps of the lattice.
-        pairs: E.
+    Let X be normal with covariance sigma^2 I, n discrete Gaussian of standard deviation tau on Z^E (E = `pairs`), B the
+    incidence matrix of the pairs. The density of X + B n at v is proportional to exp(-v' Sigma^-1 v / 2) times the sum over n
+    of exp(-(n-m)' Q (n-m) / 2), with Q = I/tau^2 + B'B/sigma^2 and m depending on v. By Poisson summation that sum is constant
+    up to a factor 1 + theta, |theta| <= sum over k != 0 of exp(-2 pi^2 k' Q^-1 k) <= (1 + 2 sum_j exp(-2 pi^2 s^2 j^2))^E - 1,
+    where s^2 = 1/(1/tau^2 + lambda_max/sigma^2) (s = `smooth`, in steps of the lattice) is at most the least eigenvalue of
+    Q^-1. A density within a factor 1 +- theta of another is within 2 theta of it. (For sums in one dimension: Kairouz, Liu,
+    Steinke 2021, Theorem 1.)
     """
-    once = 2.02 * math.exp(-2 * math.pi**2 * smooth**2)
-    return 2 * math.expm1(pairs * once)
+    return 2 * math.expm1(pairs * (2.02 * math.exp(-2 * math.pi**2 * smooth**2)))
 
 
 def _check(mechanism: Mechanism) -> None:
