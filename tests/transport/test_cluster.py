@@ -58,7 +58,7 @@ def test_killed_and_resumed(undisturbed: Path, tmp_path: Path) -> None:
     trainers.let_go()
     codes = trainers.wait()
     assert codes[1 - victim] == 1, (codes, victim, moment)
-    assert re.search(rf"rank {victim} .*failed|rank {victim}, ", trainers.said()[1 - victim])
+    assert re.search(rf"rank {victim} .*lost|rank {victim}, ", trainers.said()[1 - victim])
     sent = [trainers.charged(r) for r in range(2)]
     again = Trainers(2, out, *options, "--resume")
     assert again.wait() == [0, 0], (victim, moment, again.said())

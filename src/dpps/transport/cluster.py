@@ -1,35 +1,31 @@
-"""Processes that find each other, make sure they belong together, and tell each other when something goes wrong.
+"""Processes that find each other, compare their settings, and tell each other who failed.
 
-Rank 0 holds the rendezvous: a key-value store that listens on one address only. Through it every process says who it is; all
-compare, and with a secret in $DPPS_SECRET all prove that they know it. Only then rows may travel.
+They meet at the *rendezvous*, a key-value store: torchrun's own, or one that rank 0 opens on a single address. No rows go
+through it. With a secret in $DPPS_SECRET, all processes first prove that they know it.
 """
 
 import hashlib
 import hmac
 import json
-import math
 import os
 import secrets
 import socket
-import string
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 from threading import Thread
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from dpps.errors import DppsError, PeerError, RunError, UsageError
-from dpps.transport.distributed import CLOSED, SMALL, Message, Wire, as_tensor, wake_politely
+from dpps.transport.distributed import CLOSED, Wire, wake_politely
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -46,19 +42,20 @@ def restarted() -> bool:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Which of the processes this is, and where they meet; what torchrun puts into the environment."""
+    """Which process this is, and where all processes meet."""
 
     rank: int
     size: int
     host: str
     port: int
     by_agent: bool = False
-    """torchrun itself already listens there and tells everybody where the real rendezvous is."""
+    """Whether torchrun's agent already listens there."""
     attempt: str = "0"
+    """Which start this is, where several can use the same store."""
 
     @classmethod
     def from_environment(cls) -> "Rendezvous":
-        """Of torchrun, or set by hand: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+        """Read RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun or the user has set."""
         missing = [name for name in _NEEDED if name not in os.environ]
         if missing:
             raise UsageError(
@@ -72,15 +69,13 @@ class Rendezvous:
         if not 0 <= rank < size:
             raise UsageError(f"RANK is {rank}: with WORLD_SIZE {size} it must be 0 to {size - 1}")
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        run, count = (
-            os.environ.get("TORCHELASTIC_RUN_ID", ""),
-            os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        )
+        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+        count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(rank, size, os.environ["MASTER_ADDR"], port, agent, f"{run}/{count}")
 
 
 def wait_for(host: str, port: int, seconds: float) -> None:
-    """Until somebody listens there; torch would fill the screen while trying."""
+    """Wait until somebody listens there. (torch would fill the screen with warnings while it tries.)"""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -94,7 +89,7 @@ def wait_for(host: str, port: int, seconds: float) -> None:
 
 
 def address_towards(host: str, port: int) -> str:
-    """The address of this machine on the way to `host`: there peers can reach it, and only there it listens."""
+    """The address of this machine on the way to `host`: peers can reach it there."""
     family, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)  # sends nothing
@@ -102,119 +97,90 @@ def address_towards(host: str, port: int) -> str:
     return address
 
 
-# The shared secret: who knows it belongs to the run. A process that joins shows by an HMAC over everything that was said that it
-# knows the secret. The addresses at which the processes then connect to each other go through the same rendezvous, where a
-# stranger could exchange them; so they are signed, too, with a key that holds for this start only.
+# The shared secret
 
 SECRET = "DPPS_SECRET"
-BITS = 128
-_ALPHABETS = (
-    string.digits,
-    string.hexdigits.lower(),
-    string.ascii_lowercase,
-    string.ascii_letters + string.digits,
-)
-_DISTINCT = 8  # of 32 random hexadecimal digits, fewer are different once in 25 million times
+_LEAST, _DISTINCT = (
+    32,
+    8,
+)  # 32 hexadecimal digits have 128 bits; fewer than 8 distinct ones: once in 25 million
 
 
 def read_secret() -> bytes:
     """$DPPS_SECRET; empty when it is not set.
 
     Raises:
-        UsageError: somebody who recorded one handshake could find it by trying.
+        UsageError: somebody who recorded a handshake could find it by trying.
     """
     text = os.environ.get(SECRET, "")
-    bits = _most_bits(text)
-    if text and bits < BITS:
+    if text and (len(text) < _LEAST or len(set(text)) < _DISTINCT):
         raise UsageError(
-            f"${SECRET} has at most {bits:.0f} bits: it must have {BITS} or more, because a recorded handshake lets anybody try "
-            "secrets at leisure; make one with: openssl rand -hex 32"
+            f"${SECRET} has {len(text)} characters, {len(set(text))} of them different: it must have {_LEAST} or more "
+            "(128 bits) at random, because whoever records a handshake can try secrets at leisure; make one with: "
+            "openssl rand -hex 32"
         )
     return text.encode()
 
 
-def _most_bits(text: str) -> float:
-    """What a random text of this length and alphabet would have; words that people choose have less."""
-    alphabet = next((len(a) for a in _ALPHABETS if set(text) <= set(a)), len(string.printable))
-    return len(text) * math.log2(alphabet) if len(set(text)) >= _DISTINCT else 0.0
-
-
-class Identity:
-    """What one process proves to the others at this start: that it knows the secret and has heard what they have heard.
-
-    Args:
-        secret: what all know; without one the proofs show only that all have heard the same.
-        said: what every process said at the rendezvous, a random number of its own included.
-    """
-
-    def __init__(self, secret: bytes, said: list[str]) -> None:
-        self._secret = secret
-        self.transcript = hashlib.sha256(json.dumps(said).encode()).digest()
-
-    def proof(self, *what: object) -> bytes:
-        """An HMAC over the transcript and `what`."""
-        return hmac.digest(self._secret, self.transcript + repr(what).encode(), "sha256")
-
-    def proves(self, claimed: bytes, *what: object) -> bool:
-        """Whether `claimed` is the proof of `what`, compared in constant time."""
-        return hmac.compare_digest(claimed, self.proof(*what))
-
-
 class SignedStore(Store):
-    """A key-value store that accepts only entries written by members.
+    """The store in which gloo looks up the addresses of peers; accepts only entries that `sign` has signed.
 
-    torch.distributed reads the addresses of the peers from it. Whoever reaches the rendezvous can write there; what does not
-    bear a signature over its key and this start's transcript is refused before torch.distributed sees it.
+    Whoever reaches the rendezvous can write there, and could redirect connections to itself.
     """
 
-    def __init__(self, store: Any, identity: Identity) -> None:
+    def __init__(self, store: Any, sign: Callable[..., bytes]) -> None:
         super().__init__()
-        self._store, self._identity = store, identity
-        self._read: dict[str, str] = {}
+        self._store, self._sign = store, sign
         self.refused: PeerError | None = None
-        """The error of the last refused entry."""
+        """The error of a refused entry; gloo passes on its text at best."""
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Put down a value with its signature."""
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._store.set(key, self._identity.proof("store", key, data) + data)
+        self._store.set(key, self._sign(key, data) + data)
 
     def get(self, key: str) -> bytes:
-        """The value of a key.
-
-        Raises:
-            PeerError: somebody without the secret has written it.
-        """
-        signed = self._store.get(key)
-        proof, data = signed[:32], signed[32:]
-        if not self._identity.proves(proof, "store", key, data):
+        signed = bytes(self._store.get(key))
+        if not hmac.compare_digest(signed[:32], self._sign(key, signed[32:])):
             self.refused = PeerError(
-                f"the address of rank {key.rpartition('/')[2]} at the rendezvous is not from a process of this run: somebody "
-                "without the secret has changed it; nothing was sent"
+                f"the address of rank {key.rpartition('/')[2]} at the rendezvous is not from a process of this run: "
+                "somebody without the secret has changed it; nothing was sent"
             )
             raise self.refused
-        self._read[key] = data.hex()
-        return bytes(data)
-
-    @property
-    def digest(self) -> str:
-        """Of everything that was read: two processes that connected by the same addresses have the same."""
-        return hashlib.sha256(json.dumps(self._read, sort_keys=True).encode()).hexdigest()
+        return signed[32:]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all keys are there."""
         _ = self._store.wait(keys, timeout) if timeout else self._store.wait(keys)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
         return bool(self._store.check(keys))
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long `get` and `wait` take at most."""
         self._store.set_timeout(timeout)
 
 
-# What every process says of itself at the rendezvous, and the comparison of it
+# What other processes say is only compared and printed, never believed
+
+_LONGEST = 400
+_MISREAD = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+"""What reading something else than was agreed on can raise."""
+
+
+def printable(text: object) -> str:
+    """Words of another process on one line, shortened, and without control characters, which a terminal would obey."""
+    clean = "".join(c if c.isprintable() else "?" for c in str(text))
+    return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]}..."
+
+
+def understood(rank: int, hello: str) -> dict[str, Any]:
+    """Address, public key and facts of a process, as it said them."""
+    try:
+        said = json.loads(hello)
+        key, facts = bytes.fromhex(said["key"]), dict(said["facts"])
+        return {"address": str(ip_address(said["address"])), "key": key, "facts": facts}
+    except _MISREAD:
+        raise PeerError(
+            f"what rank {rank} says at the rendezvous is not understood: is it a process of this run?"
+        ) from None
 
 
 def same_facts(said: Sequence[Mapping[str, Any]], own: int) -> None:
@@ -225,138 +191,31 @@ def same_facts(said: Sequence[Mapping[str, Any]], own: int) -> None:
         others = [r for r, value in enumerate(values) if value != common]
         if others:
             theirs, ours = (json.loads(v) for v in (values[others[0]], common))
+            where = ""
+            if isinstance(theirs, dict) and isinstance(ours, dict):
+                key = next(
+                    k for k in [*ours, *theirs] if json.dumps(theirs.get(k)) != json.dumps(ours.get(k))
+                )
+                where, theirs, ours = f"{key} is ", theirs.get(key), ours.get(key)
             raise UsageError(
-                f"rank {', '.join(map(str, others))} differs in {name}: {printable(_difference(theirs, ours))}; "
-                "start all processes alike; nothing was sent"
+                f"rank {', '.join(map(str, others))} differs in {name}: "
+                f"{printable(f'{where}{theirs!r}, the others have {ours!r}')}; start all processes alike; nothing was sent"
             )
-
-
-def _difference(theirs: Any, ours: Any) -> str:
-    """The first differing entry of two dictionaries, or the two values."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        name = next(k for k in [*ours, *theirs] if json.dumps(theirs.get(k)) != json.dumps(ours.get(k)))
-        return f"{name} is {theirs.get(name)!r}, the others have {ours.get(name)!r}"
-    return f"{theirs!r}, the others have {ours!r}"
-
-
-def understood(rank: int, hello: str) -> dict[str, Any]:
-    """What a process said of itself."""
-    with _understanding(rank):
-        said = json.loads(hello)
-        port = int(said["port"])
-        if not 0 < port < 1 << 16:
-            raise ValueError(port)
-        key, facts = bytes.fromhex(said["key"]), dict(said["facts"])
-        return {"address": str(ip_address(said["address"])), "port": port, "key": key, "facts": facts}
-
-
-def unreached(rank: int, text: str, processes: int) -> dict[int, str]:
-    """Which of so many processes a process says it cannot reach, and why."""
-    with _understanding(rank):
-        said = {int(peer): printable(why) for peer, why in json.loads(text).items()}
-        if not all(0 <= peer < processes for peer in said):
-            raise ValueError(said)
-        return said
-
-
-_MISREAD = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
-"""What is raised by reading something else than was agreed on."""
-
-
-@contextmanager
-def _understanding(rank: int) -> Iterator[None]:
-    """Reading what a process has put down as JSON."""
-    try:
-        yield
-    except _MISREAD:
-        raise PeerError(
-            f"what rank {rank} says at the rendezvous is not understood: is it a process of this run?"
-        ) from None
-
-
-# Whether this process reaches another one: tried with everybody before the run, and again with a peer that does not answer.
-# A process that hangs still takes connections (its system does it), so a peer that cannot be connected to is cut off, and one that
-# can be connected to and says nothing is slow, hangs, or waits for somebody else.
-
-_AT_ONCE = 32
-
-
-class Listener:
-    """A port on one address of this machine, as its peers see it, that takes connections and closes them at once."""
-
-    def __init__(self, address: str) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family, backlog=1024)
-        self.port: int = self._socket.getsockname()[1]
-        self._thread = Thread(target=self._take, daemon=True)
-        self._thread.start()
-
-    def _take(self) -> None:
-        while True:
-            try:
-                self._socket.accept()[0].close()
-            except OSError:  # closed
-                return
-
-    def close(self) -> None:
-        """Take no more connections."""
-        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread up
-        self._thread.join()
-        self._socket.close()
-
-
-def unreachable(peers: Mapping[int, tuple[str, int]], seconds: float) -> dict[int, str]:
-    """Which of the peers (address and port by rank) cannot be connected to within the time, and why."""
-
-    def attempt(rank: int) -> tuple[int, str]:
-        try:
-            socket.create_connection(peers[rank], timeout=seconds).close()
-        except TimeoutError:
-            return rank, f"no answer for {seconds:.3g} s"
-        except OSError as error:
-            return rank, error.strerror or "no connection"
-        return rank, ""
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return {rank: why for rank, why in pool.map(attempt, peers) if why}
-
-
-# Who failed, as far as it is known: what the processes report about each other, and what follows from it
-
-_LONGEST = 400
-
-
-def printable(text: object) -> str:
-    """Words of another process on one line, without control characters, which a terminal would obey, and not too many."""
-    clean = "".join(c if c.isprintable() else "?" for c in str(text))
-    return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]}..."
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one process said when it stopped.
+    """What a process says when it stops.
 
     Attributes:
         why: the reason, if it stopped by itself.
-        lost: the ranks it could not go on without.
-        what: what it saw of them.
-        reached: whether it can still connect to them.
+        lost: the rank it could not go on without; None where there is a reason.
+        what: what it saw of that rank.
     """
 
     why: str = ""
-    lost: tuple[int, ...] = ()
+    lost: int | None = None
     what: str = ""
-    reached: bool = True
-
-    @property
-    def cut(self) -> bool:
-        """Whether nothing came, and nothing can come: the way between the two is cut, or the other machine is gone."""
-        return not self.reached and self.what != CLOSED
-
-    @property
-    def gone(self) -> bool:
-        """Whether somebody hung up who is not there any more. Who still takes connections may be about to say why it did."""
-        return not self.reached and self.what == CLOSED
 
     def encoded(self) -> str:
         """As text for the rendezvous."""
@@ -364,138 +223,111 @@ class Report:
 
     @classmethod
     def decoded(cls, text: str | bytes, processes: int) -> "Report":
-        """What another of so many processes has put down; anything that is not a report counts as a stop without a reason."""
+        """Read what another of so many processes has put down; anything else counts as a stop without a reason."""
         try:
-            found = json.loads(text)
-            lost = tuple(rank for rank in map(int, found["lost"]) if 0 <= rank < processes)
-            return cls(printable(found["why"]), lost, printable(found["what"]), found["reached"] is not False)
+            said = json.loads(text)
+            lost = int(said["lost"]) if said["lost"] in range(processes) else None
+            return cls(printable(said["why"]), lost, printable(said["what"]))
         except _MISREAD:
             return cls(why="its report cannot be read")
 
 
 def verdict(
-    reports: Mapping[int, Report], own: int, lost: Sequence[int], what: str, named: Callable[[int], str] = str
+    reports: Mapping[int, Report], own: int, lost: int | None, what: str, addresses: Sequence[str] = ()
 ) -> RunError:
     """The error that names who failed, and not who stopped because of it.
 
-    Whoever reports is alive. Whoever is missed by somebody who can connect to it, or whose connection it closed, and reports
-    nothing has failed. Otherwise the pairs are named that cannot connect to each other: what is between them is not known. Waiting
-    for somebody who waits in turn, or finding a connection closed, is a consequence: whoever stops closes its own.
+    Whoever reports is alive. Whoever is missed and does not report is lost. If all have reported, those are named who got no
+    answer: a closed connection is a consequence, because whoever stops closes its own.
     """
+
+    def named(rank: int) -> str:
+        return f"rank {rank} ({addresses[rank]})" if addresses else f"rank {rank}"
+
     for rank, report in reports.items():
         if report.why and rank != own:
             return RunError(f"rank {rank} stopped the run: {report.why}")
-    seen = [report for report in reports.values() if not report.cut]
-    missed = {r: report.what for report in seen for r in report.lost if r not in reports}
-    silent = {
-        (rank, peer): report.what for rank, report in reports.items() if report.cut for peer in report.lost
-    }
+    waited = [(rank, r.lost, r.what) for rank, r in sorted(reports.items()) if r.lost is not None]
+    missed = {peer: seen for _, peer, seen in waited if peer not in reports}
+    silent = [(rank, peer, seen) for rank, peer, seen in waited if seen != CLOSED]
     if missed:
-        words = "; ".join(f"rank {named(r)} has failed: {missed[r]}" for r in sorted(missed))
+        words = [f"{named(peer)} is lost: {seen}" for peer, seen in sorted(missed.items())]
     elif silent:
-        words = cannot_reach(silent, named)
+        words = [f"rank {rank} does not hear {named(peer)}: {seen}" for rank, peer, seen in silent]
     else:
-        words = "; ".join(f"rank {named(r)} has stopped: {what}" for r in sorted(lost))
-    return RunError(f"{words}; the last checkpoint is intact, continue with dpps resume (in Python Run.open)")
-
-
-def all_said(reports: Mapping[int, Report], processes: int) -> bool:
-    """Whether nobody can be expected to say more: all have reported but those who are gone, or somebody has said why it stopped."""
-    gone = {r for report in reports.values() if report.gone for r in report.lost}
-    return any(report.why for report in reports.values()) or len(gone | set(reports)) == processes
-
-
-def cannot_reach(links: Mapping[tuple[int, int], str], named: Callable[[int], str] = str) -> str:
-    """Pairs that do not hear each other; nothing is said about whose fault it is."""
-    said = [
-        f"rank {rank} cannot reach rank {named(peer)} ({links[rank, peer]})" for rank, peer in sorted(links)
-    ]
-    more = f"; and {len(said) - 8} more pairs" if len(said) > 8 else ""
-    return "; ".join(said[:8]) + more
+        words = [f"{'a process' if lost is None else named(lost)} has stopped: {what}"]
+    more = f"; and {len(words) - 8} more" if len(words) > 8 else ""
+    return RunError(
+        f"{'; '.join(words[:8])}{more}; the last checkpoint is intact, continue with dpps resume (in Python Run.open)"
+    )
 
 
 # The processes together
 
-# Shares of --timeout, so that all is over within it: waiting for a peer; one attempt to connect to it;
-# one question to the rendezvous (one to report, one to find out who failed); and how long rank 0,
-# which need not wait for answers, stays for others who ask.
-_PATIENCE, _PROBING, _ASKING, _STAYING = 0.55, 0.07, 0.15, 0.2
-_POLL = 0.02
+# Shares of --timeout, so that all is over within it: waiting for a peer; one question to the rendezvous (one to report, one
+# to find out who failed); and how long rank 0 stays for others who ask.
+_PATIENCE, _ASKING, _STAYING = 0.55, 0.15, 0.2
+_GRACE = 2.5
+"""Seconds that the others have to report, too: they notice at once that connections are closed."""
 _LINGER = 5.0
+_POLL = 0.02
 
 T = TypeVar("T")
 
 
-@dataclass
 class Cluster:
-    """The processes of one run, from the rendezvous on.
+    """The processes of one run.
 
     Args:
         rendezvous: which process this is, and where they meet.
         timeout: seconds within which a dead or hung process is noticed.
         secret: what all processes must know; empty for none.
         join_timeout: seconds to wait until all processes are there; by default as long as `timeout`.
+
+    Attributes:
+        public_key: of this process, for secrets with single partners; empty for none.
+        public_keys: of all ranks, known after the handshake and as genuine as the secret makes them.
+        addresses: of all ranks, known after the handshake.
+        attempt: after the handshake, a number of this start, the same at all ranks. Every process has put fresh random bits
+            into it.
     """
 
-    rendezvous: Rendezvous
-    timeout: float = 60.0
-    secret: bytes = b""
-    join_timeout: float | None = None
-    addresses: list[str] = field(default_factory=list)
-    """Of all ranks, known after the handshake."""
-    public_key: bytes = b""
-    """What this process says is its own, for secrets with single partners; empty for none."""
-    public_keys: list[bytes] = field(default_factory=list)
-    """Of all ranks, known after the handshake and as genuine as the secret makes them."""
-    attempt: bytes = b""
-    """After the handshake: a number of this start, the same at all ranks. Every process has put fresh random bits into it."""
-    store: Any = None
-    wire: Wire | None = None
-    stuck: bool = False
-    """Whether a question to the rendezvous was never answered: then only `os._exit` ends this process cleanly."""
-    _address: str = field(default="", init=False)
-    _ports: list[int] = field(default_factory=list, init=False)
-    _listener: Listener | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.rank, self._delta = self.rendezvous.rank, timedelta(seconds=self.timeout)
-        self.patience = _PATIENCE * self.timeout
-        """Seconds to wait for a peer."""
-        self._asking = _ASKING * self.timeout
-        """Seconds for one question to the rendezvous."""
-        self._probing = min(3.0, _PROBING * self.timeout)
-        """Seconds for one attempt to connect to somebody."""
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        timeout: float = 60.0,
+        secret: bytes = b"",
+        join_timeout: float | None = None,
+    ) -> None:
+        self.rendezvous, self.timeout, self.secret = rendezvous, timeout, secret
+        self.rank, self.size = rendezvous.rank, rendezvous.size
+        self.join_timeout = timeout if join_timeout is None else join_timeout
+        self.public_key, self.attempt = b"", b""
+        self.public_keys: list[bytes] = []
+        self.addresses: list[str] = []
+        self.store: Any = None
+        self._wire: Wire | None = None
+        self._address = ""
+        self._silent = False  # the rendezvous did not answer once: it is not asked again
 
     # Meeting
 
     def join(self) -> "Cluster":
-        """Connect to the rendezvous; rank 0 opens it.
+        """Connect to the rendezvous; without torchrun, rank 0 opens it.
 
         Raises:
             RunError: it cannot be reached, or does not answer.
         """
-        self.store = self._answer(self._open, self._joining)
+        store = self._answer(self._open, self.join_timeout)
+        self.store = PrefixStore(f"dpps/{self.rendezvous.attempt}", store)
         return self
 
-    @property
-    def _joining(self) -> float:
-        """Seconds to wait until everybody is there."""
-        return self.timeout if self.join_timeout is None else self.join_timeout
-
     def _open(self) -> Any:
-        host, port = self.rendezvous.host, self.rendezvous.port
-        if not self.rendezvous.by_agent:
-            return self._host(host, port)[0] if self.rank == 0 else self._client(host, port)
-        agent = self._client(host, port)
-        key = f"dpps/{self.rendezvous.attempt}"
-        if self.rank == 0:
-            store, address = self._host(host, 0)
-            agent.set(key, json.dumps(address))
-            return store
-        return self._client(*json.loads(agent.get(key)))
-
-    def _host(self, host: str, port: int) -> tuple[Any, tuple[str, int]]:
-        """A store that listens on this address only: left to itself it would listen on every interface."""
+        host, port, limit = self.rendezvous.host, self.rendezvous.port, timedelta(seconds=self.timeout)
+        if self.rank or self.rendezvous.by_agent:
+            wait_for(host, port, self.join_timeout)
+            self._address = address_towards(host, port)
+            return TCPStore(host, port, None, False, limit, wait_for_workers=False)
         try:
             family, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             listener = socket.create_server(target, family=family, backlog=1024)
@@ -504,178 +336,129 @@ class Cluster:
                 f"rank 0 cannot listen on {host}:{port} ({error.strerror}): MASTER_ADDR must be an address of the machine of "
                 "rank 0 and MASTER_PORT a free port"
             ) from error
-        ip, port = listener.getsockname()[:2]
-        store = TCPStore(
-            ip, port, None, True, self._delta, wait_for_workers=False, master_listen_fd=listener.detach()
+        self._address, port = listener.getsockname()[:2]
+        # left to itself, TCPStore would listen on every interface
+        return TCPStore(
+            self._address, port, None, True, limit, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        self._address = ip
-        return store, (ip, port)
-
-    def _client(self, host: str, port: int) -> Any:
-        wait_for(host, port, self._joining)
-        store = TCPStore(host, port, None, False, self._delta, wait_for_workers=False)
-        self._address = address_towards(host, port)
-        return store
 
     def _answer(self, question: Callable[[], T], seconds: float) -> T:
-        """What the store says. A store whose machine is cut off would keep us waiting, so a thread asks,
-        and only until it was silent once."""
-        if self.stuck:
-            raise self._unreachable("no answer")
-        result: list[T] = []
-        failure: list[Exception] = []
+        """What the rendezvous says. If its machine is cut off, TCPStore would wait for minutes: so a thread asks."""
+        outcome: Future[T] = Future()
 
         def ask() -> None:
             try:
-                result.append(question())
-            except Exception as error:  # noqa: BLE001 - handed to the thread that waits
-                failure.append(error)
+                outcome.set_result(question())
+            except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
+                outcome.set_exception(error)
 
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(seconds)
-        self.stuck = asking.is_alive()
-        if result:
-            return result[0]
-        cause = failure[0] if failure else None
-        if isinstance(cause, DppsError):
-            raise cause
-        raise self._unreachable("connection lost" if cause else "no answer") from cause
-
-    def _unreachable(self, why: str) -> RunError:
-        where = f"rank 0, which holds the rendezvous {self.rendezvous.host}:{self.rendezvous.port},"
-        return RunError(
-            f"{where} cannot be reached from rank {self.rank} ({why}): check that it runs, and what lies between"
-        )
+        if not self._silent:
+            Thread(target=ask, daemon=True).start()
+        try:
+            return outcome.result(0 if self._silent else seconds)
+        except DppsError:
+            raise
+        except Exception as error:
+            self._silent = not outcome.done()
+            place, why = self.rendezvous, "no answer" if self._silent else "connection lost"
+            raise RunError(
+                f"rank 0, which holds the rendezvous {place.host}:{place.port}, cannot be reached from rank {self.rank} "
+                f"({why}): check that it runs, and what lies between"
+            ) from error
 
     # The handshake
 
     def meet(self, facts: Mapping[str, Any]) -> Wire:
-        """Compare `facts` with everybody, prove the secret, connect to everybody, and prove it again on every connection.
+        """Compare `facts` with everybody, prove the secret if there is one, and connect to everybody.
 
         Args:
             facts: what must be equal everywhere, by name; the order is that in which differences are reported.
 
         Raises:
             UsageError: somebody differs; names who and in what.
-            RunError: somebody did not come.
+            RunError: somebody did not come, or cannot be connected to.
         """
-        self._listener = self._listener or Listener(self._address)
-        identity = self._answer(lambda: self._compare(facts), self._joining + _LINGER)
-        self._answer(self._reach_everybody, 2 * self.timeout)
-        group, addresses = self._answer(lambda: self._connect(identity), self.timeout + _LINGER)
-        self.wire = Wire(group, self.rank, self.rendezvous.size, self.patience, self.trouble)
-        self._prove_connections(self.wire, identity, addresses)
-        return self.wire
+        self._answer(lambda: self._compare(facts), self.join_timeout + self.timeout + _LINGER)
+        group = self._answer(self._connect, 2 * (self.timeout + _LINGER))
+        self._wire = Wire(group, self.rank, self.size, _PATIENCE * self.timeout, self.trouble)
+        return self._wire
 
-    def _compare(self, facts: Mapping[str, Any]) -> Identity:
-        assert self._listener is not None
+    def _compare(self, facts: Mapping[str, Any]) -> None:
         mine = {
             "rank": self.rank,
             "nonce": secrets.token_hex(16),
             "address": self._address,
-            "port": self._listener.port,
             "key": self.public_key.hex(),
             "facts": {"secret": "set" if self.secret else "not set", **facts},
         }
         text = json.dumps(mine, sort_keys=True)
         if self.store.compare_set(f"hello/{self.rank}", "", text).decode(errors="replace") != text:
             raise UsageError(f"rank {self.rank} is already here: every process needs its own RANK")
-        hellos = self._collect("hello", self._joining, "start all processes within this time")
-        if hellos[self.rank] != text:  # an earlier one would bring earlier keys back
+        hellos = self._collect("hello", self.join_timeout, "did not come", "start all processes in this time")
+        if hellos[self.rank] != text:  # an earlier one would bring earlier keys of pair noise back
             raise PeerError(f"the rendezvous changed the hello of rank {self.rank}; nothing was sent")
         said = [understood(rank, hello) for rank, hello in enumerate(hellos)]
-        self.addresses, self._ports = [hello["address"] for hello in said], [hello["port"] for hello in said]
+        self.addresses = [hello["address"] for hello in said]
         same_facts([hello["facts"] for hello in said], self.rank)
-        identity = Identity(self.secret, hellos)
-        self.public_keys, self.attempt = [hello["key"] for hello in said], identity.transcript
+        self.public_keys = [hello["key"] for hello in said]
+        self.attempt = hashlib.sha256(json.dumps(hellos).encode()).digest()
         if self.secret:
-            self.store.set(f"proof/{self.rank}", identity.proof(self.rank).hex())
-            proofs = self._collect("proof", self.timeout, "it had said who it is")
-            shown = [proof.encode() for proof in proofs]
-            self._judge(
-                [hmac.compare_digest(p, identity.proof(r).hex().encode()) for r, p in enumerate(shown)]
-            )
-        return identity
+            self._prove()
 
-    def _reach_everybody(self) -> None:
-        """Connect to everybody once; whom somebody cannot reach is known to all before torch.distributed waits for it."""
-        everybody = [r for r in range(self.rendezvous.size) if r != self.rank]
-        self.store.set(f"reach/{self.rank}", json.dumps(self._unreachable_of(everybody, self.patience)))
-        found = self._collect("reach", self.timeout, "it had said who it is")
-        links = {
-            (rank, peer): why
-            for rank, text in enumerate(found)
-            for peer, why in unreached(rank, text, self.rendezvous.size).items()
-        }
-        if links:
-            raise RunError(
-                f"{cannot_reach(links, self._named)}; nothing was sent; let every process reach every other "
-                "one (firewall, routes)"
-            )
+    def _sign(self, *what: object) -> bytes:
+        """An HMAC over everything that all processes said at this start, and `what`."""
+        return hmac.digest(self.secret, self.attempt + repr(what).encode(), "sha256")
 
-    def _unreachable_of(self, ranks: Sequence[int], seconds: float) -> dict[int, str]:
-        return unreachable({r: (self.addresses[r], self._ports[r]) for r in ranks}, seconds)
+    def _prove(self) -> None:
+        self.store.set(f"proof/{self.rank}", self._sign(self.rank).hex())
+        shown = self._collect("proof", self.timeout, "did not prove its secret", "it had said who it is")
+        strangers = [
+            r
+            for r, p in enumerate(shown)
+            if not hmac.compare_digest(p.encode(), self._sign(r).hex().encode())
+        ]
+        if self.size > 2 and 2 * len(strangers) > self.size - 1:
+            raise UsageError(f"rank {self.rank} was refused: its ${SECRET} is not that of the others")
+        if strangers:
+            named = ", ".join(f"{r} ({self.addresses[r]})" for r in strangers)
+            raise UsageError(f"rank {named} was refused: its ${SECRET} is not that of rank {self.rank}")
 
-    def _collect(self, what: str, seconds: float, remedy: str) -> list[str]:
-        """What every rank has put down under this name; raises when somebody does not come or has given up."""
+    def _connect(self) -> Any:
+        """The process group of gloo. Returns when everybody has one."""
+        wake_politely()
+        store = SignedStore(PrefixStore("mesh", self.store), self._sign)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=self.timeout)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address, lazy_init=False)]
+        remedy = "nothing was sent; let every process reach every other one (firewall, routes)"
+        try:
+            group = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        except Exception as error:
+            if store.refused is not None:
+                raise store.refused from error
+            if reports := self._final_reports():
+                raise verdict(reports, self.rank, None, "it gave up", self.addresses) from error
+            raise PeerError(
+                f"rank {self.rank} ({self._address}) could not connect to all others within {self.timeout:g} s: {remedy}"
+            ) from error
+        self.store.set(f"connected/{self.rank}", "")
+        self._collect("connected", self.timeout + _LINGER, "did not connect to all others", remedy)
+        return group
+
+    def _collect(self, what: str, seconds: float, failure: str, remedy: str) -> list[str]:
+        """What every rank has put down under this name; raises when somebody does not or has given up."""
         deadline = time.monotonic() + seconds
-        keys = [f"{what}/{rank}" for rank in range(self.rendezvous.size)]
+        keys = [f"{what}/{rank}" for rank in range(self.size)]
         while not self.store.check(keys):
             reports = self._reports()
-            # who gives up because of what it read has seen all of them
+            # whoever gives up because of what it read has seen all of them
             if reports and not self.store.check(keys):
-                raise verdict(reports, self.rank, [], "gave up", self._named)
+                raise verdict(reports, self.rank, None, "it gave up", self.addresses)
             if time.monotonic() > deadline:
-                absent = [r for r, key in enumerate(keys) if not self.store.check([key])]
-                raise RunError(
-                    f"rank {', '.join(map(str, absent))} did not come within {seconds:g} s: {remedy}"
-                )
+                absent = ", ".join(str(r) for r, key in enumerate(keys) if not self.store.check([key]))
+                raise RunError(f"rank {absent} {failure} within {seconds:g} s: {remedy}")
             time.sleep(_POLL)
         return [self.store.get(key).decode(errors="replace") for key in keys]
-
-    def _judge(self, proven: Sequence[bool]) -> None:
-        strangers = [rank for rank, good in enumerate(proven) if not good]
-        if not strangers:
-            return
-        if 2 * len(strangers) > self.rendezvous.size - 1 and self.rendezvous.size > 2:
-            raise UsageError(f"rank {self.rank} was refused: its ${SECRET} is not that of the others")
-        named = ", ".join(f"{r} ({self.addresses[r]})" for r in strangers)
-        raise UsageError(f"rank {named} was refused: its ${SECRET} is not that of rank {self.rank}")
-
-    def _connect(self, identity: Identity) -> tuple[Any, str]:
-        """The process group, and a digest of the addresses by which it was connected."""
-        wake_politely()
-        store = SignedStore(PrefixStore("mesh", self.store), identity)
-        try:
-            group = self._group(store)
-        except Exception as error:
-            if store.refused is not None:  # torch.distributed has made words of its own of it
-                raise store.refused from error
-            if reports := self._reports():
-                raise verdict(reports, self.rank, [], "gave up", self._named) from error
-            raise RunError(
-                f"rank {self.rank} could not connect to all others within {self.timeout:g} s: nothing was sent"
-            ) from error
-        return group, store.digest
-
-    def _group(self, store: SignedStore) -> Any:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = self._delta
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address, lazy_init=False)]
-        return dist.ProcessGroupGloo(store, self.rank, self.rendezvous.size, options)
-
-    def _prove_connections(self, wire: Wire, identity: Identity, addresses: str) -> None:
-        """The first message on every connection shows that a process which knows the secret, and which connected by the same
-        addresses, is at its other end."""
-        proofs = {p: torch.zeros(32, dtype=torch.uint8) for p in wire.peers}
-        wire.exchange(
-            [Message(p, SMALL, as_tensor(identity.proof(addresses, self.rank, p))) for p in proofs],
-            [Message(p, SMALL, received) for p, received in proofs.items()],
-        )
-        for peer, received in proofs.items():
-            if not identity.proves(bytes(received.tolist()), addresses, peer, self.rank):
-                raise PeerError(f"rank {peer} was refused: somebody else answers on its connection")
 
     # Trouble
 
@@ -686,58 +469,54 @@ class Cluster:
             str(error) if isinstance(error, PeerError) else f"{kind}; rank {self.rank}'s own output says why"
         )
         with suppress(RunError):
-            self._answer(lambda: self._report(Report(why)), self._asking)
-        self._hang_up()
+            self._report(Report(why))
+        self.leave()
 
-    def trouble(self, lost: Sequence[int], what: str) -> RunError:
-        """The error to raise when `lost` ranks are gone or silent: names who failed, not who stopped because of it."""
-        reached = not self._unreachable_of(lost, self._probing)
+    def trouble(self, lost: int, what: str) -> RunError:
+        """The error to raise when a rank is gone or silent: names who failed, not who stopped because of it."""
         try:
-            self._answer(lambda: self._report(Report("", tuple(lost), what, reached)), self._asking)
-            self._hang_up()  # after the report: who is cut off by this finds it
-            return self._answer(lambda: self._find_out(lost, what), self._asking)
+            self._report(Report(lost=lost, what=what))
+            reports = self._answer(self._final_reports, _ASKING * self.timeout)
+            return verdict(reports, self.rank, lost, what, self.addresses)
         except RunError as unreachable:
             return unreachable
 
-    def _hang_up(self) -> None:
-        if self.wire is not None:
-            self.wire.hang_up()
-
-    def _find_out(self, lost: Sequence[int], what: str) -> RunError:
-        # the others notice, too, and have tried to connect by then: less than the question may take
-        until = time.monotonic() + min(self._probing + 2.5, 0.85 * self._asking)
-        while time.monotonic() < until and not all_said(self._reports(), self.rendezvous.size):
-            time.sleep(_POLL)
-        return verdict(self._reports(), self.rank, lost, what, self._named)
-
     def _report(self, report: Report) -> None:
-        self.store.compare_set(f"report/{self.rank}", "", report.encoded())
+        """Say it, then close all connections: whoever notices finds the report."""
+        try:
+            if self.store is not None:
+                key, text = f"report/{self.rank}", report.encoded()
+                self._answer(lambda: self.store.compare_set(key, "", text), _ASKING * self.timeout)
+        finally:
+            if self._wire is not None:
+                self._wire.hang_up()
+
+    def _final_reports(self) -> dict[int, Report]:
+        """What all have said who stop now, or could be waited for."""
+        until = time.monotonic() + min(_GRACE, 0.85 * _ASKING * self.timeout)
+        while True:
+            reports = self._reports()
+            said = len(reports) == self.size or any(report.why for report in reports.values())
+            if said or time.monotonic() > until:
+                return reports
+            time.sleep(_POLL)
 
     def _reports(self) -> dict[int, Report]:
-        size = self.rendezvous.size
-        ranks = [r for r in range(size) if self.store.check([f"report/{r}"])]
-        return {r: Report.decoded(self.store.get(f"report/{r}"), size) for r in ranks}
-
-    def _named(self, rank: int) -> str:
-        return f"{rank} ({self.addresses[rank]})" if self.addresses else str(rank)
+        ranks = [r for r in range(self.size) if self.store.check([f"report/{r}"])]
+        return {r: Report.decoded(self.store.get(f"report/{r}"), self.size) for r in ranks}
 
     def leave(self) -> None:
         """After a failure. Rank 0 stays a moment, so that everybody can still ask who failed."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        if self.store is None or self.stuck:
-            return
-        staying = _STAYING * self.timeout
-        until = time.monotonic() + staying
-        with suppress(RunError):
-            self._answer(lambda: self.store.set(f"bye/{self.rank}", ""), staying)
-            while self.rank == 0 and self._answer(self._still_asking, staying) and time.monotonic() < until:
-                time.sleep(_POLL)
+        if self.store is not None:
+            with suppress(RunError):
+                self._answer(self._say_bye, (_STAYING + _ASKING) * self.timeout)
 
-    def _still_asking(self) -> bool:
-        """Whether somebody who is not missed has not left yet."""
-        reports = self._reports()
-        failed = {r for report in reports.values() for r in report.lost} - set(reports)
-        left = {r for r in range(self.rendezvous.size) if self.store.check([f"bye/{r}"])}
-        return len(left | failed) < self.rendezvous.size
+    def _say_bye(self) -> None:
+        self.store.set(f"bye/{self.rank}", "")
+        until = time.monotonic() + _STAYING * self.timeout
+        while self.rank == 0 and time.monotonic() < until:
+            reports = self._reports()
+            gone = {report.lost for report in reports.values()} - set(reports)
+            if self.store.check([f"bye/{r}" for r in range(self.size) if r not in gone]):
+                return
+            time.sleep(_POLL)

@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from itertools import pairwise
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from dpps.errors import PeerError, RunError, UsageError
@@ -58,12 +59,12 @@ class Message(NamedTuple):
     tensor: Tensor
 
 
-Trouble = Callable[[Sequence[int], str], RunError]
-"""Given the ranks that this process lost and what it saw, the error that names who really failed."""
+Trouble = Callable[[int, str], RunError]
+"""Given the rank that this process lost and what it saw, the error that names who really failed."""
 
 
-def _plain(ranks: Sequence[int], what: str) -> RunError:
-    return RunError(f"rank {', '.join(map(str, ranks))}: {what}")
+def _plain(rank: int, what: str) -> RunError:
+    return RunError(f"rank {rank}: {what}")
 
 
 class Wire:
@@ -142,7 +143,7 @@ class Wire:
         except RuntimeError as error:
             silent = "imed out" in str(error)
             what = f"no answer for {self.patience:.3g} s" if silent else CLOSED
-            raise self._trouble([peer], what) from error
+            raise self._trouble(peer, what) from error
 
 
 def wake_politely() -> None:
@@ -159,7 +160,7 @@ def wake_politely() -> None:
 
 # The first bytes of what a process sends: what follows, and for what
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.uint8, torch.int64)
+_DTYPES = ("float32", "float64", "float16", "uint8", "int64")
 _VERBS = ("mix", "mean", "gather", "skip")
 _FORMAT = struct.Struct("<IBB2x")
 HEADER_SIZE = _FORMAT.size
@@ -167,7 +168,8 @@ HEADER_SIZE = _FORMAT.size
 
 def header(verb: str, x: Tensor) -> bytes:
     """What messages of this kind hold: columns and their type, and for which verb."""
-    return _FORMAT.pack(x.shape[1], _DTYPES.index(x.dtype), _VERBS.index(verb))
+    dtype = str(x.dtype).removeprefix("torch.")
+    return _FORMAT.pack(x.shape[1], _DTYPES.index(dtype), _VERBS.index(verb))
 
 
 def check_header(peer: int, message: Tensor, expected: bytes) -> None:
@@ -182,12 +184,14 @@ def check_header(peer: int, message: Tensor, expected: bytes) -> None:
 
 def _described(header: bytes) -> str:
     width, dtype, verb = _FORMAT.unpack(header)
-    name = str(_DTYPES[dtype]).removeprefix("torch.") if dtype < len(_DTYPES) else "unknown numbers"
-    what = _VERBS[verb] if verb < len(_VERBS) else "an unknown verb"
-    return f"rows of {width} {name} for {what}"
+    known = dtype < len(_DTYPES) and verb < len(_VERBS)
+    return f"rows of {width} {_DTYPES[dtype]} for {_VERBS[verb]}" if known else "something unknown"
 
 
 # Which rows go from which process to which
+
+Entries = tuple[Tensor, Tensor, Tensor]
+"""Arguments of `combine`."""
 
 
 @dataclass(frozen=True)
@@ -202,53 +206,42 @@ class Route:
     incoming: dict[int, slice]
     inner_rows: Tensor
     """Receivers that need nobody else: they are computed while messages travel."""
-    inner: tuple[Tensor, Tensor, Tensor]
+    inner: Entries
     outer_rows: Tensor
-    outer: tuple[Tensor, Tensor, Tensor]
+    outer: Entries
 
     @classmethod
     def of(cls, weights: Weights, blocks: Sequence[range], rank: int) -> "Route":
-        own = blocks[rank]
-        parts = [weights.senders[weights.indptr[i] : weights.indptr[i + 1]] for i in own]
-        alone = np.array([bool(np.isin(p, own).all()) for p in parts], dtype=bool)
-        inner, outer = np.flatnonzero(alone), np.flatnonzero(~alone)
-        needed = np.unique(np.concatenate([np.empty(0, np.int64), *(parts[k] for k in outer)]))
+        parts = [weights.matrix[block.start : block.stop] for block in blocks]
+        here, own = parts[rank], blocks[rank]
+        elsewhere = (here.indices < own.start) | (here.indices >= own.stop)
+        receivers = np.repeat(np.arange(len(own)), np.diff(here.indptr))
+        outer = np.unique(receivers[elsewhere])
+        inner = np.setdiff1d(np.arange(len(own)), outer)
+        needed = np.unique(here[outer].indices)
         ends = np.searchsorted(needed, [0, *(b.stop for b in blocks)]).tolist()
         places = [slice(a, b) for a, b in pairwise(ends)]
+        wanted = {p: np.unique(part[:, own.start : own.stop].indices) for p, part in enumerate(parts)}
         return cls(
             needed=needed,
             own_places=places[rank],
             own_rows=_rows(needed[places[rank]] - own.start),
-            outgoing=_outgoing(weights, blocks, rank),
+            outgoing={p: _rows(rows) for p, rows in wanted.items() if p != rank and rows.size},
             incoming={p: at for p, at in enumerate(places) if p != rank and at.start < at.stop},
             inner_rows=_index(inner),
-            inner=_part(weights, own, inner, np.arange(own.start, own.stop)),
+            inner=_entries(here[inner], np.arange(own.start, own.stop)),
             outer_rows=_index(outer),
-            outer=_part(weights, own, outer, needed),
+            outer=_entries(here[outer], needed),
         )
 
 
-def _outgoing(weights: Weights, blocks: Sequence[range], rank: int) -> dict[int, Tensor | slice]:
-    """Which of the rows here each peer needs."""
-    own, wanted = blocks[rank], {}
-    for peer, block in enumerate(blocks):
-        entries = slice(weights.indptr[block.start], weights.indptr[block.stop])
-        senders = np.unique(weights.senders[entries])
-        rows = senders[np.isin(senders, own)] - own.start
-        if peer != rank and rows.size:
-            wanted[peer] = _rows(rows)
-    return wanted
-
-
-def _part(
-    weights: Weights, own: range, receivers: np.ndarray, table: np.ndarray
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Arguments of `combine` for some of the receivers, over a table that holds the rows of the nodes `table`."""
-    spans = [slice(weights.indptr[own.start + k], weights.indptr[own.start + k + 1]) for k in receivers]
-    senders = np.concatenate([np.empty(0, np.int64), *(weights.senders[s] for s in spans)])
-    values = np.concatenate([np.empty(0), *(weights.values[s] for s in spans)])
-    offsets = np.cumsum([0, *(s.stop - s.start for s in spans)])
-    return (_index(np.searchsorted(table, senders)), _index(offsets), torch.from_numpy(values))
+def _entries(part: csr_array, table: np.ndarray) -> Entries:
+    """Of some receivers, over a table that holds the rows of the nodes `table`."""
+    return (
+        _index(np.searchsorted(table, part.indices)),
+        _index(part.indptr),
+        torch.from_numpy(np.array(part.data)),
+    )
 
 
 def blocks(nodes: int, processes: int) -> list[range]:
@@ -321,6 +314,23 @@ def rounds_until_heard(rounds: Iterable[Weights | None], blocks: Sequence[range]
 
 # The fabric
 
+
+@dataclass
+class _Receiving:
+    """The messages of one round of mixing on their way to this process."""
+
+    number: int
+    weights: Weights
+    kind: bytes
+    route: Route
+    table: Tensor
+    """The rows of `route.needed`."""
+    sides: dict[int, Tensor]
+    late: list[Message]
+    """What is still to be posted."""
+    works: Works
+
+
 _SIDE = struct.Struct("<q")
 _NOBODY = -1  # nobody has asked to stop
 _ALIGNED = 64  # columns: chunks of a row start where the vector loop of the whole row would pass, too
@@ -352,7 +362,8 @@ class Distributed(Fabric):
         self._agreed: set[bytes] = set()
         self._count = 0
         self._ahead: _Receiving | None = None
-        self._flight: _Flight | None = None
+        self._flight: tuple[Exchange, Tensor, Link, _Receiving | None, Works] | None = None
+        """A round between `push` and `collect`."""
         self._midway = False
         """From the first message of a round until all of it has arrived; for good when the round has failed."""
         self.heard: set[int] = set()
@@ -383,49 +394,36 @@ class Distributed(Fabric):
             if exchange.ahead is not None:
                 self._ahead = self._receive(exchange.ahead, kind, s)
                 self._ahead.works, self._ahead.late = self.wire.prepare(self._ahead.late)
-        self._flight = _Flight(exchange, s, a, link, receiving, works)
+        self._flight = exchange, s, link, receiving, works
 
     def collect(self, seconds: float | None = None) -> Arrived:
-        flight, self._flight = self._flight, None
-        assert flight is not None, "push first"
-        arrived = self._collect(flight, seconds)
+        assert self._flight is not None, "push first"
+        (exchange, s, link, receiving, works), self._flight = self._flight, None
+        everybody = link["a"]
+        bound = Bound.of(link["bound"]).after(exchange, everybody)
+        limits = bound.limits(everybody, s.shape[1])
+        if exchange.weights is None:
+            present = np.ones(self.nodes, bool) if exchange.present is None else exchange.present
+            here, ids = torch.from_numpy(present), np.flatnonzero(present)
+            s_mean = self._mean(s, present, limits, seconds)
+            a_mean = average(everybody[:, None], torch.from_numpy(ids))
+            a = torch.where(here, a_mean, everybody)
+            own = slice(self.rows.start, self.rows.stop)
+            s, _ = synchronised(s, everybody[own], s_mean, a_mean, here[own])
+            took_part = frozenset(ids.tolist())
+        else:
+            assert receiving is not None
+            s = self._mix(s, receiving, works, limits, seconds)
+            table = self._entries(exchange.weights, everybody.device, everybody.dtype)
+            a = combine(everybody[:, None], *table)[:, 0]
+            took_part = frozenset(receiving.route.needed.tolist()) | frozenset(self.rows)
         self._midway = False
-        return arrived
-
-    def _collect(self, flight: "_Flight", seconds: float | None) -> Arrived:
-        bound = Bound.of(flight.link["bound"]).after(flight.exchange, flight.link["a"])
-        limits = bound.limits(flight.link["a"], flight.s.shape[1])
-        if flight.receiving is None:
-            return self._synchronise(flight, bound, limits, seconds)
-        s = self._mix(flight, flight.receiving, limits, seconds)
-        assert flight.exchange.weights is not None
-        everybody = flight.link["a"][:, None]
-        a = combine(everybody, *self._entries(flight.exchange.weights, everybody.device, everybody.dtype))[
-            :, 0
-        ]
-        own = a[self.rows.start : self.rows.stop].clone()
-        took_part = frozenset(flight.receiving.route.needed.tolist()) | frozenset(self.rows)
-        return Arrived(s, own, {"a": a, "bound": bound.tensor()}, took_part)
-
-    def _synchronise(
-        self, flight: "_Flight", bound: Bound, limits: Tensor | None, seconds: float | None
-    ) -> Arrived:
-        present, everybody = flight.exchange.present, flight.link["a"]
-        ids = np.arange(self.nodes) if present is None else np.flatnonzero(present)
-        s_mean = self._mean(flight.s, present, limits, seconds)
-        a_mean = average(everybody[:, None], torch.from_numpy(ids))
-        a = (
-            a_mean.expand(self.nodes)
-            if present is None
-            else everybody.where(~torch.from_numpy(present), a_mean)
-        )
-        here = None if present is None else torch.from_numpy(present[list(self.rows)])
-        s, own = synchronised(flight.s, flight.a, s_mean, a_mean, here)
-        return Arrived(s, own, {"a": a.clone(), "bound": bound.tensor()}, frozenset(ids.tolist()))
+        own_a = a[self.rows.start : self.rows.stop].clone()
+        return Arrived(s, own_a, {"a": a, "bound": bound.tensor()}, took_part)
 
     # Mixing
 
-    def _expected(self, weights: Weights, kind: bytes, s: Tensor) -> "_Receiving":
+    def _expected(self, weights: Weights, kind: bytes, s: Tensor) -> _Receiving:
         """The messages of this round: being received already if this is the round that was expected."""
         ready, self._ahead = self._ahead, None
         if ready is not None and ready.weights is weights and ready.kind == kind:
@@ -436,7 +434,7 @@ class Distributed(Fabric):
         self._announce(kind)
         return self._receive(weights, kind, s)
 
-    def _receive(self, weights: Weights, kind: bytes, s: Tensor) -> "_Receiving":
+    def _receive(self, weights: Weights, kind: bytes, s: Tensor) -> _Receiving:
         """Where the messages of the next round of mixing go; two rounds take turns in memory."""
         route, number = self._routes(weights), self._count
         self._count += 1
@@ -444,9 +442,9 @@ class Distributed(Fabric):
         sides = {p: as_tensor(bytes(HEADER_SIZE + _SIDE.size)) for p in route.incoming}
         late = [Message(p, _tag(number), side) for p, side in sides.items()]
         late += [Message(p, _tag(number) + 1, table[at]) for p, at in route.incoming.items()]
-        return _Receiving(number, weights, kind, route, table, sides, late)
+        return _Receiving(number, weights, kind, route, table, sides, late, [])
 
-    def _withdraw(self, ready: "_Receiving", skip: bytes) -> None:
+    def _withdraw(self, ready: _Receiving, skip: bytes) -> None:
         """Tell whom we had led to expect a row that it does not come, and hear the same of others."""
         side, nothing = self._side(skip), as_tensor(bytes(1))
         outgoing = [Message(p, _tag(ready.number), side) for p in ready.route.outgoing]
@@ -454,7 +452,7 @@ class Distributed(Fabric):
         self.wire.finish(ready.works + self.wire.post(outgoing, ready.late))
         self._read_sides(ready, skip)
 
-    def _outgoing(self, receiving: "_Receiving", kind: bytes, s: Tensor) -> list[Message]:
+    def _outgoing(self, receiving: _Receiving, kind: bytes, s: Tensor) -> list[Message]:
         """Per peer: what the message is, and the rows as they are."""
         side, tag = self._side(kind), _tag(receiving.number)
         messages = []
@@ -464,33 +462,33 @@ class Distributed(Fabric):
         return messages
 
     def _mix(
-        self, flight: "_Flight", receiving: "_Receiving", limits: Tensor | None, seconds: float | None
+        self,
+        s: Tensor,
+        receiving: _Receiving,
+        works: Works,
+        limits: Tensor | None,
+        seconds: float | None,
     ) -> Tensor:
         """Rows that need nobody else are computed while messages travel."""
-        route, table, s = receiving.route, receiving.table, flight.s
-        early: list[Tensor] = []
-        if len(route.inner_rows):
-            early.append(combine(s.cpu(), *route.inner))
+        route, table = receiving.route, receiving.table
+        early = combine(s.cpu(), *route.inner) if len(route.inner_rows) else None
         table[route.own_places] = s[route.own_rows].cpu()
-        self.wire.finish(receiving.works + flight.works, seconds)
+        self.wire.finish(receiving.works + works, seconds)
         self._read_sides(receiving, receiving.kind)
         for place in route.incoming.values():
             self._check_rows(table[place], route.needed[place], limits)
         self.heard.update(route.incoming)
-        return self._finish(route, table, early, limits).to(s.device)
-
-    def _finish(self, route: Route, table: Tensor, early: Sequence[Tensor], limits: Tensor | None) -> Tensor:
-        """Rows computed early and those that had to wait, in their places."""
         if not len(route.outer_rows):
-            return early[0]
+            assert early is not None
+            return early.to(s.device)
         late = combine(table, *route.outer)
         if limits is None:
             self._refuse_non_finite(late, table, route.needed)
-        if not early:
-            return late
+        if early is None:
+            return late.to(s.device)
         merged = torch.empty(len(self.rows), late.shape[1], dtype=late.dtype)
-        merged[route.inner_rows], merged[route.outer_rows] = early[0], late
-        return merged
+        merged[route.inner_rows], merged[route.outer_rows] = early, late
+        return merged.to(s.device)
 
     # Meetings
 
@@ -571,7 +569,7 @@ class Distributed(Fabric):
         after = self.control.stop_after
         return _SIDE.pack(_NOBODY if after is None else after)
 
-    def _read_sides(self, receiving: "_Receiving", expected: bytes) -> None:
+    def _read_sides(self, receiving: _Receiving, expected: bytes) -> None:
         for peer, side in receiving.sides.items():
             check_header(peer, side, expected)
         self._hear(side[HEADER_SIZE:] for side in receiving.sides.values())
@@ -638,34 +636,6 @@ class Distributed(Fabric):
         if key not in self._tables or len(self._tables[key]) < rows:
             self._tables[key] = torch.empty(rows, x.shape[1], dtype=x.dtype)
         return self._tables[key][:rows]
-
-
-@dataclass
-class _Receiving:
-    """The messages of one round of mixing on their way to this process."""
-
-    number: int
-    weights: Weights
-    kind: bytes
-    route: Route
-    table: Tensor
-    """The rows of `route.needed`."""
-    sides: dict[int, Tensor]
-    late: list[Message]
-    """What is still to be posted."""
-    works: Works = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """A round between `push` and `collect`."""
-
-    exchange: Exchange
-    s: Tensor
-    a: Tensor
-    link: Link
-    receiving: _Receiving | None
-    works: Works
 
 
 def _tag(number: int) -> int:
