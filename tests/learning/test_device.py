@@ -10,7 +10,7 @@ from torch import nn
 
 import dpps
 from dpps.errors import UsageError
-from dpps.runs.validation import as_device
+from dpps.runs.run import as_device
 from tests.support.elsewhere import NAME, Elsewhere
 from tests.support.learning import toy_data
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # imported when first asked for
     )
     from dpps.learning.evaluation import accuracies
     from dpps.learning.gradients.batch import Engine, Loop, Vectorised
-    from dpps.learning.gradients.batched import Batched
     from dpps.learning.gradients.calling import (
         ModelLoss,
         call_model,
@@ -33,12 +32,13 @@ if TYPE_CHECKING:  # imported when first asked for
     )
     from dpps.learning.gradients.chain import Chained, Chains, is_chain
     from dpps.learning.gradients.choose import choose_engine, choose_per_example
-    from dpps.learning.gradients.clipped import Explicit, OneByOne, Outer, PerExample, Rows
+    from dpps.learning.gradients.clipped import Batched, OneByOne, PerExample
+    from dpps.learning.gradients.layers.contributions import Explicit, Outer, Rows
     from dpps.learning.gradients.layers.rules import Rule, register
-    from dpps.learning.inputs import as_datasets, as_unit, check_examples
+    from dpps.learning.inputs import as_datasets, as_unit
     from dpps.learning.nodes import ClipCount, Nodes, advice, clip_rows, hopeless, into_ball
     from dpps.learning.partition import Partition
-    from dpps.learning.preflight import check_model
+    from dpps.learning.preflight import check_examples, check_model
     from dpps.learning.released import Adam, LocalOptimizers, Momentum
     from dpps.learning.sampling import (
         LARGEST,

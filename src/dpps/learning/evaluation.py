@@ -29,17 +29,9 @@ EVALUATED = 64
 """Nodes whose models are evaluated at once, and of a larger network those after every epoch that is not the last."""
 
 
-# The models of the nodes here
-
-
 def unless_it_fails(measure: Callable[[], _Found], otherwise: _Found, *, hidden: bool) -> _Found:
-    """What is measured on a node's own examples.
-
-    Args:
-        measure: measures it.
-        otherwise: what is said where the model fails on one of the examples and that is hidden.
-        hidden: whether nobody is to hear of a node's data, so that a run must not stop because of it.
-    """
+    """What `measure` gives on a node's own examples; `otherwise` if the model fails on one of them and that is hidden (a run must
+    not stop because of anybody's data)."""
     try:
         return measure()
     except FAILURES as error:
@@ -49,12 +41,24 @@ def unless_it_fails(measure: Callable[[], _Found], otherwise: _Found, *, hidden:
         return otherwise
 
 
+def outputs_of(engine: "Engine", k: int, s: Tensor, l: Tensor, x: Inputs, count: int) -> Tensor:
+    """What the k-th node held here answers to all `count` examples, with this s and this l."""
+    starts = range(0, count, engine.at_once)
+    return torch.cat([engine.outputs_of(k, s, l, pick(x, slice(a, a + engine.at_once))) for a in starts])
+
+
+def accuracy_of(engine: "Engine", k: int, s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> float:
+    """Accuracy in percent of the k-th node held here, with this s and this l."""
+    right = outputs_of(engine, k, s, l, x, len(labels)).argmax(-1) == labels
+    return 100 * int(right.sum()) / len(labels)
+
+
 def accuracies(engine: "Engine", s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> list[float]:
     """The paper's evaluation: the averaged s with each node's own l on the whole test set; percent, one per node."""
     if not l.shape[1] and not engine.state():  # all nodes have the same model
         return [accuracy_of(engine, 0, s, l[0], x, labels)] * len(l)
     if len(l) > EVALUATED and not engine.state():  # many nodes at once would leave room for few examples
-        parts = (l[first : first + EVALUATED] for first in range(0, len(l), EVALUATED))
+        parts = torch.split(l, EVALUATED)
         return [found for part in parts for found in accuracies(engine, s, part, x, labels)]
     right = torch.zeros(len(l), device=labels.device)
     for first in range(0, len(labels), engine.at_once):
@@ -63,37 +67,20 @@ def accuracies(engine: "Engine", s: Tensor, l: Tensor, x: Inputs, labels: Tensor
     return (100 * right / len(labels)).tolist()
 
 
-def spread_evenly(count: int) -> list[int]:
-    """Which of so many nodes are evaluated while a run goes on: all of a small network, `EVALUATED` of a large one, by their
-    places alone."""
-    if count <= EVALUATED:
-        return list(range(count))
-    return [k * count // EVALUATED for k in range(EVALUATED)]
-
-
 def accuracies_of_some(engine: "Engine", s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> list[float]:
-    """The same of the nodes that `spread_evenly` chooses: a thousand local parts on a whole test set take
-    longer than an epoch."""
-    chosen = spread_evenly(len(l))
+    """The same for `EVALUATED` nodes of a larger network, evenly spaced: a thousand local parts on a whole test set take longer
+    than an epoch."""
+    chosen = [k * len(l) // EVALUATED for k in range(EVALUATED)]
     if not engine.state():
         return accuracies(engine, s, l[chosen], x, labels)
     return [accuracy_of(engine, k, s, l[k], x, labels) for k in chosen]
 
 
 def own_accuracies(
-    engine: "Engine",
-    s: Tensor,
-    l: Tensor,
-    held_out: Sequence[tuple[Inputs, Tensor]],
+    engine: "Engine", s: Tensor, l: Tensor, held_out: Sequence[tuple[Inputs, Tensor]]
 ) -> list[float]:
     """Every node on examples held out of its own data (`held_out[k]` belongs to the k-th row): what local heads are for."""
     return [accuracy_of(engine, k, s, l[k], *examples) for k, examples in enumerate(held_out)]
-
-
-def accuracy_of(engine: "Engine", k: int, s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> float:
-    """Percent right of the k-th node held here, with this s and this l."""
-    right = outputs_of(engine, k, s, l, x, len(labels)).argmax(-1) == labels
-    return 100 * int(right.sum()) / len(labels)
 
 
 def are_classes(targets: Any) -> bool:
@@ -104,33 +91,6 @@ def are_classes(targets: Any) -> bool:
 def are_classes_only(sets: Mapping[str, Sequence[tuple[Inputs, Tensor]]]) -> bool:
     """Whether all targets are class numbers."""
     return all(are_classes(targets) for data in sets.values() for _, targets in data)
-
-
-def scores_of(
-    task: Task, metrics: Mapping[str, Metric], sets: Sequence[Set], *, common: bool
-) -> dict[str, Estimates]:
-    """Every metric that is defined for these examples, with its standard errors.
-
-    Args:
-        task: what is predicted.
-        metrics: by their names.
-        sets: outputs and targets of every node.
-        common: whether all nodes are measured on the same examples.
-    """
-    found = {}
-    for name, metric in metrics.items():
-        try:
-            found[name] = measure(task, metric, sets, common=common)
-        except Exception as error:  # noqa: BLE001 - no run is lost for a metric, nor may it end by what a node holds
-            log.warning("metric %s: %s", name, error)
-    return found
-
-
-def outputs_of(engine: "Engine", k: int, s: Tensor, l: Tensor, x: Inputs, count: int) -> Tensor:
-    """What the k-th node held here answers to all `count` examples."""
-    starts = range(0, count, engine.at_once)
-    parts = [engine.outputs_of(k, s, l, pick(x, slice(a, a + engine.at_once))) for a in starts]
-    return torch.cat(parts)
 
 
 def by_class(
@@ -144,6 +104,20 @@ def by_class(
             return None
         tables.append(per_class(outputs, targets))
     return [ClassRow.together(rows) for rows in zip(*tables, strict=True)]
+
+
+def scores_of(
+    task: Task, metrics: Mapping[str, Metric], sets: Sequence[Set], *, common: bool
+) -> dict[str, Estimates]:
+    """Every metric that is defined for the outputs and targets of the nodes, with its standard errors; `common` says that all
+    nodes are measured on the same examples."""
+    found = {}
+    for name, metric in metrics.items():
+        try:
+            found[name] = measure(task, metric, sets, common=common)
+        except Exception as error:  # noqa: BLE001 - no run is lost for a metric, nor may it end by what a node holds
+            log.warning("metric %s: %s", name, error)
+    return found
 
 
 def measured(
@@ -168,12 +142,11 @@ def measured(
     """
     found: dict[str, list[float | None]] = {name: [] for name in metrics}
     for k, (x, targets) in enumerate(sets):
-        outputs = outputs_of(engine, k, s, l[k], x, len(targets))
+        one = outputs_of(engine, k, s, l[k], x, len(targets)), targets
         for name, metric in metrics.items():
             try:
-                one = (outputs, targets)
                 found[name].append(metric(*one) if task is None else task.measured(metric, [one]).value)
-            except Exception as error:  # noqa: BLE001 - nor is a run lost for a metric, nor may it end by what a node holds
+            except Exception as error:  # noqa: BLE001 - as above
                 if (name, k) not in reported:
                     log.warning("metric %s of node %d of those held here: %s", name, k, error)
                 reported.add((name, k))

@@ -21,8 +21,7 @@ from dpps.learning.gradients.batch import Engine, EngineName
 from dpps.learning.gradients.calling import one_number, pick, unwritten, weighted
 from dpps.learning.gradients.choose import choose_engine, choose_per_example
 from dpps.learning.gradients.clipped import PerExample, full_precision
-from dpps.learning.inputs import why_not_finite
-from dpps.learning.preflight import check_model
+from dpps.learning.preflight import check_model, why_not_finite
 from dpps.learning.released import LocalOptimizers, ReleasedOptimizer
 from dpps.learning.sampling import Cyclic, NodeData, Poisson, Sampler
 from dpps.noise import Keystream, NoiseSource, Outgoing, SecureNoise, calibrate
@@ -60,20 +59,20 @@ class Updates(Frozen, ABC):
     def compute(self, state: TrainState, away: Tensor | None = None) -> Update:
         """The update of the next round; nothing of `state` changes. `away` marks the rows of absent nodes."""
 
+    @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """What is kept from round to round apart from the state, for checkpoints."""
-        return {}
 
+    @abstractmethod
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take up what `state` gave."""
-        assert not state
+        """Restore what `state` returned."""
 
 
 class BatchUpdates(Updates):
     """Algorithm 2, lines 3 to 6: gradients of whole batches, the shared one clipped.
 
     Args:
-        algorithm: the rates' owner: how many local steps, which optimizer.
+        algorithm: says how many local steps there are, and which local optimizer.
         engine: computes gradients.
         sampler: the batches.
         plan: rates to which the noise was calibrated.
@@ -91,34 +90,27 @@ class BatchUpdates(Updates):
         local: Tensor,
     ) -> None:
         self.engine, self.sampler, self.plan, self.clip = engine, sampler, plan, clip
-        self.steps = algorithm.local_steps
-        make = algorithm.local_optimizer
+        self.steps, make = algorithm.local_steps, algorithm.local_optimizer
         self._optimizers = None if make is None else LocalOptimizers(make, local)
 
     def compute(self, state: TrainState, away: Tensor | None = None) -> Update:
-        y, rate = state.shared.y, state.shared.rate
-        local = state.local
+        y, rate, local = state.shared.y, state.shared.rate, state.local
         losses, total = torch.empty(0), torch.zeros(())
         for k in range(self.steps):
-            x, target, _ = self.sampler.batch(state.round * self.steps + k)
+            x, target, _ = self.sampler.batch(state.round * self.steps + k)  # line 3: a batch
             at = y if k == 0 else y - self.plan.lr_shared * rate * total
             before = self.state() if self.engine.hides_failures else {}
-            losses, local, gradient = self.engine.step(
-                at,
-                local,
-                x,
-                target,
-                self._stepper(local, rate),
-                state.round,
-                partial(self.load_state, before),  # some nodes' optimizers may have taken their step
-            )
+            undo = partial(self.load_state, before)  # some nodes' optimizers may have taken their step
+            step = self._local_step(local, rate)
+            # lines 4 and 5: the local step, then the shared gradient at the new local parameters
+            losses, local, gradient = self.engine.step(at, local, x, target, step, state.round, undo)
             total = gradient if self.steps == 1 else total + gradient
         if self.clip is not None:
-            total = clip_rows(total, self.clip)
+            total = clip_rows(total, self.clip)  # line 6
         return Update(losses, local, total.mul_(-self.plan.lr_shared * rate))
 
-    def _stepper(self, local: Tensor, rate: float) -> Callable[[Tensor, slice], Tensor]:
-        """What turns local gradients of some rows into their new local parameters."""
+    def _local_step(self, local: Tensor, rate: float) -> Callable[[Tensor, slice], Tensor]:
+        """Turns local gradients of some rows into their new local parameters."""
         optimizers, lr = self._optimizers, self.plan.lr_local * rate
         if optimizers is None:
             return lambda gradient, rows: torch.add(local[rows].detach(), gradient, alpha=-lr, out=gradient)
@@ -156,18 +148,18 @@ class RecordUpdates(Updates):
         calibration: Calibration,
         noise: NoiseSource,
         rows: Sequence[int],
-        optimizer: ReleasedOptimizer | None = None,
+        optimizer: ReleasedOptimizer | None,
     ) -> None:
         self.optimizer, self._kept = optimizer, dict[str, Tensor]()
         self.per_example, self.sampler, self.plan = per_example, sampler, plan
         self.calibration, self.noise, self.rows = calibration, noise, rows
-        # rows beyond the nodes: the audit holds many networks side by side
-        expected = [plan.batch_of(row % plan.nodes if plan.batches else row) for row in rows]
-        self._by_batch = [
-            (b, [k for k, own in enumerate(expected) if own == b]) for b in dict.fromkeys(expected)
-        ]
-        """The rows, by what their nodes are expected to draw."""
         self.clipped = ClipCount()
+        self._by_batch: dict[float, list[int]] = {}
+        """The rows, by what their nodes are expected to draw."""
+        for k, row in enumerate(rows):
+            # rows beyond the nodes: the audit holds many networks side by side
+            expected = plan.batch_of(row % plan.nodes if plan.batches else row)
+            self._by_batch.setdefault(expected, []).append(k)
 
     def compute(self, state: TrainState, away: Tensor | None = None) -> Update:
         x, target, mask = self.sampler.batch(state.round)
@@ -175,18 +167,20 @@ class RecordUpdates(Updates):
         with full_precision(state.local.device):
             sums = self.per_example.sums(state.shared.y, state.local, x, target, mask)
         losses, sum_s, sum_l = sums
-        drawn = mask.sum(1)
+        drawn, rate = mask.sum(1), state.shared.rate
         self.clipped.add(sums.clipped, drawn)
-        rate, expected = state.shared.rate, self.plan.batch_size
-        moved = state.local
-        if state.local.shape[1]:
-            moved = self._optimized(state.local, self._released(state, sum_l), away)
-        step = self.plan.lr_shared * rate / expected
+        local = self._released(state, sum_l) if state.local.shape[1] else state.local
+        if self.optimizer is not None and state.local.shape[1]:
+            # post-processing of the released local update, as with the shared one; sums of large batches are float64
+            released = (local - state.local).to(state.local)
+            change, kept = self.optimizer.advance(self._kept, released, away)
+            self._kept, local = dict(kept), state.local + change
+        step = self.plan.lr_shared * rate / self.plan.batch_size
         change, limit = sum_s.mul_(-step), self.calibration.sensitivity.largest_perturbation(rate)
         if int(drawn.max()) * step * self.per_example.clip > limit:
             change = into_ball(change, limit)
         # sums of large batches are float64 until they are noised; parameters stay what they are
-        return Update(losses, moved.to(state.local.dtype), change)
+        return Update(losses, local.to(state.local.dtype), change)
 
     def _released(self, state: TrainState, sums: Tensor) -> Tensor:
         """The local parameters after a noised step. A local part is averaged with nobody's,
@@ -194,12 +188,12 @@ class RecordUpdates(Updates):
         nodes that draw equally many are noised in one go."""
         moved = state.local.to(sums.dtype, copy=True)
         mechanism, sensitivity = self.calibration.mechanism, self.calibration.sensitivity
-        for batch, chosen in self._by_batch:
+        # as the message has it: what rounding to a grid adds is hidden, too
+        rounding = partial(sensitivity.rounding, 0, norm=mechanism.norm)
+        for batch, chosen in self._by_batch.items():
             at = slice(None) if len(chosen) == len(sums) else torch.tensor(chosen, device=sums.device)
             step = self.plan.lr_local * state.shared.rate / batch
             change = sums[at] * -step
-            # as the message has it: what rounding to a grid adds is hidden, too
-            rounding = partial(sensitivity.rounding, 0, norm=mechanism.norm)
             half = state.local[at] + change
             level = calibrate(mechanism, self.noise, step * self.per_example.clip, rounding)
             nodes = [self.rows[k] for k in chosen]
@@ -209,15 +203,6 @@ class RecordUpdates(Updates):
             self.noise.release(mechanism, level.scale, out)
             moved[at] = half
         return moved
-
-    def _optimized(self, base: Tensor, moved: Tensor, away: Tensor | None) -> Tensor:
-        """What an optimizer makes of the released local update: post-processing, as with the shared one."""
-        if self.optimizer is None:
-            return moved
-        released = (moved - base).to(base)  # sums of large batches are float64
-        change, kept = self.optimizer.advance(self._kept, released, away)
-        self._kept = dict(kept)
-        return base + change
 
     def state(self) -> dict[str, Tensor]:
         return self._kept
@@ -256,17 +241,8 @@ class Nodes(Frozen):
     """
 
     fixed = frozenset(
-        {
-            "algorithm",
-            "data",
-            "plan",
-            "calibration",
-            "protocol",
-            "partition",
-            "loss",
-            "updates",
-            "_clips_examples",
-        }
+        {"algorithm", "data", "plan", "calibration", "protocol"}
+        | {"partition", "loss", "updates", "_clips_examples"}
     )
 
     def __init__(
@@ -287,50 +263,46 @@ class Nodes(Frozen):
         data.hides_failures = protocol.hides_failures
         x, target, _ = Cyclic(data, 1).batch(0)
         example, batch = (pick(x, (0, 0)), pick(target, (0, 0))), math.ceil(plan.largest_batch)
-        if calibration is not None and calibration.example_clip is None:
+        self._clips_examples = calibration is not None and calibration.example_clip is not None
+        if calibration is not None and not self._clips_examples:
             check_model(self.partition, self.loss, example, per_example=False)
         self.engine = choose_engine(
             self.partition, whole, example, self.rows, batch=batch, seed=seed, name=engine
         )
         self.engine.hides_failures = protocol.hides_failures
-        self.updates = self._updates(example, batch)
-        self._clips_examples = isinstance(self.updates, RecordUpdates)
+        self.updates: Updates = self._updates(example, batch)
         self._due: tuple[Tensor, int] | None = None
         """The last update's perturbation, and how often it had been written to, until it is sent."""
         self.protocol_seconds = 0.0
         """Of the last exchange."""
 
     def _updates(self, example: tuple[Any, Any], batch: int) -> Updates:
-        algorithm, calibration = self.algorithm, self.calibration
+        algorithm, calibration, plan = self.algorithm, self.calibration, self.plan
         if calibration is None or calibration.example_clip is None:
-            local = self.partition.initial()[1].to(self.device).repeat(len(self.rows), 1)
-            if self.plan.batches:
+            if plan.batches:
                 raise UsageError(
                     "batches that differ from node to node belong to the unit record: use one number for all nodes"
                 )
-            sampler = Cyclic(self.data, int(self.plan.batch_size))
-            clip = calibration.gradient_clip if calibration else None
-            return BatchUpdates(algorithm, self.engine, sampler, self.plan, clip, local)
+            local = self.partition.initial()[1].to(self.device).repeat(len(self.rows), 1)
+            sampler = Cyclic(self.data, int(plan.batch_size))
+            clip = None if calibration is None else calibration.gradient_clip
+            return BatchUpdates(algorithm, self.engine, sampler, plan, clip, local)
         check_record(algorithm)
-        noise = self.protocol.noise
-        weigh, clip = None if algorithm.task is None else algorithm.task.weigh, calibration.example_clip
-        clipped = choose_per_example(self.partition, self.loss, example, clip, batch=batch, weigh=weigh)
+        weigh = None if algorithm.task is None else algorithm.task.weigh
+        clipped = choose_per_example(
+            self.partition, self.loss, example, calibration.example_clip, batch=batch, weigh=weigh
+        )
         clipped.hides_failures = self.protocol.hides_failures
-        source = self._coins(noise)
-        # the audit holds many networks side by side: rows beyond the first one repeat it
-        nodes = self.protocol.fabric.nodes
-        rates = [self.plan.sampling[row % nodes] for row in self.rows]
-        poisson = Poisson(self.data, self.rows, rates, source)
-        of_local = noise.for_local_part() if self.partition.local else noise
-        optimizer = self.algorithm.optimizer
-        return RecordUpdates(clipped, poisson, self.plan, calibration, of_local, self.rows, optimizer)
-
-    def _coins(self, noise: NoiseSource) -> int | Keystream:
-        """Where batches are drawn from: whoever can foretell them gains more than was accounted for, so never from a seed where
-        nobody is to know the noise."""
+        noise: NoiseSource = self.protocol.noise
+        # whoever can foretell the batches gains more than was accounted for: never from a seed where the noise is secret
+        coins: int | Keystream = Keystream() if noise.private else self._seed
         if isinstance(noise, SecureNoise):
-            return noise.keystream
-        return Keystream() if noise.private else self._seed
+            coins = noise.keystream
+        # the audit holds many networks side by side: rows beyond the first one repeat it
+        rates = [plan.sampling[row % self.protocol.fabric.nodes] for row in self.rows]
+        poisson = Poisson(self.data, self.rows, rates, coins)
+        of_local = noise.for_local_part() if self.partition.local else noise
+        return RecordUpdates(clipped, poisson, plan, calibration, of_local, self.rows, algorithm.optimizer)
 
     # What a step is made of
 
@@ -369,12 +341,11 @@ class Nodes(Frozen):
         """
         begun = time.perf_counter()
         due, self._due = self._due, None
-        if self._clips_examples and (
-            due is None or due[0] is not perturbation or due[1] != perturbation._version
-        ):
+        as_clipped = due is not None and due[0] is perturbation and due[1] == perturbation._version
+        if self._clips_examples and not as_clipped:
             raise UsageError(f"a perturbation that is not the update of this round: {_ONLY_AS_CLIPPED}")
         if not self.partition.shared:
-            state.shared.round, state.shared.clock = state.round + 1, state.shared.clock + 1
+            self._skip_round(state)
             return None
         record = self._round(state, perturbation)
         self.protocol_seconds = time.perf_counter() - begun
@@ -383,18 +354,17 @@ class Nodes(Frozen):
 
     def _round(self, state: TrainState, perturbation: Tensor) -> RoundRecord:
         """One round of DPPS, in which an optimizer makes of every released update the one that is sent."""
-        optimizer, shared = self.algorithm.optimizer, state.shared
+        optimizer, shared, protocol = self.algorithm.optimizer, state.shared, self.protocol
         if optimizer is None:
-            return self.protocol.step(shared, perturbation)
-        if self.protocol.hides_rows:
+            return protocol.step(shared, perturbation)
+        if protocol.hides_rows:
             # node-swap: rows are what is hidden, so nothing is post-processing. The optimizer works on the node's own updates
             # before noise, and the sensitivity counts the norm of what it makes of them: each round's promise holds for any
             # perturbation
-            return self.protocol.step(shared, self._optimized(optimizer, state, perturbation))
-        message = self.protocol.release(shared, perturbation)
+            return protocol.step(shared, self._optimized(optimizer, state, perturbation))
+        message = protocol.release(shared, perturbation)
         change = self._optimized(optimizer, state, message.rows - shared.s)
-        message = self.protocol.post_process(shared, message, change, optimizer.gain)
-        return self.protocol.exchange(shared, message)
+        return protocol.exchange(shared, protocol.post_process(shared, message, change, optimizer.gain))
 
     def _optimized(self, optimizer: ReleasedOptimizer, state: TrainState, update: Tensor) -> Tensor:
         """What the optimizer makes of an update. What it remembers is in the state before anything leaves: a fabric may put the
@@ -402,6 +372,9 @@ class Nodes(Frozen):
         change, kept = optimizer.advance(_below(state.kept, _VELOCITY), update, self._away(state))
         state.kept = state.kept | {f"{_VELOCITY}{name}": rows for name, rows in kept.items()}
         return change
+
+    def _skip_round(self, state: TrainState) -> None:
+        state.shared.round, state.shared.clock = state.round + 1, state.shared.clock + 1
 
     def still_to_come(self, state: TrainState, released: Tensor | None) -> Tensor:
         """By how much rows would still move after the last round, if nothing but this (or nothing at all) were released any more."""
@@ -506,7 +479,7 @@ class Nodes(Frozen):
         while state.round < round_:
             if state.round % per_epoch == 0:
                 self.start_epoch(state, state.round // per_epoch + 1)
-            state.shared.round, state.shared.clock = state.round + 1, state.shared.clock + 1
+            self._skip_round(state)
 
     def noise_distance(self, rounds: int) -> float:
         """Distance of the noise of so many rounds from the noise that is charged for (0 for continuous noise)."""
@@ -591,17 +564,17 @@ class ClipCount:
     """Counts examples whose gradient was longer than the clip. Nothing of it is noised: it is for the node's own eyes."""
 
     def __init__(self) -> None:
-        self._clipped = self._seen = torch.zeros((), dtype=torch.int64)
+        self._clipped = self._seen = 0
 
     def add(self, shares: Tensor, drawn: Tensor) -> None:
-        """Of every node, the share of a batch that was clipped, and how many examples were drawn."""
-        self._clipped = self._clipped + (shares * drawn).round().sum().long().cpu()
-        self._seen = self._seen + drawn.sum().cpu()
+        """For every node, the share of a batch that was clipped, and how many examples were drawn."""
+        self._clipped += int((shares * drawn).round().sum())
+        self._seen += int(drawn.sum())
 
     def take(self) -> tuple[int, int]:
         """How many were clipped, and of how many, since this was last asked."""
-        found = int(self._clipped), int(self._seen)
-        self._clipped = self._seen = torch.zeros((), dtype=torch.int64)
+        found = self._clipped, self._seen
+        self._clipped = self._seen = 0
         return found
 
 

@@ -1,14 +1,18 @@
-"""Before round 0: one trial of the model, on made-up examples, so that no answer says anything about anybody's data.
+"""Before round 0: the data, the model and the loss are tried, and what cannot work or would not be private is refused in one line.
 
-`check_model` refuses what would break a promise: a model that writes over its parameters, and in the unit record also one that mixes
-the examples of a batch, draws random numbers for it, keeps something of it, or has a loss that does not treat examples one by one.
+- `check_examples` tries one example of every data set held here: its user gets a sentence with the remedy, not a traceback from
+  inside torch.
+- `check_model` runs the model on made-up examples, so that no answer says anything about anybody's data. It refuses what would
+  break a promise: a model that writes over its parameters, and in the unit record also one that mixes the examples of a batch,
+  draws random numbers for it, keeps something of it, or has a loss that does not treat examples one by one.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +21,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_map
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from dpps.data import Images
 from dpps.errors import UsageError
 from dpps.learning.gradients.calling import (
     FAILURES,
@@ -26,13 +32,19 @@ from dpps.learning.gradients.calling import (
     ModelLoss,
     as_function,
     call_model,
+    ignored_label,
     in_short,
     loss_of,
+    move,
     pick,
+    takes_classes,
     tensors_in,
     unwritten,
 )
 from dpps.learning.partition import Partition
+
+UNSCALED = 100.0
+"""Larger inputs give a warning: models start from weights that expect values of about 1."""
 
 _SEED = 20240623
 _EXAMPLES = 3
@@ -47,8 +59,181 @@ _WRITES_INPUTS = (
     "the model writes over its inputs (an operation in place, such as x.sub_(...) or x -= ...), and the next round would find "
     "other data; write x = x - ... instead"
 )
+_UNFIT = (RuntimeError, TypeError, ValueError, IndexError)
+"""What torch raises for an example of the wrong shape or type."""
 
+_Whose = TypeVar("_Whose")
 _log = logging.getLogger(__name__)
+
+
+# One example of every data set
+
+
+def check_examples(
+    datasets: Sequence[Dataset[Any]], whose: Sequence[str], model: nn.Module, loss: Loss
+) -> None:
+    """Check that the model and the loss accept the examples.
+
+    Args:
+        datasets: as `as_datasets` gives them.
+        whose: "node 3" or "the test set", for the message.
+    """
+    for dataset, name in _distinct(datasets, whose):
+        outputs, target = _try_model(dataset, name, model, loss)
+        if isinstance(loss, ModelLoss):
+            continue
+        if takes_classes(loss) and isinstance(outputs, Tensor) and outputs.ndim == 2:
+            labels = dataset.tensors[1] if isinstance(dataset, TensorDataset) else target
+            labels = dataset.labels if isinstance(dataset, Images) else labels
+            _check_labels(labels, outputs.shape[1], name, ignored_label(loss))
+        _try_loss(outputs, target, name, loss)
+
+
+def _distinct(
+    datasets: Sequence[Dataset[Any]], whose: Sequence[_Whose]
+) -> Collection[tuple[Dataset[Any], _Whose]]:
+    """Every data set once, with the first who holds it: an audit gives the same one to thousands of nodes."""
+    found: dict[int, tuple[Dataset[Any], _Whose]] = {}
+    for dataset, name in zip(datasets, whose, strict=True):
+        found.setdefault(id(dataset), (dataset, name))
+    return found.values()
+
+
+def _check_labels(labels: Any, outputs: int, whose: str, ignored: int | None) -> None:
+    """Labels must be numbers of the model's outputs, but for one that the loss ignores."""
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
+        return
+    labels = labels if ignored is None else labels[labels != ignored]
+    low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if low < 0 or high >= outputs:
+        remedy = f"use a model with {high + 1} classes"
+        if low < 0:
+            remedy = "number the classes 0, 1, ..."
+        elif low == 1 and high == outputs:
+            remedy = "labels start at 0, so give labels - 1"
+        raise UsageError(
+            f"{whose}: labels run from {low} to {high} and the model has {outputs} outputs: {remedy}"
+        )
+
+
+def _try_model(dataset: Dataset[Any], whose: str, model: nn.Module, loss: Loss) -> tuple[Any, Any]:
+    """The model's output for one example, or the value of a loss that calls the model itself; and the target."""
+    try:
+        x, target = default_collate([dataset[0]])
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{whose}: an example of its {type(dataset).__name__} is no pair (input, target): {in_short(error)}"
+        ) from error
+    try:
+        with _evaluating(model):
+            x, target = move((x, target), next(model.parameters()).device)
+            if isinstance(loss, ModelLoss):
+                return loss.of(model, {}, (x, target)), target
+            return call_model(model, {}, x), target
+    except _UNFIT as error:
+        remedy = "give examples of the shape that the model was made for, or a model for this shape"
+        whole = isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex()
+        if whole and not any(isinstance(module, nn.Embedding) for module in model.modules()):
+            remedy = "give the inputs as floats, inputs.float()"
+        raise UsageError(
+            f"{whose}: the model cannot read an example of {_looks(x)}: {in_short(error)}; {remedy}"
+        ) from error
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without gradients and in evaluation mode; afterwards modes and random numbers are as they were."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _try_loss(outputs: Any, target: Any, whose: str, loss: Loss) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Using a target size")
+            real = isinstance(outputs, Tensor) and outputs.is_floating_point()
+            value = loss(outputs.detach().requires_grad_() if real else outputs, target)
+    except UserWarning as error:
+        raise UsageError(
+            f"{whose}: outputs of {_looks(outputs)} and targets of {_looks(target)} would be compared each with all others: give "
+            f"targets of the outputs' shape, such as targets.view(-1{''.join(f', {n}' for n in outputs.shape[1:])})"
+        ) from error
+    except _UNFIT as error:
+        remedy = "give targets of the shape and type that the loss expects, or another loss"
+        if takes_classes(loss) and isinstance(target, Tensor) and target.shape[1:] == (1,):
+            remedy = "give one class number per example, targets.squeeze(1)"
+        raise UsageError(
+            f"{whose}: the loss cannot compare an output of {_looks(outputs)} with a target of "
+            f"{_looks(target)}: {in_short(error)}; {remedy}"
+        ) from error
+    if not isinstance(value, Tensor) or (isinstance(outputs, Tensor) and not value.requires_grad):
+        raise UsageError(
+            f"{whose}: the loss returns a {type(value).__name__} without a gradient: compute it from the outputs by torch alone, "
+            "without item(), detach() or argmax()"
+        )
+
+
+def _looks(batch: Any) -> str:
+    """Shape and type of one example of a batch, which may be a tuple or a dictionary."""
+    if not isinstance(batch, Tensor):
+        return " and ".join(_looks(part) for part in tensors_in(batch)) or type(batch).__name__
+    return f"shape {tuple(batch.shape[1:])} and type {str(batch.dtype).removeprefix('torch.')}"
+
+
+def tell_unscaled(datasets: Sequence[Dataset[Any]], rows: Sequence[int]) -> None:
+    """Warn about an example with NaN or infinity, and about the column of inputs that is farthest from 1."""
+    worst, broken = (UNSCALED, 0, 0), None
+    for dataset, row in _distinct(datasets, rows):
+        x = _floats(dataset)
+        if x is None:
+            continue
+        bad = _not_finite(dataset)
+        broken = (bad, row) if broken is None and bad is not None else broken
+        columns = x.detach().reshape(len(x), -1).abs().nan_to_num(0.0, posinf=0.0).amax(0)
+        column = int(columns.argmax())
+        worst = max(worst, (float(columns[column]), row, column))
+    if broken is not None:
+        _log.warning(
+            "example %d of node %d (counted from 0) holds NaN or infinity and teaches nothing: repair or leave it out",
+            *broken,
+        )
+    if worst[0] > UNSCALED:
+        _log.warning(
+            "inputs run up to %.4g (node %d, column %d counted from 0): scale them to about -1 to 1 by ranges that are no "
+            "secret, and leave out numbers that only name a record, or the model learns little",
+            *worst,
+        )
+
+
+def why_not_finite(dataset: Dataset[Any], failing: str) -> str:
+    """The remedy for a loss that is not a number: the data where it holds such values, otherwise the rates."""
+    if (bad := _not_finite(dataset)) is not None:
+        return f"example {bad} of {failing} (counted from 0) holds NaN or infinity: repair or leave it out"
+    return "lower the learning rates or clip more"
+
+
+def _floats(dataset: Dataset[Any]) -> Tensor | None:
+    """The inputs of a data set of tensors, if they are floats."""
+    x = dataset.tensors[0] if isinstance(dataset, TensorDataset) else None
+    return x if x is not None and x.is_floating_point() and x.numel() else None
+
+
+def _not_finite(dataset: Dataset[Any]) -> int | None:
+    """The first example whose inputs hold NaN or infinity, where the data set is tensors."""
+    x = _floats(dataset)
+    if x is None or bool(torch.isfinite(x.sum())):
+        return None
+    bad = (~torch.isfinite(x.reshape(len(x), -1)).all(1)).nonzero().flatten()
+    return int(bad[0]) if len(bad) else None
+
+
+# The model, on made-up examples
 
 
 def check_model(partition: Partition, loss: Loss, example: tuple[Any, Any], *, per_example: bool) -> bool:
@@ -69,7 +254,7 @@ def check_model(partition: Partition, loss: Loss, example: tuple[Any, Any], *, p
     model = partition.model
     if per_example:
         refuse_mixing(model)
-    trial = _Trial(partition, loss, per_example)
+    trial = _Trial(model, loss, per_example)
     ran = trial.run(trial.once, example)
     if not per_example:
         return ran
@@ -81,10 +266,10 @@ def check_model(partition: Partition, loss: Loss, example: tuple[Any, Any], *, p
 class _Trial:
     """Made-up examples through the model, at parameters a little way off its own."""
 
-    def __init__(self, partition: Partition, loss: Loss, per_example: bool) -> None:
-        self._model, self._loss, self._per_example = partition.model, loss, per_example
+    def __init__(self, model: nn.Module, loss: Loss, per_example: bool) -> None:
+        self._model, self._loss, self._per_example = model, loss, per_example
 
-    def run(self, what: Any, example: tuple[Any, Any]) -> bool:
+    def run(self, what: Callable[[tuple[Any, Any], bool], None], example: tuple[Any, Any]) -> bool:
         """Try `what` on floats, then on whole numbers; False where the model runs on neither."""
         reason, state = None, torch.get_rng_state()
         self._model.train()
@@ -107,8 +292,7 @@ class _Trial:
     def once(self, example: tuple[Any, Any], whole: bool) -> None:
         """The loss of a batch."""
         x, target = batch = made_up(example, _EXAMPLES, whole=whole)
-        own = self._tensors(batch)
-        with refusing_randomness() if self._per_example else nullcontext(), self._checked(own, batch):
+        with self._checked(batch) as own:
             loss_of(self._model, own, x, target, self._loss)
 
     def mixing(self, example: tuple[Any, Any], whole: bool) -> None:
@@ -117,11 +301,16 @@ class _Trial:
         other = made_up(example[0], _EXAMPLES, whole=whole, seed=1)
         base = self._outputs(batch)
         for k, scale in product(range(_EXAMPLES), _SCALES):
-            changed = [own.clone() for own in tensors_in(batch)]
-            for tensor, new in zip(changed, tensors_in(other), strict=True):
-                tensor[k] = new[k] * scale if tensor.is_floating_point() else new[k]
+
+            def changed(own: Any, new: Any, k: int = k, scale: float = scale) -> Any:
+                if not isinstance(own, Tensor):
+                    return own
+                own = own.clone()
+                own[k] = new[k] * scale if own.is_floating_point() else new[k]
+                return own
+
             try:
-                found = self._outputs(_with(batch, changed))
+                found = self._outputs(tree_map(changed, batch, other))
             except (RuntimeError, IndexError, AssertionError):
                 if scale == 1:
                     raise
@@ -129,31 +318,30 @@ class _Trial:
             _compare(self._model, base, found, k)
 
     def _outputs(self, x: Any) -> list[Tensor]:
-        own = self._tensors(x)
-        with refusing_randomness(), self._checked(own, x):
+        with self._checked(x) as own:
             found = call_model(self._model, own, x)
         return [part.double() for part in tensors_in(found)]
 
-    def _tensors(self, batch: Any) -> dict[str, Tensor]:
-        """Copies of all parameters and buffers, the trained ones moved."""
-        device = tensors_in(batch)[0].device
-        named = (*self._model.named_parameters(), *self._model.named_buffers())
-        return {n: (moved(t) if t.requires_grad else t.clone()).detach().to(device) for n, t in named}
-
     @contextmanager
-    def _checked(self, own: Mapping[str, Tensor], batch: Any) -> Iterator[None]:
-        """Refuse writing to parameters, and for clipping per example to buffers and inputs."""
-        parameters = {name: own[name] for name, _ in self._model.named_parameters()}
-        buffers = {name: own[name] for name, _ in self._model.named_buffers()}
+    def _checked(self, batch: Any) -> Iterator[dict[str, Tensor]]:
+        """Copies of all parameters and buffers, the trained ones moved. Refuse writing to parameters, and for clipping per example
+        to buffers and inputs, and drawing random numbers."""
+        device, named = tensors_in(batch)[0].device, dict(self._model.named_parameters())
+        buffers = dict(self._model.named_buffers())
+        own = {
+            name: (moved(t) if t.requires_grad else t.clone()).detach().to(device)
+            for name, t in (named | buffers).items()
+        }
         before = {name: tensor.clone() for name, tensor in own.items()}
+        random = refusing_randomness() if self._per_example else nullcontext()
         inputs = unwritten(tensors_in(batch), _WRITES_INPUTS) if self._per_example else nullcontext()
-        with inputs, unwritten((*parameters.values(), *self._model.parameters())):
-            yield
-            for name, tensor in parameters.items():  # writing by way of `.data` leaves no other trace
-                if not torch.equal(tensor, before[name]):
+        with random, inputs, unwritten((*(own[name] for name in named), *named.values())):
+            yield own
+            for name in named:  # writing by way of `.data` leaves no other trace
+                if not torch.equal(own[name], before[name]):
                     raise UsageError(f"{name}: {WRITES}")
         if self._per_example:
-            _refuse_changed(buffers, before)
+            _refuse_changed({name: own[name] for name in buffers}, before)
 
 
 def refuse_mixing(model: nn.Module) -> None:
@@ -214,11 +402,6 @@ def _refuse_changed(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> 
         )
 
 
-def _with(batch: Any, tensors: Sequence[Tensor]) -> Any:
-    remaining = iter(tensors)
-    return tree_map(lambda part: next(remaining) if isinstance(part, Tensor) else part, batch)
-
-
 def _compare(model: nn.Module, base: Sequence[Tensor], found: Sequence[Tensor], changed: int) -> None:
     others = [k for k in range(_EXAMPLES) if k != changed]
     for before, after in zip(base, found, strict=True):
@@ -243,7 +426,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-# Losses
+# The loss
 
 
 def refuse_inseparable(loss: Loss, model: nn.Module, example: Any, target: Any) -> None:
@@ -282,11 +465,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 def made_up_outputs(model: nn.Module, example: Any, target: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and targets of the right shapes and types; whole numbers run through all classes."""
-    mode = model.training
-    model.eval()
-    with torch.no_grad():
+    with _evaluating(model):
         one = call_model(model, {}, tree_map(lambda part: torch.zeros_like(part)[None], example))
-    model.train(mode)
     if not isinstance(one, Tensor):
         raise TypeError(f"the model's output is a {type(one).__name__}, not a tensor")
     generator = torch.Generator().manual_seed(0)

@@ -196,7 +196,7 @@ def test_nobody_and_somebody_alone():
 
 def test_small_parts_give_the_same_as_the_whole(monkeypatch):
     make, inputs = ZOO["resnet with GroupNorm"]
-    monkeypatch.setattr("dpps.learning.gradients.batched._NUMBERS", 1)
+    monkeypatch.setattr("dpps.learning.gradients.clipped._NUMBERS", 1)
     compare(make(), inputs(), torch.randint(0, 3, (NODES, BATCH)), F.cross_entropy)
 
 
@@ -309,7 +309,7 @@ def test_a_batch_of_2000_of_the_small_cnn_stays_below_a_gigabyte_and_a_half():
 
 @pytest.mark.parametrize(("numbers", "parts"), [(1 << 26, 1), (1, 5)])
 def test_a_batch_is_worked_off_in_parts_of_equal_size(numbers, parts, monkeypatch):
-    monkeypatch.setattr("dpps.learning.gradients.batched._NUMBERS", numbers)
+    monkeypatch.setattr("dpps.learning.gradients.clipped._NUMBERS", numbers)
     partition = Partition(cnn(), "all")
     y, l = (part[None] for part in partition.initial())
     x, target = torch.randn(1, 10, 1, 8, 8), torch.randint(0, 3, (1, 10))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpps.learning.gradients.clipped import (
+from dpps.learning.gradients.layers.contributions import (
     Explicit,
     Outer,
     Rows,

@@ -13,7 +13,6 @@ from dpps.learning.gradients.layers.recording import (
     Observer,
     Plan,
     Recorder,
-    Sites,
     make_plan,
     picked,
 )
@@ -225,8 +224,9 @@ def test_models_that_mix_examples_have_no_plan(then, message):
 
 
 def test_a_weight_that_is_written_into_a_tensor_is_not_lost():
+    plan = Plan(ExampleLosses(F.cross_entropy), (), 1, fast_formats=False)
     w, x = torch.randn(2, requires_grad=True), torch.zeros(4, 2)
-    with Recorder({"w": w}, Sites(), 4, fast_formats=False), pytest.raises(IrregularModel, match="written"):
+    with Recorder({"w": w}, plan, 4), pytest.raises(IrregularModel, match="written"):
         x[1:3] = w
     with Observer({"w": w}, [x], frozenset()), pytest.raises(IrregularModel, match="written"):
         x[1:3] = w

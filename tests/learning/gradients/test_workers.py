@@ -1,6 +1,5 @@
 """Nodes in threads: the same numbers as one after the other, and only where nothing unknown runs."""
 
-import copy
 import math
 import threading
 
@@ -10,9 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpps
-from dpps.learning import Loop, Partition
-from dpps.learning.gradients import batch as workers_module
-from dpps.learning.gradients.batch import Workers, keeps_nothing, suits
+from dpps.learning.gradients import workers as workers_module
+from dpps.learning.gradients.workers import Workers, keeps_nothing
 
 
 @pytest.fixture
@@ -27,60 +25,6 @@ def convolutional(*extra: nn.Module) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *extra, nn.Flatten(), nn.Linear(4 * 16, 3)
     )
-
-
-NODES = 5
-
-
-def both_ways(model: nn.Module, shared: list[str]) -> tuple[Loop, Loop]:
-    partition = Partition(model, shared)
-    together = Loop(partition, F.cross_entropy, range(NODES))
-    assert together._workers is not None
-    alone = Loop(partition, F.cross_entropy, range(NODES))
-    alone._workers = None
-    return together, alone
-
-
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("shared", [["0", "1"], [], "all"])
-def test_together_and_one_after_the_other_agree_over_rounds(shared):
-    torch.manual_seed(0)
-    together, alone = both_ways(convolutional().double(), shared)
-    s, l = together.partition.initial()
-    x, target = torch.rand(NODES, 8, 1, 6, 6).double(), torch.randint(0, 3, (NODES, 8))
-    rows = {
-        engine: (s.double().repeat(NODES, 1), l.double().repeat(NODES, 1)) for engine in (together, alone)
-    }
-    for round_ in range(3):
-        results = []
-        for engine, (y, local) in rows.items():
-            engine.away = frozenset({2}) if round_ == 1 else frozenset()
-            step = engine.step(
-                y, local, x + round_, target, lambda g, own, local=local: local[own] - 0.1 * g, round_
-            )
-            results.append([part.clone() for part in step])
-            rows[engine] = (y - 0.1 * step[2], step[1].clone())
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-    for name, buffer in together.state().items():
-        torch.testing.assert_close(buffer, alone.state()[name], rtol=1e-9, atol=1e-12)
-    (y, local), test = rows[alone], torch.rand(9, 1, 6, 6).double()
-    seen = together.outputs(y[0], local, test)
-    assert not seen.requires_grad
-    torch.testing.assert_close(seen, alone.outputs(y[0], local, test), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_a_seeded_run_repeats_bit_by_bit():
-    def run() -> torch.Tensor:
-        torch.manual_seed(1)
-        net = convolutional()
-        algorithm = dpps.PartPSP(net, ["0", "1"], batch_size=4)
-        x, target = torch.rand(NODES, 8, 1, 6, 6), torch.randint(0, 3, (NODES, 8))
-        sets = [torch.utils.data.TensorDataset(*pair) for pair in zip(x, target, strict=True)]
-        return dpps.Run(algorithm, sets, topology=dpps.Exponential(NODES), seed=3).fit(epochs=2).local.clone()
-
-    assert torch.equal(run(), run())
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -141,18 +85,6 @@ def test_an_interrupt_leaves_nobody_at_work(monkeypatch):
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_copy_has_threads_of_its_own():
-    together, _ = both_ways(convolutional(), ["0"])
-    together._workers.each(lambda *_: None, 3)
-    twin = copy.deepcopy(together)
-    assert twin._workers is not None
-    seen = []
-    twin._workers.each(lambda _, k: seen.append(k), 3)
-    assert twin._workers._pool is not together._workers._pool
-    assert sorted(seen) == [0, 1, 2]
-
-
-@pytest.mark.usefixtures("two_threads")
 def test_copies_have_buffers_of_their_own_and_share_the_parameters():
     model, seen, gate = convolutional(), [], threading.Barrier(2, timeout=300)
 
@@ -182,51 +114,6 @@ def test_they_follow_the_number_of_threads():
     finally:
         torch.set_num_threads(before)
         workers.close()
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_autocast_counts_for_every_node():
-    together, _ = both_ways(convolutional(), ["0"])
-    threads = []
-    with torch.autocast("cpu", torch.bfloat16, enabled=True):
-        together._each(lambda *_: threads.append(threading.current_thread()), torch.empty(NODES, 1))
-    assert set(threads) == {threading.current_thread()}
-
-
-class Own(nn.Conv2d):
-    """What a user wrote: nobody knows what it does."""
-
-
-def test_only_known_code_runs_in_threads():
-    assert suits(convolutional(), F.cross_entropy)
-    assert suits(dpps.models.ResNet18(), F.cross_entropy)
-    assert suits(convolutional(nn.Dropout(0.0)), F.cross_entropy)
-    assert not suits(convolutional(nn.Dropout(0.1)), F.cross_entropy)
-    assert not suits(convolutional(nn.RReLU()), F.cross_entropy)
-    assert not suits(nn.Sequential(Own(1, 4, 3)), F.cross_entropy)
-    assert not suits(convolutional(), lambda o, t: 2 * F.cross_entropy(o, t))
-    assert not suits(dpps.models.MLP(), F.cross_entropy)  # nothing to gain
-    heard = convolutional()
-    heard[0].register_forward_hook(lambda *_: None)
-    assert not suits(heard, F.cross_entropy)
-    backward = convolutional()
-    backward[0].register_full_backward_hook(lambda *_: None)
-    assert not suits(backward, F.cross_entropy)
-    patched = convolutional()
-    patched[0].forward = lambda x: x
-    assert not suits(patched, F.cross_entropy)
-
-
-@pytest.mark.parametrize(("threads", "nodes"), [(1, 5), (2, 1)])
-def test_one_thread_or_one_node_works_where_it_is_called(threads, nodes):
-    engine, used = Loop(Partition(convolutional(), ["0"]), F.cross_entropy, range(nodes)), set()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        engine._each(lambda *_: used.add(threading.current_thread()), torch.empty(nodes, 1))
-    finally:
-        torch.set_num_threads(before)
-    assert used == {threading.current_thread()}
 
 
 # Code that is known to keep nothing may run in several threads; whatever cannot be read may not

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from dpps.learning.gradients.batch import Update, Vectorised
 from dpps.learning.gradients.calling import FAILURES, Loss
-from dpps.learning.gradients.clipped import PerExample, Sums, Weigh, squared_norms, sum_of_products
+from dpps.learning.gradients.clipped import PerExample, Sums, Weigh
+from dpps.learning.gradients.layers.contributions import squared_norms, sum_of_products
 from dpps.learning.partition import Partition
 from dpps.models import MLP
 

@@ -11,7 +11,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dpps.learning.gradients.batch import Engine, EngineName, Loop, Vectorised
-from dpps.learning.gradients.batched import Batched
 from dpps.learning.gradients.calling import (
     FAILURES,
     Loss,
@@ -23,7 +22,7 @@ from dpps.learning.gradients.calling import (
     tensors_in,
 )
 from dpps.learning.gradients.chain import Chained, Chains, is_chain
-from dpps.learning.gradients.clipped import OneByOne, PerExample, Weigh
+from dpps.learning.gradients.clipped import Batched, OneByOne, PerExample, Weigh
 from dpps.learning.partition import Partition
 from dpps.learning.preflight import check_model, made_up
 

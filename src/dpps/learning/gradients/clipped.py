@@ -1,66 +1,58 @@
 """Per-example clipped gradients (unit record): what one example can change is bounded, whatever the model.
 
-`PerExample` has the clip and its margin. Three ways give the same sums: `dpps.learning.gradients.chain.Chains` writes out every
-pass of a chain of linear layers, for all nodes at once; `dpps.learning.gradients.batched.Batched` runs one node's batch at a time;
-`OneByOne` is plain autograd: the reference, and the last resort.
-
-A `Contribution` is what the examples of a batch contribute to the gradient of one weight: norms, and weighted sums. The clip is as
-good as the agreement of the two: what is added up must be what the norm was taken of. Either both start from the same numbers
-(`Explicit`, `Rows`, one outer product per example), or both are computed in float64 (`Outer` by Gram matrices): an example whose
-positions cancel is far longer in parts than as a whole, and in float32 its parts would wipe out the others' digits. Sums in
-float32 go over pieces of a batch only, see `PerExample`.
+`PerExample` has the clip and its margin. Three ways give the same sums: `Batched` runs one node's batch at a time, by rules for
+layers (see `dpps.learning.gradients.layers`) or by `vmap(grad)`; `dpps.learning.gradients.chain.Chains` writes out every pass of a
+chain of linear layers, for all nodes at once; `OneByOne` is plain autograd: the reference, and the last resort.
 """
 
 import logging
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import prod
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dpps.errors import UsageError
 from dpps.frozen import Frozen
 from dpps.learning.gradients.calling import (
     FAILURES,
+    ExampleLosses,
     GradientError,
     Loss,
+    ModelLoss,
     cannot_be_differentiated,
     gradient_of_one,
     in_short,
     leaves_of,
+    loss_of,
     pick,
+    quiet,
+    tensors_in,
 )
+from dpps.learning.gradients.layers.contributions import Contribution, Explicit
+from dpps.learning.gradients.layers.recording import Batches, Found, Plan, check, make_plan
+from dpps.learning.gradients.layers.rules import IrregularModel
+from dpps.learning.gradients.workers import Workers, keeps_nothing, may_run
 from dpps.learning.partition import Partition, Slot
-from dpps.learning.preflight import refusing_randomness, refusing_state
+from dpps.learning.preflight import moved, refusing_randomness, refusing_state
 
 _MARGIN = 1e-4  # clipping stays below the bound by more than the rounding of norms and products
 _WIDEST_MARGIN = 6e-3  # what adding up in float32 may cost of the clip
 _PIECES = (40, 32, 16, 4)  # examples that are added up one after the other in float32, see `PerExample`
+_NUMBERS = 1 << 26  # numbers held at a time (256 MiB in float32): larger batches are computed in parts
+_EXAMPLES = 32  # that `vmap(grad)` runs at a time
 _NOT_FINITE = "their gradient is not finite"
 
 _log = logging.getLogger(__name__)
 
 Weigh = Callable[[Any], Tensor]
 """From the targets of examples to one weight for each."""
-
-_GRAM = 3
-"""How much dearer a number of a Gram matrix (in float64) is than one of an explicit gradient; measured on a CPU."""
-
-_CANCELLED = 2.0**-16
-"""The smallest norm of an example's gradient that is believed, as a part of the summed norms of its positions."""
-
-_NARROW = 16
-"""Products of which one side has fewer columns are faster with that side first; measured on a CPU."""
-
-_SQUARES = 1 << 13
-"""How many squares may be added up in float32: the norms of longer vectors lose more than the margin."""
-_SMALL = 1 << 13
-"""Products of so few numbers are computed for all pieces at once: a loop would cost more than the memory it saves."""
 
 
 class Skipped:
@@ -256,230 +248,176 @@ class OneByOne(PerExample):
         return Sums.of(losses, sum_s, sum_l, clipped)
 
 
+class Batched(PerExample):
+    """Any model that does not mix examples: node by node, or several nodes at once in threads where all code is known.
+
+    The first batch of a kind (shapes and types) decides how: by rules for layers, else by `vmap(grad)`. Either is tried on made-up
+    examples and checked there against plain autograd. Where neither works, the model runs one example after the other.
+    """
+
+    def __init__(
+        self, partition: Partition, loss: Loss, clip: float, batch: int = 1, weigh: Weigh | None = None
+    ) -> None:
+        super().__init__(partition, loss, clip, batch, weigh)
+        self._plans: dict[Any, Plan | VmapPlan | None] = {}
+        self._each = ExampleLosses(loss)  # once: it remembers what torch.vmap could not do
+        self._reasons: set[str] = set()
+        self._several = keeps_nothing(partition.model) and getattr(loss, "__module__", "") == F.__name__
+        self._workers: Workers | None = None
+
+    def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
+        self.partition.model.train()
+        plan = self.plan((pick(x, (0, 0)), pick(target, (0, 0))), y, l)
+        if plan is None:
+            return self._one_by_one(y, l, x, target, mask)
+        losses, clipped = y.new_zeros(len(y)), y.new_zeros(len(y))
+        piece = self._piece(mask, y.dtype)
+        sum_s, sum_l = (self._empty(part, piece).zero_() for part in (y, l))
+
+        workers = self._threads(plan, y)
+        height = max(2, _NUMBERS // (plan.numbers * (workers.count if workers else 1)))
+
+        def one(model: nn.Module, k: int) -> None:
+            drawn = int(mask[k].sum())  # samplers put those that are drawn first
+            present = slice(0, drawn) if bool(mask[k, :drawn].all()) else mask[k]
+            own = pick((pick(x, k), pick(target, k)), present)
+            leaves, rows = leaves_of(self.partition.views(y[k], l[k])), (sum_s[k], sum_l[k])
+            loss, long = 0.0, 0
+            size = -(-drawn // -(-drawn // height)) if drawn else 1  # parts of equal size
+            for first in range(0, drawn, size):
+                part = self._part(model, plan, leaves, pick(own, slice(first, first + size)), rows, piece)
+                loss, long = loss + part[0], long + part[1]
+            losses[k], clipped[k] = loss / max(drawn, 1), long / max(drawn, 1)
+
+        try:
+            if workers:
+                workers.each(one, len(y))
+            else:
+                for k in range(len(y)):
+                    one(self.partition.model, k)
+        except (IrregularModel, *FAILURES) as reason:
+            self.skipped.forget()  # they are counted again, one by one
+            if type(reason).__name__ not in self._reasons:  # what it says may differ from batch to batch
+                self._reasons.add(type(reason).__name__)
+                _log.warning("gradients one example after the other where the model does this: %s", reason)
+            return self._one_by_one(y, l, x, target, mask)
+        self.skipped.report(int(mask.sum()))
+        return Sums.of(losses, sum_s, sum_l, clipped)
+
+    def _threads(self, plan: "Plan | VmapPlan", y: Tensor) -> Workers | None:
+        """The threads that run several nodes at once, or None where that is not safe."""
+        if len(y) == 1 or not (self._several and isinstance(plan, Plan) and may_run(y.device)):
+            return None
+        if self._workers is None or self._workers.nodes != len(y):
+            self._workers = Workers(self.partition.model, len(y))
+        return self._workers
+
+    def plan(self, example: tuple[Any, Any], y: Tensor, l: Tensor) -> "Plan | VmapPlan | None":
+        """How batches of such examples (inputs, target) are computed; None: one example after the other."""
+        kind = tuple((tuple(part.shape), part.dtype) for part in tensors_in(example))
+        if kind not in self._plans:
+            self._plans[kind] = self._make(example, self.partition.views(y[0], l[0]))
+        return self._plans[kind]
+
+    def _make(self, example: tuple[Any, Any], parameters: dict[str, Tensor]) -> "Plan | VmapPlan | None":
+        model, name = self.partition.model, type(self.partition.model).__name__
+        somewhere = {n: moved(tensor) for n, tensor in parameters.items()}
+        reasons: list[str] = []
+        for make in (self._by_rules, self._by_vmap):
+            for whole in (False, True):
+                batches = Batches.like(example, whole=whole)
+                try:
+                    with torch.enable_grad(), refusing_randomness():
+                        plan = make(model, somewhere, batches)
+                except UsageError:
+                    raise
+                except (IrregularModel, *FAILURES) as error:
+                    reasons.append(in_short(error))
+                    continue
+                if reasons:
+                    _log.info("%s: one gradient per example, by torch.vmap (%s)", name, reasons[0])
+                return plan
+        _log.warning("%s: gradients one example after the other, which is slow (%s)", name, reasons[0])
+        return None
+
+    def _by_rules(self, model: nn.Module, parameters: Mapping[str, Tensor], batches: Batches) -> Plan:
+        if isinstance(self.loss, ModelLoss):
+            raise IrregularModel("the loss calls the model itself")
+        return make_plan(model, self._each, parameters, batches)
+
+    def _by_vmap(self, model: nn.Module, parameters: Mapping[str, Tensor], batches: Batches) -> "VmapPlan":
+        plan = VmapPlan(self.loss, sum(tensor.numel() for tensor in parameters.values()))
+        found = plan.run(model, leaves_of(parameters), batches.three)
+        check(model, self.loss, parameters, found, batches.three)
+        return plan
+
+    def _part(
+        self,
+        model: nn.Module,
+        plan: "Plan | VmapPlan",
+        leaves: dict[str, Tensor],
+        batch: Any,
+        rows: tuple[Tensor, Tensor],
+        piece: int | None,
+    ) -> tuple[float, int]:
+        """A part of a node's batch: the sum of its losses and the number of clipped examples; its sums are added to the rows."""
+        count = len(tensors_in(batch)[0])
+        if count == 0:
+            return 0.0, 0
+        if count == 1:  # models may drop an axis of length one: twice, and the second does not count
+            batch = pick(batch, torch.zeros(2, dtype=torch.int64))
+        found = plan.run(model, leaves, batch)
+        losses, squares = found.losses[:count], found.squares
+        bad = ~torch.isfinite(squares[:count])
+        if bool(bad.any()):
+            self.skipped.not_finite(int(bad.sum()))
+            # neither a NaN nor an error may reveal an example: once more without it
+            good = pick(batch, (~bad).nonzero().flatten())
+            loss, clipped = self._part(model, plan, leaves, good, rows, piece)
+            return loss + float(losses[bad].sum()), clipped
+        factors = self._factors(squares, losses.dtype, batch[1])
+        factors[count:] = 0.0
+        totals = found.totals(factors, piece)
+        add_to(self.partition.shared, rows[0], totals)
+        add_to(self.partition.local, rows[1], totals)
+        return float(losses.sum()), int((squares[:count] > self.clip**2).sum())
+
+
+@dataclass(frozen=True)
+class VmapPlan:
+    """One gradient per example by `vmap(grad)`: every example runs in a batch of its own, so none can see another.
+
+    Args:
+        loss: of a batch.
+        parameters: how many numbers are trained.
+    """
+
+    loss: Loss
+    parameters: int
+
+    @property
+    def numbers(self) -> int:
+        """Memory per example, stated so that at most `_EXAMPLES` run at a time."""
+        return max(4 * self.parameters, _NUMBERS // _EXAMPLES)
+
+    def run(self, model: nn.Module, leaves: dict[str, Tensor], batch: tuple[Any, Any]) -> Found:
+        """All gradients of a part of a batch."""
+
+        def one(own: dict[str, Tensor], x: Any, target: Any) -> Tensor:
+            return loss_of(model, own, pick(x, None), pick(target, None), self.loss)
+
+        constants = {name: leaf.detach() for name, leaf in leaves.items()}
+        with quiet():
+            gradients, losses = torch.vmap(torch.func.grad_and_value(one), (None, 0, 0))(constants, *batch)
+        contributions: dict[str, Contribution] = {name: Explicit(g) for name, g in gradients.items()}
+        return Found.of(losses, contributions, [own.norms() for own in contributions.values()])
+
+
 def add_to(slots: list[Slot], row: Tensor, parts: Mapping[str, Tensor]) -> None:
     """Add parameters by name to their places in a flat row."""
     for slot in slots:
         if slot.name in parts:
             row[slot.start : slot.stop].add_(parts[slot.name].reshape(-1))
-
-
-# What the examples of a batch contribute to the gradient of one weight
-
-
-class Contribution(ABC):
-    """The gradients that the examples of a batch have for one weight of shape `shape`."""
-
-    shape: torch.Size
-
-    @abstractmethod
-    def norms(self) -> Tensor:
-        """Norms, (examples, parts), of the parts of every example's gradient. None is below the true norm by more than its rounding.
-
-        Call it before `total`; whatever only the norms need is released.
-        """
-
-    @abstractmethod
-    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
-        """The sum of the examples' gradients, each times its factor; `piece` as in `weighted_sum`."""
-
-    @abstractmethod
-    def explicit(self) -> Tensor:
-        """All gradients, (examples, *shape)."""
-
-    @property
-    @abstractmethod
-    def numbers(self) -> int:
-        """How many numbers are held for all of this at a time."""
-
-
-class Explicit(Contribution):
-    """Gradients that are there already: biases, scales, and whatever has no rule."""
-
-    def __init__(self, gradients: Tensor) -> None:
-        self.gradients, self.shape = gradients, gradients.shape[1:]
-
-    def norms(self) -> Tensor:
-        return norms_of(flat(self.gradients))
-
-    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
-        return weighted_sum(factors, flat(self.gradients), piece).view(self.shape)
-
-    def explicit(self) -> Tensor:
-        return self.gradients
-
-    @property
-    def numbers(self) -> int:
-        return self.gradients.numel()
-
-
-class Outer(Contribution):
-    r"""$g_e = \sum_t l_{et} r_{et}^T$ for every group: what goes into a linear layer and what comes back.
-
-    $\|g_e\|^2 = \sum_{ts} (l_{et} \cdot l_{es}) (r_{et} \cdot r_{es})$ needs no gradient, and pays where there are few positions t.
-
-    Args:
-        left: (examples, groups, positions, m).
-        right: (examples, groups, positions, n).
-        shape: of the weight: groups x m x n numbers.
-    """
-
-    def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
-        self.left, self.right, self.shape = left, right, shape
-        self.examples, self.groups, self.positions, self._m = left.shape
-        self._n = right.shape[3]
-        self._gradients: Tensor | None = None
-        self._turned = self._m > self._n and self._n < _NARROW
-
-    @property
-    def gram(self) -> bool:
-        """Whether Gram matrices of positions are cheaper than the gradients themselves."""
-        return _GRAM * self.positions * (self._m + self._n) < self._m * self._n
-
-    def norms(self) -> Tensor:
-        if self.positions == 1:
-            left, right = (squared_norms(part)[:, :, 0] for part in (self.left, self.right))
-            return left.mul_(right).sqrt_()
-        if not self.gram:
-            norms = norms_of(flat(self._each()))
-            self.left = self.right = torch.empty(0)  # the gradients are there: the sides may go
-            return norms
-        left, right = (gram_matrix(part) for part in (self.left, self.right))
-        lengths = (left.diagonal(dim1=2, dim2=3) * right.diagonal(dim1=2, dim2=3)).clamp_(min=0).sqrt_()
-        terms = self._m + self._n + self.positions**2
-        return cautious(left.mul_(right).sum((2, 3)), lengths.sum(2), terms)
-
-    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
-        if self._gradients is not None:
-            total = weighted_sum(factors, flat(self._gradients), piece)
-            return self._shaped(total[None])[0] if self._turned else total.view(self.shape)
-        left, right = self.left, self.right
-        if self.positions > 1 or piece == 0:  # positions may cancel, see above
-            left, right, factors, piece = left.double(), right.double(), factors.double(), 0
-        if self._m <= self._n:
-            left = left * factors[:, None, None, None]
-        else:
-            right = right * factors[:, None, None, None]
-        left, right = (part.transpose(0, 1).flatten(1, 2) for part in (left, right))
-        return sum_of_products(left, right, self.positions, piece).reshape(self.shape)
-
-    @property
-    def numbers(self) -> int:
-        sides = self.groups * self.positions * (self._m + self._n)
-        more = 4 * self.positions**2 * self.groups if self.gram else prod(self.shape)
-        return self.examples * (sides + (more if self.positions > 1 else 0))
-
-    def explicit(self) -> Tensor:
-        return self._shaped(self._each())
-
-    def _each(self) -> Tensor:
-        """The gradients of all groups, (examples, groups, m, n), or (.., n, m) where that is the faster product."""
-        if self._gradients is None:
-            one, other = (self.right, self.left) if self._turned else (self.left, self.right)
-            if self.groups == 1:
-                self._gradients = torch.bmm(one[:, 0].mT, other[:, 0])
-            else:
-                self._gradients = one.mT @ other
-        return self._gradients
-
-    def _shaped(self, gradients: Tensor) -> Tensor:
-        """Rows of such numbers in the shape of the weight."""
-        if self._turned:
-            gradients = gradients.reshape(-1, self.groups, self._n, self._m).mT
-        return gradients.reshape(-1, *self.shape)
-
-
-class Rows(Contribution):
-    r"""Rows of a table that were looked up: $g_e$ has $d_{et}$ added to row $i_{et}$.
-
-    Args:
-        rows: (examples, positions), which row was read where.
-        back: (examples, positions, width), what came back; zero where nothing is learned.
-        shape: (table length, width).
-    """
-
-    def __init__(self, rows: Tensor, back: Tensor, shape: torch.Size) -> None:
-        self.rows, self.back, self.shape = rows, back, shape
-        self._merged = rows.shape[1] == 1
-
-    def norms(self) -> Tensor:
-        self.merge()
-        return norms_of(flat(self.back))
-
-    def merge(self) -> None:
-        """Add up what came back to the positions of an example that read the same row: each row once from here on.
-
-        They may cancel, so norm and sum must both start from what is left of them.
-        """
-        if self._merged:
-            return
-        self._merged = True
-        examples, positions = self.rows.shape
-        slots, count = self.rows, self.shape[0]
-        if count > positions:  # rows are numbered anew, in the order of the table
-            read, order = self.rows.sort(1)
-            numbered = torch.zeros_like(read)
-            numbered[:, 1:] = (read[:, 1:] != read[:, :-1]).cumsum(1)
-            slots, count = torch.empty_like(read).scatter_(1, order, numbered), positions
-        own = slots + count * torch.arange(examples, device=slots.device)[:, None]
-        added = self.back.new_zeros(examples * count, self.back.shape[2])
-        added.index_add_(0, own.flatten(), self.back.flatten(0, 1))
-        # nothing came back to numbers that are not in use, so it does not matter which row they stand for
-        self.rows = self.rows.new_zeros(examples, count).scatter_(1, slots, self.rows)
-        self.back = added.view(examples, count, -1)
-
-    def total(self, factors: Tensor, piece: int | None = None) -> Tensor:
-        self.merge()
-        back = self.back.double() if piece == 0 else self.back
-        weighted = (back * factors.to(back)[:, None, None]).flatten(0, 1)
-        weighted = weighted if piece is None else weighted.double()
-        return weighted.new_zeros(self.shape).index_add_(0, self.rows.flatten(), weighted)
-
-    @property
-    def numbers(self) -> int:
-        examples, positions = self.rows.shape
-        return self.back.numel() + examples * min(positions, self.shape[0]) * (self.shape[1] + 4)
-
-    def explicit(self) -> Tensor:
-        index = self.rows[:, :, None].expand_as(self.back)
-        return self.back.new_zeros(len(self.rows), *self.shape).scatter_add_(1, index, self.back)
-
-
-def combine(uses: list[Contribution]) -> Contribution:
-    """All uses of one weight together: gradients add up, norms do not."""
-    if len(uses) == 1:
-        return uses[0]
-    gradients = uses[0].explicit()
-    for use in uses[1:]:
-        gradients = gradients + use.explicit()
-    return Explicit(gradients)
-
-
-def flat(gradients: Tensor) -> Tensor:
-    """One row per example."""
-    return gradients.reshape(gradients.shape[0], -1)
-
-
-def gram_matrix(rows: Tensor) -> Tensor:
-    """All products of two rows, in float64: products that cancel keep their digits."""
-    exact = rows.double()
-    return exact @ exact.mT
-
-
-def cautious(squares: Tensor, lengths: Tensor, terms: int) -> Tensor:
-    """Norms of sums of parts, enlarged by what rounding may have taken from them.
-
-    Where parts cancel, the norm of their sum is far below the sum of their norms, and rounding is not: a square in float64 is off
-    by up to `terms` roundings of the square of `lengths`. No norm is stated below the smallest part of `lengths` for which sums in
-    float64 are still exact.
-
-    Args:
-        squares: of the norms, in float64.
-        lengths: the sums of the parts' norms.
-        terms: of how many products the longest sums were that a square was computed by.
-    """
-    error = (terms * torch.finfo(torch.float64).eps) ** 0.5
-    stated: Tensor = squares.clamp(min=0).sqrt() + error * lengths
-    return torch.maximum(stated, _CANCELLED * lengths)
 
 
 @contextmanager
@@ -495,93 +433,3 @@ def full_precision(device: torch.device) -> Iterator[None]:
     finally:
         if asked != "highest":
             torch.set_float32_matmul_precision(asked)
-
-
-def weighted_sum(factors: Tensor, rows: Tensor, piece: int | None) -> Tensor:
-    """The sum of rows (examples, numbers), each times its factor.
-
-    Args:
-        piece: how many examples are added up in float32 before the sum goes on in float64; 0: none; None: all.
-    """
-    if piece is None:
-        return factors @ rows
-    if piece == 0:
-        return factors.double() @ rows.double()
-    whole = len(rows) // piece * piece
-    parts = torch.bmm(factors[:whole].view(-1, 1, piece), rows[:whole].view(-1, piece, rows.shape[1]))
-    return parts.sum((0, 1), dtype=torch.float64) + (factors[whole:] @ rows[whole:])
-
-
-def sum_of_products(left: Tensor, right: Tensor, positions: int, piece: int | None) -> Tensor:
-    """left^T right over the second last axis, which holds so many positions of every example; leading axes stay.
-
-    Args:
-        left: (..., examples x positions, m).
-        right: (..., examples x positions, n).
-        positions: of every example, adjacent.
-        piece: see `weighted_sum`.
-    """
-    if piece is None:
-        return left.mT @ right if left.shape[-1] <= right.shape[-1] else (right.mT @ left).mT
-    if piece == 0:
-        return left.double().mT @ right.double()
-    lead, height = left.shape[:-2], piece * positions
-    matrices = (part.reshape(-1, *part.shape[-2:]) for part in (left, right))
-    # one after the other: pieces of all at once would need a copy of both sides
-    sums = [_in_pieces(one, other, height) for one, other in zip(*matrices, strict=True)]
-    return torch.stack(sums).view(*lead, *sums[0].shape) if lead else sums[0]
-
-
-def _in_pieces(left: Tensor, right: Tensor, height: int) -> Tensor:
-    """left^T right, so many rows at a time."""
-    if left.shape[1] * right.shape[1] > _SMALL:
-        starts = range(0, max(1, len(left)), height)  # nobody's sum is zero
-        return _sum_of_pairs(left[k : k + height].mT @ right[k : k + height] for k in starts)
-    whole = len(left) // height * height
-    first, second = (torch.unflatten(part[:whole], 0, (-1, height)) for part in (left, right))
-    total: Tensor = (first.mT @ second).sum(0, dtype=torch.float64) + left[whole:].mT @ right[whole:]
-    return total
-
-
-def _sum_of_pairs(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of parts that may be written over: of pairs, then of pairs of those, while they are in the cache.
-
-    No part is rounded more often than there are halvings, so float32 does; adding to float64 takes as long as the products.
-    """
-    sums: list[tuple[int, Tensor]] = []
-    for part in parts:
-        own, level = part, 0
-        while sums and sums[-1][0] == level:
-            own, level = sums.pop()[1].add_(own), level + 1
-        sums.append((level, own))
-    _, total = sums.pop()
-    while sums:
-        total = sums.pop()[1].add_(total)
-    return total
-
-
-def norms_of(rows: Tensor) -> Tensor:
-    """Norms of pieces of every row, (rows, pieces): float32 sums of millions of squares go astray.
-
-    Squares below the smallest normal number are lost in float32, so what they can amount to is added: a norm of 0 times a huge
-    one, of the other side of an outer product, would let a gradient pass unclipped.
-    """
-    norms: Tensor
-    width = rows.shape[-1]
-    pieces = -(-width // _SQUARES)
-    if rows.dtype != torch.float32:
-        return torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)  # type: ignore[no-any-return]
-    if pieces <= 1:
-        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    elif width % pieces == 0:
-        norms = torch.linalg.vector_norm(rows.reshape(*rows.shape[:-1], pieces, -1), dim=-1)
-    else:
-        cut = torch.split(rows, _SQUARES, dim=-1)
-        norms = torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in cut], -1)
-    return norms + math.sqrt(min(width, _SQUARES) * torch.finfo(torch.float32).tiny)
-
-
-def squared_norms(rows: Tensor) -> Tensor:
-    """Squared norms over the last axis, in float64."""
-    norms = norms_of(rows).double().square_()
-    return norms[..., 0] if norms.shape[-1] == 1 else norms.sum(-1)

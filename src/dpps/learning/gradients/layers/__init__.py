@@ -24,9 +24,9 @@ f d a^T over the examples.
   the function has it.
 - `recording`: before the first batch, two and three made-up examples show where weights meet examples and which axis these lie
   along; the result is compared with plain autograd. A model that rules do not cover, or do not understand, goes another way
-  (`vmap(grad)`, then one by one, see `dpps.learning.gradients.batched`). Real batches then run as planned. Whatever differs from
+  (`vmap(grad)`, then one by one, see `dpps.learning.gradients.clipped`). Real batches then run as planned. Whatever differs from
   the plan stops it.
-- `Contribution` in `dpps.learning.gradients.clipped`: norms and sums, exact enough for the clip.
+- `contributions`: norms and sums, exact enough for the clip.
 
 To add a rule, subclass `Rule` anywhere and call `register` with it; here, put it into `rules`.
 """

@@ -1,7 +1,8 @@
-"""One forward and one backward pass that give every example's norm and then the clipped sum; and what to expect of them.
+"""One forward and one backward pass that give every example's norm, and then the sum of clipped gradients.
 
-`Recorder` sees every torch function that takes a trained weight while a model runs. Where a weight meets examples it is cut off
-from the graph, so that no gradient of it is computed, and what went in is kept. `Gathering` takes what comes back, call by call.
+`Observer` watches a model run on made-up examples and notes every torch function that takes a trained weight: a `Site`. A `Plan`
+is the list of sites, checked against plain autograd. `Recorder` then runs real batches by the plan: where a weight meets examples
+it is cut off from the graph, so that no gradient of it is computed, and what went in is kept. `Gathering` takes what comes back.
 """
 
 import types
@@ -9,7 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Self
 
 import torch
@@ -30,7 +31,7 @@ from dpps.learning.gradients.calling import (
     quiet,
     tensors_in,
 )
-from dpps.learning.gradients.clipped import Contribution, Explicit, combine
+from dpps.learning.gradients.layers.contributions import Contribution, Explicit, combine
 from dpps.learning.gradients.layers.rules import (
     RULES,
     Call,
@@ -62,7 +63,7 @@ class Weights:
 
     def add(self, result: Any, sources: Sequence[Tensor]) -> None:
         """What a function made of weights alone."""
-        for _, tensor in tensors_of([("", result)]):
+        for tensor in made_by(result):
             if tensor.requires_grad and tensor not in self:
                 self.held[id(tensor)] = tensor, self.origin(*sources)
 
@@ -72,31 +73,22 @@ class Weights:
         leaves = [self.leaves[name] for name in names]
         if weight is leaves[0]:
             return {names[0]: contribution}
+        options = {"is_grads_batched": True, "retain_graph": True, "materialize_grads": True}
         with torch.enable_grad(), quiet():
-            found = torch.autograd.grad(
-                weight,
-                leaves,
-                contribution.explicit(),
-                is_grads_batched=True,
-                retain_graph=True,
-                materialize_grads=True,
-            )
+            found = torch.autograd.grad(weight, leaves, contribution.explicit(), **options)
         return {name: Explicit(g) for name, g in zip(names, found, strict=True)}
 
 
 @dataclass
 class Found:
-    """What one pass found.
-
-    Args:
-        losses: every example's loss.
-        contributions: by parameter.
-        squares: every example's squared norm over all parameters, in float64.
-    """
+    """What one pass found."""
 
     losses: Tensor
+    """Of every example."""
     contributions: dict[str, Contribution]
+    """By parameter."""
     squares: Tensor
+    """Every example's squared norm over all parameters, in float64."""
 
     @classmethod
     def of(cls, losses: Tensor, contributions: dict[str, Contribution], norms: Sequence[Tensor]) -> Self:
@@ -118,21 +110,21 @@ class Found:
 
 
 class Gathering:
-    """Puts together what comes back, call by call while the backward pass runs: so long it is in the cache, and most of it
-    need not be kept. Calls hold it, so it holds no call: torch holds graphs in which Python's collector would not see a cycle.
+    """Puts together what comes back, call by call during the backward pass: it is still in the cache then, and most of it need
+    not be kept. Calls hold it, so it holds no call: torch holds graphs in which Python's collector would not see a cycle.
 
     Args:
         weights: where the weights of calls come from.
-        met_once: parameters whose norms are final after one call.
+        met_once: parameters that meet examples at one place only, so that their norms are final after one call.
     """
 
-    def __init__(self, weights: Weights, met_once: frozenset[str] = frozenset()) -> None:
+    def __init__(self, weights: Weights, met_once: frozenset[str]) -> None:
         self._weights, self._met_once = weights, met_once
         self._uses: dict[str, list[Contribution]] = {}
         self._norms: list[Tensor] = []
 
     def take(self, rule: Rule, call: Call) -> None:
-        """Everything has come back to a call."""
+        """Note the gradients of a call to whose watched tensors everything has come back."""
         backs = [back for back in call.backs if back is not None]
         own: dict[str, list[Contribution]] = {}
         for key, contribution in rule.gradients(call, backs).items():
@@ -145,12 +137,11 @@ class Gathering:
                 self._settle(name)
 
     def _settle(self, name: str) -> None:
-        """All uses of a parameter are there."""
         self._uses[name] = [combine(self._uses[name])]
         self._norms.append(self._uses[name][0].norms())
 
     def finish(self, losses: Tensor) -> Found:
-        """All norms and contributions, when the backward pass is over."""
+        """Return all norms and contributions, when the backward pass is over."""
         for name in [name for name in self._uses if name not in self._met_once]:
             self._settle(name)
         return Found.of(losses, {name: uses[0] for name, uses in self._uses.items()}, self._norms)
@@ -165,26 +156,34 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name
 
 
+@cache
 def body_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
     """For functions that torch writes in Python: the same without the question who overrides it, so that its parts are seen."""
     if getattr(function, "__globals__", None) is not vars(F):
         return None
-    if function not in _BODIES:
-        never = {name: _never for name in vars(F) if name.startswith("has_torch_function")}
-        code: Any = function
-        body = types.FunctionType(
-            code.__code__, vars(F) | never, code.__name__, code.__defaults__, code.__closure__
-        )
-        body.__kwdefaults__ = code.__kwdefaults__
-        _BODIES[function] = body
-    return _BODIES[function]
+    never = {name: lambda *_: False for name in vars(F) if name.startswith("has_torch_function")}
+    code: Any = function
+    body = types.FunctionType(
+        code.__code__, vars(F) | never, code.__name__, code.__defaults__, code.__closure__
+    )
+    body.__kwdefaults__ = code.__kwdefaults__
+    return body
 
 
-_BODIES: dict[Callable[..., Any], Callable[..., Any]] = {}
+def names_of(rule: Rule | None, count: int) -> tuple[str, ...]:
+    """What a rule calls its first arguments; those that it has no name for are called by their numbers."""
+    known = rule.arguments[:count] if rule else ()
+    return (*known, *(str(k) for k in range(len(known), count)))
 
 
-def _never(*_: Any) -> bool:
-    return False
+def given_to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """All tensors among a function's arguments, also those in lists."""
+    return [tensor for _, tensor in tensors_of([("", args), *(("", a) for a in args), *kwargs.items()])]
+
+
+def made_by(result: Any) -> list[Tensor]:
+    """All tensors among what a function returned."""
+    return [tensor for _, tensor in tensors_of([("", result)])]
 
 
 class Watching(TorchFunctionMode):
@@ -208,12 +207,11 @@ class Watching(TorchFunctionMode):
 
     def _concerns(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         held = self.weights.held
-        for value in (*args, *kwargs.values()):
-            if id(value) in held:
-                return True
-            if isinstance(value, (list, tuple)) and any(id(item) in held for item in value):
-                return True
-        return False
+        return any(
+            id(value) in held
+            or (isinstance(value, (list, tuple)) and any(id(item) in held for item in value))
+            for value in (*args, *kwargs.values())
+        )
 
     def other(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A function that takes no weight."""
@@ -240,7 +238,7 @@ class Site:
     rule: Rule | None
     """None: only weights go in, and what comes out is a weight."""
     dims: dict[Key, int | None]
-    """Arguments given by position are called "0", "1", ..."""
+    """The axis of examples of every argument."""
     out_dims: tuple[int | None, ...]
     out_shapes: tuple[tuple[int, ...], ...]
     """With 1 example."""
@@ -248,79 +246,62 @@ class Site:
     minor: bool
     """Where an axis holds several positions of every example: whether the examples of one position are adjacent."""
 
-    @cached_property
-    def named_dims(self) -> dict[Key, int | None]:
-        """The same by the rule's names of arguments."""
-        renamed = {str(k): name for k, name in enumerate(self.rule.arguments)} if self.rule else {}
-        return {(renamed.get(name, name), k): dim for (name, k), dim in self.dims.items()}
-
-    def names(self, count: int) -> tuple[str, ...]:
-        """What the rule calls the first arguments."""
-        known = self.rule.arguments if self.rule else ()
-        return (*known[:count], *(str(k) for k in range(len(known), count)))
-
-
-class Sites(tuple[Site, ...]):
-    """All of them, in order."""
-
-    @cached_property
-    def met_once(self) -> frozenset[str]:
-        """Parameters that meet examples at one place only: their norms are final when that place has been passed."""
-        met = Counter(name for site in self if site.rule is not None for name in site.parameters)
-        return frozenset(name for name, count in met.items() if count == 1)
-
 
 class Recorder(Watching):
     """Runs a model on a batch and gathers what comes back to every function where weights meet examples.
 
     Args:
         leaves: the trained parameters, each to be differentiated.
-        sites: what to expect.
+        plan: what to expect.
         examples: how many there are in the batch.
-        fast_formats: see `Call`.
     """
 
-    def __init__(self, leaves: Mapping[str, Tensor], sites: Sites, examples: int, fast_formats: bool) -> None:
+    def __init__(self, leaves: Mapping[str, Tensor], plan: "Plan", examples: int) -> None:
         super().__init__(leaves)
-        self._sites, self._examples, self._fast, self._next = sites, examples, fast_formats, 0
-        self._gathering = Gathering(self.weights, sites.met_once)
+        self._plan, self._examples, self._next = plan, examples, 0
+        self._gathering = Gathering(self.weights, plan.met_once)
         self._calls: list[Call] = []
         self._root = torch.empty(0, requires_grad=True)
 
     def weighted(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if self._next == len(self._sites):
-            return self._beyond(func, args, kwargs)
-        site, name = self._sites[self._next], name_of(func)
-        if site.name != name:
-            return self._beyond(func, args, kwargs)
+        name = name_of(func)
+        if self._next == len(self._plan.sites) or self._plan.sites[self._next].name != name:
+            result = func(*args, **kwargs)
+            if not made_by(result):
+                refuse_assignment(func)
+                return result
+            raise IrregularModel(
+                f"{name} was not called with made-up examples: the model depends on the data"
+            )
+        site = self._plan.sites[self._next]
         self._next += 1
         if site.rule is None:
             result = func(*args, **kwargs)
-            given = tensors_of([("", args), *(("", a) for a in args), *kwargs.items()])
-            self.weights.add(result, [tensor for _, tensor in given if tensor in self.weights])
+            self.weights.add(result, [tensor for tensor in given_to(args, kwargs) if tensor in self.weights])
             return result
-        call = self._call(func, site, args, kwargs)
+        call = self._call(func, site, site.rule, args, kwargs)
         if not site.rule.suits(call):
             raise IrregularModel(f"the rule for {name} does not cover such a call")
         self._calls.append(call)
         result = site.rule.run(call)
-        if tuple(tuple(part.shape) for _, part in tensors_of([("", result)])) != call.out_shapes:
+        if tuple(tuple(part.shape) for part in made_by(result)) != call.out_shapes:
             raise IrregularModel(f"{name} made less or more of these examples than of made-up ones")
         call.cut()
         return result
 
-    def _call(self, func: Any, site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def _call(
+        self, func: Any, site: Site, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Call:
         """The call with its arguments by the rule's names and its weights cut off."""
-        assert site.rule is not None
-        names = site.names(len(args))
+        names = names_of(rule, len(args))
         arguments = dict(zip(names, args, strict=True)) | dict(kwargs)
         own = {key: tensor for key, tensor in tensors_of(arguments.items()) if tensor in self.weights}
         if self.weights.origin(*own.values()) != site.parameters:
             raise IrregularModel(f"{site.name} took other parameters than with made-up examples")
         cut = replace_tensors(arguments, {key: tensor.detach() for key, tensor in own.items()})
         return Call(
-            *(func, names, cut, own, site.named_dims, site.out_dims, site.out_shapes),
-            *(self._examples, site.minor, self._fast, partial(self._gathering.take, site.rule), self._root),
+            *(func, names, cut, own, site.dims, site.out_dims, site.out_shapes, self._examples),
+            *(site.minor, self._plan.fast_formats, partial(self._gathering.take, rule), self._root),
         )
 
     def backward(self, losses: Tensor) -> Found:
@@ -332,15 +313,6 @@ class Recorder(Watching):
             for call in self._calls:
                 call.settle()
             return self._gathering.finish(losses.detach())
-
-    def _beyond(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        if next(tensors_of([("", result)]), None) is None:
-            refuse_assignment(func)
-            return result
-        raise IrregularModel(
-            f"{name_of(func)} was not called with made-up examples: the model depends on the data"
-        )
 
 
 # What to expect of a model: found out once on made-up examples, and checked there against plain autograd.
@@ -354,23 +326,25 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3}
 
 @dataclass(frozen=True)
 class Plan:
-    """What to expect of a model, in order, and how much memory an example takes.
-
-    Args:
-        each: the examples' losses.
-        sites: where weights go in.
-        numbers: how many numbers one example leaves behind on its way forward and back.
-        fast_formats: whether the model runs with memory laid out as is fastest.
-    """
+    """What to expect of a model, in order, and how much memory an example takes."""
 
     each: ExampleLosses
-    sites: Sites
+    sites: tuple[Site, ...]
+    """Where weights go in."""
     numbers: int
+    """How many numbers one example leaves behind on its way forward and back."""
     fast_formats: bool
+    """Whether the model runs with memory laid out as is fastest."""
+
+    @cached_property
+    def met_once(self) -> frozenset[str]:
+        """Parameters that meet examples at one place only."""
+        met = Counter(name for site in self.sites if site.rule is not None for name in site.parameters)
+        return frozenset(name for name, count in met.items() if count == 1)
 
     def run(self, model: nn.Module, leaves: dict[str, Tensor], batch: tuple[Any, Any]) -> Found:
         """One forward and one backward pass."""
-        recorder = Recorder(leaves, self.sites, len(tensors_in(batch)[0]), self.fast_formats)
+        recorder = Recorder(leaves, self, len(tensors_in(batch)[0]))
         with torch.enable_grad():
             return recorder.backward(_losses(model, self.each, recorder, batch))
 
@@ -385,7 +359,7 @@ class Batches:
 
     @classmethod
     def like(cls, example: tuple[Any, Any], *, whole: bool = False) -> Self:
-        """For a model that takes such examples; `whole` as in `made_up`."""
+        """Make them up for a model that takes such examples; `whole` as in `made_up`."""
         three, other = made_up(example, 3, whole=whole), made_up(example, 1, whole=whole, seed=1)
 
         def joined(new: Any, own: Any) -> Any:
@@ -495,42 +469,39 @@ class Observer(Watching):
         self._constants = Constants()
 
     def _from_batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        named = [("", args), *kwargs.items()]
-        nested = [("", value) for value in args]
-        return any(id(tensor) in self._batch for _, tensor in tensors_of([*named, *nested]))
+        return any(id(tensor) in self._batch for tensor in given_to(args, kwargs))
 
-    def _note(self, result: Any) -> None:
-        for _, tensor in tensors_of([("", result)]):
+    def _note(self, made: Sequence[Tensor]) -> None:
+        for tensor in made:
             self._batch[id(tensor)] = tensor
             self.numbers += 0 if tensor._is_view() else tensor.numel()
 
     def other(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        name = name_of(func)
+        result, name = func(*args, **kwargs), name_of(func)
         self._constants.note(name, args, kwargs, result)
         rows = picked(name, args, kwargs, self._constants)
         if rows is not None:
             self.picked.append(rows)
         if self._from_batch(args, kwargs):
-            self._note(result)
-            self.shapes += [tuple(tensor.shape) for _, tensor in tensors_of([("", result)])]
+            self._note(made_by(result))
+            self.shapes += [tuple(tensor.shape) for tensor in made_by(result)]
         return result
 
     def weighted(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        made = [tensor for _, tensor in tensors_of([("", result)])]
+        result, name = func(*args, **kwargs), name_of(func)
+        made = made_by(result)
         if not made:
             refuse_assignment(func)
             return result
-        given = list(tensors_of([*((str(k), a) for k, a in enumerate(args)), *kwargs.items()]))
+        names = names_of(RULES.get(name), len(args))
+        given = list(tensors_of([*zip(names, args, strict=True), *kwargs.items()]))
         own = [tensor for _, tensor in given if tensor in self.weights]
         meets = self._from_batch(args, kwargs) or len(self.seen) in self._meets
         inputs = tuple((key, tuple(tensor.shape)) for key, tensor in given)
         outputs = tuple(tuple(tensor.shape) for tensor in made)
-        parameters = self.weights.origin(*own)
-        self.seen.append(Seen(name_of(func), inputs, parameters, outputs, meets, made if meets else []))
+        self.seen.append(Seen(name, inputs, self.weights.origin(*own), outputs, meets, made if meets else []))
         if meets:
-            self._note(result)
+            self._note(made)
         else:
             self.weights.add(result, own)
         return result
@@ -538,7 +509,7 @@ class Observer(Watching):
 
 def _find_sites(
     model: nn.Module, each: ExampleLosses, parameters: Mapping[str, Tensor], batches: Batches
-) -> tuple[Sites, int]:
+) -> tuple[tuple[Site, ...], int]:
     """Where weights meet examples, from runs with two and with three examples; and the numbers an example leaves."""
     meets: frozenset[int] = frozenset()
     while True:
@@ -558,8 +529,8 @@ def _find_sites(
     if any(one.meets and not grows for (one, _), grows in zip(pairs, grown, strict=True)):
         raise IrregularModel("a sum over the batch meets a parameter")
     changed = _observe(model, each, parameters, batches.changed, meets)
-    sites = Sites(_site(*seen) for seen in zip(two.seen, three.seen, changed.seen, strict=True))
-    return sites, max(1, (three.numbers - two.numbers))
+    sites = tuple(_site(*seen) for seen in zip(two.seen, three.seen, changed.seen, strict=True))
+    return sites, max(1, three.numbers - two.numbers)
 
 
 def _refuse_picking(two: Observer, three: Observer) -> None:
@@ -691,7 +662,7 @@ class Constants:
         """A function has been called."""
         given = [tensor for _, tensor in tensors_of([*(("", a) for a in args), *kwargs.items()])]
         if name == "arange" or (given and all(tensor in self for tensor in given)):
-            self._held.update((id(tensor), tensor) for _, tensor in tensors_of([("", result)]))
+            self._held.update((id(tensor), tensor) for tensor in made_by(result))
 
 
 def picked(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], constants: Constants) -> Picked | None:

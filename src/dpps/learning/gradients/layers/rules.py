@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from dpps.learning.gradients.clipped import Contribution, Explicit, Outer, Rows
+from dpps.learning.gradients.layers.contributions import Contribution, Explicit, Outer, Rows
 
 Key = tuple[str, int]
 """The name of an argument, and for a list of tensors the position in it (otherwise -1)."""
