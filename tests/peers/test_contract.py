@@ -29,7 +29,7 @@ from dpps.peers import (
 from dpps.peers import contract as contract_module
 from dpps.peers.contract import LARGEST_FILE, config_for
 from dpps.peers.identity import PAIRS_KEY
-from dpps.peers.join import CONVENER, accept, check_run, note_run, remember
+from dpps.peers.member import CONVENER, accept, check_run, note_run, remember
 from dpps.runs import OWN_DATA, Options
 from tests.support.peers import NAMES, PLAN, Organisations
 

@@ -14,7 +14,7 @@ from dpps import report
 from dpps.cli import DONE, main
 from dpps.errors import RunError, UsageError
 from dpps.peers import LEAVE, Channel, Participation, expel, read_plan, read_status
-from dpps.peers.join import KNOWN, join
+from dpps.peers.member import KNOWN, join
 from dpps.peers.messages import largest
 from dpps.peers.status import STAYING
 from dpps.runs import Options, RoundLog, Run, load

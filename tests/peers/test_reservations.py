@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from dpps.errors import RunError, UsageError
-from dpps.peers.reservations import AHEAD, Reservations, quorum
+from dpps.peers.contract import quorum
+from dpps.peers.links import AHEAD, Reservations
 
 CASES = [(3, 0, 1), (4, 1, 1), (5, 1, 1), (6, 1, 2), (8, 2, 1), (8, 2, 2)]
 

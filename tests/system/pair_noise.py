@@ -16,7 +16,7 @@ from dpps.noise import MemberPairs
 from dpps.noise.pairs import Part
 from dpps.peers import Federation, Identity, Membership
 from dpps.peers.contract import config_for
-from dpps.peers.reservations import AHEAD
+from dpps.peers.links import AHEAD
 from dpps.privacy.units import PrivacyOptions
 
 _FOUND = 0.5

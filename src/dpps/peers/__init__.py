@@ -28,9 +28,8 @@ if TYPE_CHECKING:  # imported when first asked for
         server_name,
         verify,
     )
-    from dpps.peers.join import Participation
     from dpps.peers.links import DONE, Terms
-    from dpps.peers.member import Member
+    from dpps.peers.member import Member, Participation, join
     from dpps.peers.messages import AVERAGING, FINAL, LEARNING, Frame, FrameError, Post, Share, decode
     from dpps.peers.status import (
         FINISHED,

@@ -40,7 +40,6 @@ from dpps.peers.identity import (
     key_of_point,
     verify,
 )
-from dpps.peers.reservations import quorum
 from dpps.privacy.partners import Pairs
 from dpps.privacy.units import UNITS, PrivacyOptions
 from dpps.registry import is_own
@@ -758,6 +757,21 @@ def _check_pairs(config: Options, members: int) -> None:
     trust.partners(members)  # refuses more colluders and absentees than members can hide from
     if trust.absentees:
         quorum(members, trust.coalition(members), trust.absentees)
+
+
+def quorum(members: int, colluders: int, absentees: int) -> int:
+    """How many others must have noted a reservation before a round is released (`dpps.peers.links.Reservations`).
+
+    At least C + A, so that those who are left when A are lost can say what a lost one has released; at most N - 1 - A, so that
+    a member can go on without them. In between, the middle.
+    """
+    least, most = colluders + absentees, members - 1 - absentees
+    if least > most:
+        raise UsageError(
+            f"--colluders {colluders} and --absentees {absentees} with {members} members: C + 2 A must be {members - 1} or less, "
+            "so that enough members are left to say what a lost one has sent; use fewer"
+        )
+    return max(1, least, min(most, (members - 1 + colluders) // 2))
 
 
 # The file: read strictly, and written so that it is read back

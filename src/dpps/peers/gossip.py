@@ -29,6 +29,7 @@ from dpps.errors import RunError, UsageError
 from dpps.peers.contract import Membership, linked
 from dpps.peers.links import (
     ACTIVE,
+    AHEAD,
     DONE,
     HERE,
     LEFT,
@@ -38,6 +39,7 @@ from dpps.peers.links import (
     Inlet,
     Letter,
     Outlet,
+    Reservations,
     Rows,
     Sent,
     Terms,
@@ -57,7 +59,6 @@ from dpps.peers.messages import (
     Share,
     decode,
 )
-from dpps.peers.reservations import AHEAD, Reservations
 from dpps.topology import Topology, Weights
 from dpps.transport import Alone, Arrived, Exchange, Fabric, Link
 

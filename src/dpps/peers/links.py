@@ -15,7 +15,7 @@ with so few shares on their way there is nothing that they save.)
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpps.peers.contract import linked
+from dpps.errors import RunError
+from dpps.peers.contract import linked, quorum
 from dpps.peers.messages import Claim, FrameError, Presence, Share
-from dpps.peers.reservations import Reservations
 from dpps.topology import Topology, Weights
 
 # Shares on their way
@@ -161,6 +161,91 @@ class Inlet:
     def from_json(cls, saved: dict[str, Any]) -> "Inlet":
         seen = None if saved["seen"] is None else Claim.from_json(saved["seen"])
         return cls(saved["counted"], saved["counted"], seen=seen, receipt=bytes.fromhex(saved["receipt"]))
+
+
+# Which rounds a member can have released, where members share noise that cancels
+
+AHEAD = 4
+"""A member reserves this many rounds beyond its current one, so that no round waits for the others' answers."""
+
+
+class Reservations:
+    """The rounds that each member may have released: known before noise shared with a lost member is taken back.
+
+    Taking noise back reveals what hides the lost member's messages, so it may touch only rounds that this member has never
+    released and never will. Nobody can ask it, and others may lie about what they have of it. So a member *reserves* rounds
+    before it releases them: its signed signs of life name the last round it has reserved, everybody writes that to disk and
+    repeats it in signs of life of its own, and a member releases a round only when `quorum` others have repeated a
+    reservation that covers it.
+
+    A member that adopts a revision without the lost one notes no further reservation of it. When so many have signed that they
+    are at this revision that any `quorum` of the others has more of them than there can be liars, one honest member is in
+    both: the largest reservation among them is not below any round that the lost member has released, whoever cut it off
+    from whom.
+
+    Attributes:
+        known: the last round that each member has reserved, as far as heard here. Frozen for an expelled member.
+        revision: of the adopted contract.
+        kept: `known` when it was last written to disk: what this member signs.
+        kept_revision: the revision that was adopted then.
+    """
+
+    def __init__(self, members: int, own: int, colluders: int, absentees: int) -> None:
+        self.members, self.own, self.colluders = members, own, colluders
+        self.quorum = quorum(members, colluders, absentees)
+        self.known = [-1] * members
+        self.revision = 1
+        self._gone: frozenset[int] = frozenset()
+        self._said: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.note()
+
+    def adopt(self, revision: int, gone: Set[int]) -> None:
+        self.revision, self._gone = max(revision, self.revision), self._gone | gone
+
+    def reserve(self, last: int) -> None:
+        self.known[self.own] = max(self.known[self.own], last)
+
+    def hear(self, member: int, revision: int, kept: Sequence[int]) -> None:
+        if member not in self._gone:
+            self._said[member] = revision, tuple(kept)
+            self.known[member] = max(self.known[member], kept[member])
+
+    @property
+    def news(self) -> bool:
+        """Whether something is known that is not on disk."""
+        return (tuple(self.known), self.revision) != (self.kept, self.kept_revision)
+
+    def note(self) -> None:
+        """What is known is now on disk."""
+        self.kept, self.kept_revision = tuple(self.known), self.revision
+
+    @property
+    def allowed(self) -> int:
+        """The last round that this member may release; -1: none."""
+        noted = sorted((kept[self.own] for _, kept in self._said.values()), reverse=True)
+        return min(noted[self.quorum - 1], self.kept[self.own]) if len(noted) >= self.quorum else -1
+
+    def last(self, lost: int, removed_in: int) -> int | None:
+        """A round after which an expelled member has released nothing and never will; None: not known yet."""
+        told = [
+            kept[lost]
+            for member, (revision, kept) in self._said.items()
+            if revision >= removed_in and member != lost
+        ]
+        if self.kept_revision >= removed_in:
+            told.append(self.kept[lost])
+        return max(told) if len(told) + self.quorum >= self.members + self.colluders else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"known": list(self.known), "revision": self.revision}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        if saved["revision"] > self.revision:
+            raise RunError(
+                f"the run has adopted revision {saved['revision']} of the federation file and this is {self.revision}: give the newest file"
+            )
+        self.known = [max(both) for both in zip(self.known, saved["known"], strict=True)]
+        self.note()
 
 
 # Who is here

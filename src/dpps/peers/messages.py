@@ -247,7 +247,7 @@ class Presence:
     revision: int = 0
     """Of the contract that its `reserved` are of; 0: members share no noise."""
     reserved: tuple[int, ...] = ()
-    """By member, the last round that it has reserved, as this one has noted on its disk (:mod:`dpps.peers.reservations`)."""
+    """By member, the last round that it has reserved, as this one has noted on its disk (`dpps.peers.links.Reservations`)."""
 
     def message(self, run: str, name: str) -> bytes:
         """What member `name` has signed."""
