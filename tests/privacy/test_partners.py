@@ -135,10 +135,10 @@ def test_where_too_few_are_present_all_noise_is_independent() -> None:
 
 
 def test_the_default_graph() -> None:
-    assert Pairs(2).partners(32).complete
+    assert Pairs(2).partners(32).edges is None
     assert Pairs().partners(100).colluders == 33
     sparse = Pairs(10).partners(1000)
-    assert not sparse.complete
+    assert sparse.edges is not None
     assert set(np.bincount(sparse.among().ravel())) == {enough_degree(10)} == {30}
     assert sparse.strength >= 0.3 * 30 - 0.5
     assert Pairs(10).partners(1000).digest == sparse.digest != Pairs(10, seed=1).partners(1000).digest

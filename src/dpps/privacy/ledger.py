@@ -1,18 +1,17 @@
 """What was spent: every release of a run and its cost. Totals are computed from the ledger, never from a plan.
 
-`Ledger` keeps the releases in memory. `LedgerFile` also has each one on disk before it is sent, because a message cannot be taken
-back. A protocol always has one of the two, and nothing leaves a node without being charged.
+`Ledger` keeps the releases in memory. `LedgerFile` also has each one on disk before it is sent, because a message cannot be
+taken back. A protocol always has one of the two, and nothing leaves a node without being charged.
 
 The file has one JSON object per line. The first line says which run this is and what was promised; every later one charges a
 message. Each line ends with a checksum over itself and the checksum before it, so an edited, lost or exchanged line breaks the
 chain from there on. One writer at a time: the file is locked until it is closed or its process ends.
 
-An older copy of a ledger looks whole by itself. So a second file beside it, the witness, says how far the ledger once went.
-It has two places that are overwritten in turn, so that a write cut off by a crash leaves the other place intact. Each record
-says how many lines the ledger has, the checksum of the last one, and how many messages the ledger of every other process must
-have, because they arrived here. It is written after the line it speaks of is on disk and before the message leaves: so it never
-claims a line that the ledger does not have, and after a crash it lags by one line at most. What arrived from the others is
-written with the next record, one round later.
+An older copy of a ledger looks whole by itself. So a second file beside it, the witness, says how far the ledger once went:
+its number of lines, the checksum of the last one, and how many messages the ledger of every other process must have, because
+they arrived here. It has two places that are overwritten in turn, so that a write cut off by a crash leaves the other intact.
+It is written after the line it speaks of is on disk and before the message leaves: so it never claims a line that the ledger
+does not have, and after a crash it lags by one line at most. What arrived from the others is written one round later.
 
 Checkpoints and, in a distributed run, the other processes are witnesses, too. What remains undetectable: ledger and witness
 put back *together*, from one backup of the machine, in a run of a single process, which has nobody else to ask.
@@ -51,14 +50,8 @@ _PEERS_PER_SECTOR = 32  # numbers below a million million, with their commas
 
 @dataclass(frozen=True)
 class Release:
-    """The messages of some rows in one round.
-
-    Attributes:
-        event: what one message costs, sampling included.
-        mechanism: the name of the noise, for the reader.
-        sensitivity: S(t), in the norm of the mechanism.
-        rows: the nodes whose message it is, or ``all`` of the ledger's.
-    """
+    """The messages of some rows (nodes) in one round: the cost of each, sampling included; the name of the noise, for readers;
+    and S(t), in the norm of the mechanism."""
 
     round: int
     event: Event
@@ -69,8 +62,8 @@ class Release:
 
     def check(self, rows: Sequence[int]) -> None:
         """Refuse what no accountant can take, and rows that are not the ledger's."""
-        strangers = [] if self.rows == "all" else [row for row in self.rows if row not in rows]
-        if strangers or not self.rows or self.round < 0:
+        known = self.rows == "all" or set(self.rows) <= set(rows)
+        if not known or not self.rows or self.round < 0:
             raise UsageError(f"cannot charge {self}: rows must be among {list(rows)}, round >= 0")
         if not (self.sensitivity >= 0 and self.scale >= 0):
             raise UsageError(f"cannot charge {self}: sensitivity and scale must be numbers >= 0")
@@ -78,7 +71,7 @@ class Release:
             raise UsageError(f"cannot charge {self}: its event has a parameter that is not a number >= 0")
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of the ledger. `epsilon` is the pure epsilon of one message, for readers; None where there is none."""
+        """As a line of the ledger. `epsilon` is the pure epsilon of one message, for readers; None if there is none."""
         epsilon = self.event.pure_epsilon
         return {
             "round": self.round,
@@ -107,14 +100,8 @@ class Release:
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest total that may be charged to any node.
-
-    Attributes:
-        epsilon: total by the accountant, replays included.
-        delta: allowance of that total.
-        group: records per person.
-        planned: rounds that the epsilon was solved for: the accountant, which is slow, is asked for all of them in one go.
-    """
+    """The largest total that may be charged to any node, replays included. `group`: records per person. `planned`: rounds that
+    the epsilon was solved for; the accountant, which is slow, is asked for all of them in one go."""
 
     epsilon: float
     delta: float = 0.0
@@ -127,8 +114,7 @@ class Budget:
 
 
 class Ledger:
-    """A ledger in memory, of the messages of the given rows (nodes). A message that exceeds the budget is
-    refused before it is charged."""
+    """A ledger in memory, of the messages of the given rows (nodes), within a budget if one is given."""
 
     def __init__(self, rows: Sequence[int], budget: Budget | None = None) -> None:
         if not rows:
@@ -144,8 +130,8 @@ class Ledger:
         self._cleared: dict[Release, int] = {}
 
     def charge(self, release: Release) -> None:
-        """Record the cost of a message. The message may be sent only after this returns. Raises RunError if
-        the budget is exceeded; nothing is charged then."""
+        """Record the cost of a message, which may be sent only after this returns. RunError: it exceeds the budget, and nothing
+        is charged."""
         release.check(self.rows)
         budget = self._budget
         if budget is not None and not self._cleared_for(release, budget):
@@ -166,7 +152,7 @@ class Ledger:
         return [(round_, charge) for round_, _, charge in self._releases]
 
     def history_of(self, row: int) -> list[tuple[int, Charge]]:
-        """The same of one node: nodes that draw at different rates are charged separately in every round."""
+        """The same for one node: nodes that draw at different rates are charged separately in every round."""
         return [(round_, charge) for round_, rows, charge in self._releases if row in self._named(rows)]
 
     @property
@@ -200,7 +186,7 @@ class Ledger:
         return {row: [replace(kind, count=n) for kind, n in kinds.items()] for row, kinds in sums.items()}
 
     def by_row(self, cost: Callable[[Sequence[Charge]], Found], rows: Rows = "all") -> dict[int, Found]:
-        """What `cost` says of each node's charges; it is asked once for nodes with equal ones, because accountants are slow."""
+        """What `cost` says of each node's charges, asked once for nodes with equal ones, because accountants are slow."""
         charges = {row: tuple(found) for row, found in self.charges_by_row().items()}
         by_row = {row: charges[row] for row in self._named(rows)}
         different = {each: cost(each) for each in set(by_row.values())}
@@ -242,16 +228,11 @@ class Ledger:
 
     def _within(self, rows: Rows, charges: Sequence[Charge], budget: Budget) -> bool:
         """Whether the budget has room for these charges to these rows."""
-
-        def cost(paid: Sequence[Charge]) -> float:
-            return total([*paid, *charges], budget.delta, budget.group).epsilon
-
-        return max(self.by_row(cost, rows).values()) <= budget.epsilon * (1 + _ROUNDING)
+        found = self.by_row(lambda c: total([*c, *charges], budget.delta, budget.group).epsilon, rows)
+        return max(found.values()) <= budget.epsilon * (1 + _ROUNDING)
 
     def _count(self, release: Release) -> None:
-        charge = self._charges.get(release.event)
-        if charge is None:
-            charge = self._charges[release.event] = Charge(release.event)
+        charge = self._charges.setdefault(release.event, Charge(release.event))
         self._releases.append((release.round, release.rows, charge))
         self.mechanism = release.mechanism
         self._kinds[release.rows, charge] += 1
@@ -275,48 +256,33 @@ class Mark:
     seal: str
 
 
-@dataclass(frozen=True)
-class _Record:
-    turn: int
-    mark: Mark
-    received: tuple[int, ...]
-
-    def encoded(self, size: int) -> bytes:
-        body = json.dumps([self.turn, self.mark.lines, self.mark.seal, list(self.received)])
-        return f"{body} {_checksum(body)}".ljust(size - 1).encode() + b"\n"
-
-
 class Witness:
     """How far one ledger went: `mark` is what was recorded last.
 
     `received` counts, by rank, the messages that arrived here, which the ledger of that process must have.
     """
 
-    def __init__(self, path: Path, record: _Record, size: int) -> None:
-        self.path = path
-        self.mark = record.mark
-        self.received = list(record.received)
-        self._turn, self._size = record.turn, size
+    def __init__(self, path: Path, turn: int, mark: Mark, received: list[int], size: int) -> None:
+        self.path, self.mark, self.received = path, mark, received
+        self._turn, self._size = turn, size
         self._file = private(path, os.O_WRONLY)
 
     @classmethod
     def create(cls, path: Path, mark: Mark, processes: int) -> "Witness":
         """A new one, for a run of so many processes."""
         size = _SECTOR * (1 + -(-processes // _PEERS_PER_SECTOR))
-        record = _Record(0, mark, (0,) * processes)
-        write_private(path, 2 * record.encoded(size))
-        return cls(path, record, size)
+        write_private(path, 2 * _encoded(0, mark, [0] * processes, size))
+        return cls(path, 0, mark, [0] * processes, size)
 
     @classmethod
     def open(cls, path: Path) -> "Witness":
         """Continue the one that is there. RunError: there is none, or it is damaged."""
-        record, size = _read(path)
-        return cls(path, record, size)
+        return cls(path, *_read(path))
 
     def record(self, mark: Mark) -> None:
         """Put `mark` and what was received on disk."""
         self._turn += 1
-        data = _Record(self._turn, mark, tuple(self.received)).encoded(self._size)
+        data = _encoded(self._turn, mark, self.received, self._size)
         written = os.pwrite(self._file, data, self._turn % 2 * self._size)
         if written != len(data):
             raise OSError(0, f"only {written} of {len(data)} bytes were written")
@@ -361,8 +327,7 @@ class LedgerFile(Ledger):
 
         Args:
             path: the file.
-            header: run id, unit, mechanism, configuration hash, ``rows`` (list of node ids): what tells this
-                run from another.
+            header: what tells this run from another: run id, unit, mechanism, configuration hash, ``rows`` (node ids).
             durable: each charge is on disk when `charge` returns; otherwise (simulation) after `flush`.
             budget: charges beyond it are refused.
             processes: how many processes the run has; the witness remembers what was received from each.
@@ -376,12 +341,11 @@ class LedgerFile(Ledger):
             ledger._put([ledger._sealed(ledger.header)])
             sync_folder(ledger.path.parent)
             ledger._witness = Witness.create(witness_of(ledger.path), ledger.mark, processes)
-        except OSError as error:
+        except BaseException as error:
             ledger._abandon()
+            if not isinstance(error, OSError):
+                raise
             raise RunError(f"ledger {path} cannot be created: {error.strerror}; nothing was sent") from error
-        except BaseException:
-            ledger._abandon()
-            raise
         return ledger
 
     @classmethod
@@ -397,25 +361,23 @@ class LedgerFile(Ledger):
         try:
             ledger._file = open_alone(ledger.path)
             data = ledger.path.read_bytes()
-        except OSError as error:
-            ledger._abandon()
-            raise _unreadable(path, error) from error
-        try:
             ledger._witness = Witness.open(witness_of(ledger.path))
             whole = ledger._whole_lines(data, ledger._witness.mark)
             ledger._replay(whole, ledger._witness.mark)
             ledger._cut(len(whole), len(data))
-        except BaseException:
+        except BaseException as error:
             ledger._abandon()
-            raise
+            if not isinstance(error, OSError):
+                raise
+            raise _unreadable(path, error) from error
         return ledger
 
     @classmethod
     def read(cls, path: Path, *, whole: bool = True) -> Self:
         """Read a ledger that another process may be writing: nothing is locked, and nothing can be charged.
 
-        RunError: it is missing, damaged, or an older copy, as far as there is a witness. With `whole` False it may lack lines
-        that its witness has seen, because they are kept elsewhere.
+        RunError: it is missing, damaged, or an older copy, as far as there is a witness. With `whole` False it may lack
+        lines that its witness has seen, because they are kept elsewhere.
         """
         ledger = cls(path, cls.read_header(path), durable=False)
         ledger._broken = True  # nothing can be written
@@ -440,7 +402,7 @@ class LedgerFile(Ledger):
 
     @property
     def received(self) -> list[int]:
-        """By rank, how many messages the ledger of that process must have; what is set here is written with the next charge."""
+        """By rank, how many messages that process's ledger must have; what is set here is written with the next charge."""
         assert self._witness is not None
         return self._witness.received
 
@@ -476,8 +438,8 @@ class LedgerFile(Ledger):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """What is within happens completely. After a failure or Ctrl-C in between, the checksum in memory may be that of a line
-        that is not in the file: nothing more is written, the witness is told nothing, and the next start reads the file."""
+        """What is within happens completely. After a failure or Ctrl-C in between, the checksum in memory may be that of a
+        line that is not in the file: nothing more is written, the witness learns nothing, and the next start reads the file."""
         if self._broken:
             raise RunError(f"ledger {self.path} failed before: no further message may be sent")
         self._broken = True
@@ -543,10 +505,15 @@ class LedgerFile(Ledger):
             raise _unbegun(self.path)
         for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
             record = self._unsealed(line, number)
-            if number == 1:
-                _same_run(self.path, record, self.header)
-            else:
+            if number > 1:
                 self._count(believed(self.path, number, record, self.rows))
+                continue
+            for field in [*self.header, *record]:
+                if (found := record.get(field)) != (wanted := self.header.get(field)):
+                    raise UsageError(
+                        f"ledger {self.path} belongs to another run: its {field} is {found!r}, this run's is {wanted!r}; "
+                        "resume with the same settings or choose another directory"
+                    )
         if mark is not None:
             self.check_holds(mark, "its witness")
 
@@ -616,15 +583,6 @@ def _refuse_used(path: Path) -> None:
         )
 
 
-def _same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for field in [*wanted, *(name for name in found if name not in wanted)]:
-        if found.get(field) != wanted.get(field):
-            raise UsageError(
-                f"ledger {path} belongs to another run: its {field} is {found.get(field)!r}, this run's is "
-                f"{wanted.get(field)!r}; resume with the same settings or choose another directory"
-            )
-
-
 def _unreadable(path: str | Path, error: OSError) -> RunError:
     return RunError(
         f"ledger {path} cannot be opened: {error.strerror}; what was spent is not known, so the run cannot go on; "
@@ -661,34 +619,36 @@ def unused(path: Path) -> bool:
 def newest_mark(path: Path) -> Mark | None:
     """How far the witness of a ledger has seen it go; None: there is no witness. RunError: it is damaged."""
     witness = witness_of(path)
-    return _read(witness)[0].mark if witness.exists() else None
+    return _read(witness)[1] if witness.exists() else None
 
 
-def _read(path: Path) -> tuple[_Record, int]:
+def _encoded(turn: int, mark: Mark, received: list[int], size: int) -> bytes:
+    """A record of the witness, as one of its two places of this size holds it."""
+    body = json.dumps([turn, mark.lines, mark.seal, received])
+    return f"{body} {_checksum(body)}".ljust(size - 1).encode() + b"\n"
+
+
+def _read(path: Path) -> tuple[int, Mark, list[int], int]:
+    """The newer record of a witness, and the size of its places."""
+    unknown = "what was spent is not known; restore it, or start a new run in another folder"
     try:
         data = path.read_bytes()
     except OSError as error:
         raise RunError(
             f"{path} cannot be read: {error.strerror}; without it nobody knows whether the ledger beside it is the newest, so "
-            "what was spent is not known; restore it, or start a new run in another folder"
+            f"{unknown}"
         ) from error
-    size = len(data) // 2
-    found = [record for half in (data[:size], data[size:]) if (record := _decoded(half)) is not None]
+    size, found = len(data) // 2, []
+    for half in (data[:size], data[size:]):
+        body, _, seal = half.decode(errors="replace").rstrip().rpartition(" ")
+        if seal == _checksum(body):  # otherwise its write was cut off
+            turn, lines, last, received = json.loads(body)
+            found.append((turn, Mark(lines, last), received, size))
     if not found:
         raise RunError(
-            f"{path} is damaged, so nobody knows whether the ledger beside it is the newest, and what was spent is not known; "
-            "restore it, or start a new run in another folder"
+            f"{path} is damaged, so nobody knows whether the ledger beside it is the newest, and {unknown}"
         )
-    return max(found, key=lambda record: record.turn), size
-
-
-def _decoded(data: bytes) -> _Record | None:
-    """None for a place whose write was cut off."""
-    body, _, seal = data.decode(errors="replace").rstrip().rpartition(" ")
-    if seal != _checksum(body):
-        return None
-    turn, lines, last, received = json.loads(body)
-    return _Record(turn, Mark(lines, last), tuple(received))
+    return max(found, key=lambda record: int(record[0]))
 
 
 def _checksum(text: str) -> str:

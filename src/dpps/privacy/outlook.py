@@ -1,4 +1,4 @@
-"""Is it worth it? What a run will cost, how much noise that means, who sets it, and what is bound to go wrong, before it starts."""
+"""Is it worth it? What a run will cost, how much noise that means, who sets it, and what will go wrong, before it starts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ HOPELESS = 0.2
 """Signal to noise of a run below which little is learned: with scattering and a linear model on mnist-mini 0.12 gave 21 %, 0.27
 38 %, 0.97 76 %."""
 BEYOND = 1e34
-"""A noise scale from which on float32 has no numbers left for sums."""
+"""A noise scale beyond which float32 cannot hold sums."""
 TOLERABLE = 100.0
-"""Growth of a bound, over what one round by itself needs, up to which nothing is said."""
+"""Growth of a bound, over what one round by itself needs, up to which there is no warning."""
 HARMLESS = 20.0
-"""Growth up to which runs learn well: the period of synchronisation that is advised keeps to it."""
+"""Growth up to which runs learn well: the advised period of synchronisation keeps to it."""
 SHOWN = 12
-"""Of how many different rates epsilons are computed: each takes the accountant a part of a second."""
+"""For how many different rates epsilons are computed: each takes the accountant a fraction of a second."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Outlook:
     signal_to_noise_averaged: float | None
     """The same once the noise of all nodes has been averaged."""
     signal_to_noise_of_run: float | None
-    """The same of the sum over all rounds, if every round's updates agreed; below 1 the noise is larger."""
+    """The same for the sum over all rounds, if every round's updates agreed; below 1 the noise is larger."""
     paper_growth: float | None
     """Factor by which the paper's estimate grows per round between synchronisations; above 1 it diverges."""
     certified_gain: float | None
@@ -74,35 +74,37 @@ class Outlook:
     ) -> "Outlook":
         """What `unit` means for a run of `plan` with `dimension` shared parameters; `paper` has constants for its growth."""
         calibration = unit.calibrate(plan)
+        mechanism, bound = calibration.mechanism, calibration.sensitivity
         total = unit.total(planned_charges(calibration, plan))
-        growth = gain = None
+        growth = gain = signal = averaged = whole = None
         if isinstance(unit, NodeSwap):
-            growth = (paper or Paper(0.78, 0.55)).growth(calibration.mechanism, dimension)
+            growth = (paper or Paper(0.78, 0.55)).growth(mechanism, dimension)
             certified = unit.sensitivity if isinstance(unit.sensitivity, Certified) else Certified()
-            gain = certified.gain(calibration.mechanism, topology, dimension, rounds=plan.count)
-        bound = calibration.sensitivity
-        scale = calibration.mechanism.scale(bound.distance if isinstance(bound, Known) else 1.0)
-        signal = None
+            gain = certified.gain(mechanism, topology, dimension, rounds=plan.count)
+        scale = mechanism.scale(bound.distance if isinstance(bound, Known) else 1.0)
+        together = Coalition.of(unit, plan, calibration)
         if isinstance(bound, Known) and unit.clip is not None:
             # the largest update a node can send, over the expected norm of its message's noise
-            size = dimension if calibration.mechanism.norm == 1 else math.sqrt(dimension)
-            signal = plan.lr_shared * unit.clip / (scale * size)
-        averaged = None if signal is None else signal * math.sqrt(topology.nodes)
-        together = Coalition.of(unit, plan, calibration)
-        if together is not None and signal is not None and averaged is not None:
-            scale, signal = scale * together.message_noise, signal / together.message_noise
-            averaged /= together.mean_noise
-        whole = None if averaged is None else averaged * math.sqrt(plan.count)
-        multiplier, pure = calibration.mechanism.scale(1.0), calibration.mechanism.pure
+            signal = (
+                plan.lr_shared
+                * unit.clip
+                / (scale * (dimension if mechanism.norm == 1 else math.sqrt(dimension)))
+            )
+            averaged = signal * math.sqrt(topology.nodes)
+            if together is not None:
+                scale, signal = scale * together.message_noise, signal / together.message_noise
+                averaged /= together.mean_noise
+            whole = averaged * math.sqrt(plan.count)
+        multiplier = mechanism.scale(1.0)
         found = cls(
             unit=unit.name,
-            mechanism=calibration.mechanism.name,
+            mechanism=mechanism.name,
             rounds=plan.count,
             epsilon=total.epsilon,
             delta=total.delta,
             accountant=total.accountant,
-            epsilon_per_round=1 / multiplier if pure and multiplier > 0 else None,
-            noise_multiplier=None if pure else multiplier,
+            epsilon_per_round=1 / multiplier if mechanism.pure and multiplier > 0 else None,
+            noise_multiplier=None if mechanism.pure else multiplier,
             noise_scale=scale,
             signal_to_noise=signal,
             signal_to_noise_averaged=averaged,
@@ -113,48 +115,49 @@ class Outlook:
             limits=LimitingNode.of(unit, plan),
             warnings=(),
         )
-        return replace(
-            found, warnings=tuple(_warnings(unit, found, averaged if together else signal, sync_every))
-        )
+        warnings = _warnings(unit, found, averaged if together else signal, sync_every)
+        return replace(found, warnings=tuple(warnings))
 
     def to_json(self) -> dict[str, Any]:
-        """JSON has no infinity: None instead."""
+        """For JSON, which has no infinity: None instead."""
         return {k: finite_or_none(v) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
 @dataclass(frozen=True)
 class Coalition:
-    """Noise that cancels, against `colluders` other nodes. Standard deviations are relative to noise without partners."""
+    """Noise that cancels, against `colluders` other nodes. Standard deviations are relative to noise without partners.
+
+    Attributes:
+        degree: partners of a node.
+        strength: lambda_2 - C of the partner graph.
+        sigma: standard deviation of the independent noise.
+        tau: of the noise that each pair shares.
+        message_noise: of a message's whole noise.
+        mean_noise: of the noise in the network's mean.
+        mean_over_server: variance of the noise in the network's mean over that of a trusted server.
+        absences: nodes that may be away unannounced before the mean is noisier than without partners.
+        epsilons: (colluders, total epsilon if that many pool their secrets), up to all other nodes.
+        trade: the same for other values of `mean_variance`, the chosen one among them.
+    """
 
     colluders: int
     degree: int
-    """Partners of a node."""
     strength: float
-    """lambda_2 - C of the partner graph."""
     sigma: float
-    """Of the independent noise."""
     tau: float
-    """Of the noise that each pair shares."""
     message_noise: float
-    """Of a message's whole noise."""
     mean_noise: float
-    """Of the noise in the network's mean."""
     mean_over_server: float
-    """Variance of the noise in the network's mean over that of a trusted server."""
     absences: int
-    """Nodes that may be away unannounced before the mean is noisier than without partners."""
     epsilons: tuple[tuple[int, float], ...]
-    """(colluders, total epsilon if that many pool their secrets), up to all other nodes."""
     trade: tuple["Trade", ...]
-    """The same for other values of `mean_variance`, the chosen one among them."""
 
     @classmethod
     def of(cls, unit: Unit, plan: Plan, calibration: Calibration) -> "Coalition | None":
-        """What `unit`'s partners come to; None without partners."""
+        """The partners of a run of `plan`; None without partners."""
         partners = calibration.partners
         if partners is None:
             return None
-        shares = partners.shares()
         first, last, spare = partners.colluders, partners.nodes - 1, max(0, int(partners.strength))
         # a sparse graph is known to hold until its strength is used up
         half, all_of_it = min(last, first + spare // 2), min(last, first + spare)
@@ -165,18 +168,19 @@ class Coalition:
             weaker = Gaussian(calibration.mechanism.scale(1.0) * min(1.0, partners.loss(colluders)))
             return unit.total(planned_charges(replace(calibration, mechanism=weaker), plan)).epsilon
 
+        shares, variances = partners.shares(), {*OTHER_MEAN_VARIANCES, partners.mean_variance}
         return cls(
-            partners.colluders,
-            partners.degree,
-            partners.strength,
-            shares.independent,
-            shares.pair,
-            math.sqrt(partners.message_variance),
-            shares.independent,
-            partners.mean_over_server,
-            partners.absences,
-            tuple((count, epsilon(count)) for count in sorted(counts)),
-            tuple(Trade.of(partners.at(r)) for r in sorted({*OTHER_MEAN_VARIANCES, partners.mean_variance})),
+            colluders=first,
+            degree=partners.degree,
+            strength=partners.strength,
+            sigma=shares.independent,
+            tau=shares.pair,
+            message_noise=math.sqrt(partners.message_variance),
+            mean_noise=shares.independent,
+            mean_over_server=partners.mean_over_server,
+            absences=partners.absences,
+            epsilons=tuple((count, epsilon(count)) for count in sorted(counts)),
+            trade=tuple(Trade.of(partners.at(r)) for r in sorted(variances)),
         )
 
 
@@ -199,8 +203,7 @@ def _warnings(unit: Unit, found: Outlook, signal: float | None, sync_every: int)
     epsilon, whole = found.epsilon, found.signal_to_noise_of_run
     growth, gain = found.paper_growth, found.certified_gain
     if epsilon > NO_PROTECTION:
-        what = "total epsilon" if unit.has_total else "sum of rounds"
-        yield f"a {what} of {epsilon:.4g} is no meaningful protection"
+        yield f"a {'total epsilon' if unit.has_total else 'sum of rounds'} of {epsilon:.4g} is no meaningful protection"
     if signal is not None and signal < 1e-3:
         yield (
             f"the noise is {1 / signal:.3g} times the largest update: expect to learn little; share fewer "
@@ -213,9 +216,8 @@ def _warnings(unit: Unit, found: Outlook, signal: float | None, sync_every: int)
             "batches, fewer shared parameters, more data or a larger epsilon"
         )
     if growth is not None and growth > 1:
-        often = "without end: synchronise"
-        if sync_every:
-            often = f"by {growth ** (sync_every - 1):.3g} between synchronisations"
+        between = f"by {growth ** (sync_every - 1):.3g} between synchronisations" if sync_every else ""
+        often = between or "without end: synchronise"
         yield f"the paper's estimate grows by {growth:.3g} a round, {often}"
     if gain is not None and gain >= 1 and sync_every == 0:
         yield f"the certified bound grows without end (gain {gain:.3g}, must be below 1): synchronise, or share fewer parameters"
@@ -225,28 +227,30 @@ def _warnings(unit: Unit, found: Outlook, signal: float | None, sync_every: int)
 
 @dataclass(frozen=True)
 class LimitingNode:
-    """Nodes that draw at different rates spend differently under the same noise, and the largest rate sets it."""
+    """Nodes that draw at different rates spend differently under the same noise, and the largest rate sets it.
+
+    Attributes:
+        node: draws most often; the noise is solved for its rate.
+        size: what it declares.
+        part: the rate with which all nodes together would draw as many examples as planned.
+        noise_multiplier_at_part: what would be enough if every node drew with that rate.
+        epsilons: (node, declared size, expected batch, rate, total epsilon) of one node for each rate, the most
+            expensive first.
+    """
 
     node: int
-    """Draws most often; the noise is solved for its rate."""
     size: int
-    """What it declares."""
     noise_multiplier: float
     part: float
-    """The rate with which all nodes together would draw as many examples as planned."""
     noise_multiplier_at_part: float
-    """What would be enough if every node drew with that rate."""
     epsilons: tuple[tuple[int, int, float, float, float], ...]
-    """(node, declared size, expected batch, rate, total epsilon) of one node for each rate, the most expensive first."""
 
     @classmethod
     def of(cls, unit: Unit, plan: Plan) -> "LimitingNode | None":
         """The node that sets the noise of a run of this plan; None where all nodes draw at one rate."""
-        rates = dict.fromkeys(plan.sampling)
-        if not unit.per_example or len(rates) < 2:
+        if not unit.per_example or len(set(plan.sampling)) < 2:
             return None
         order = sorted(range(plan.nodes), key=lambda node: -plan.sampling[node])
-        node, size = order[0], plan.declared_sizes[order[0]]
         part = sum(plan.batch_of(k) for k in range(plan.nodes)) / sum(plan.declared_sizes)
         noise = unit.noise(plan)
         alike = unit.noise(replace(plan, sampling=(min(1.0, part),) * plan.nodes)) if unit.epsilon else noise
@@ -261,13 +265,21 @@ class LimitingNode:
             epsilon = unit.total(planned_charges(calibration, plan)).epsilon
             return node, plan.declared_sizes[node], plan.batch_of(node), rate, epsilon
 
-        return cls(node, size, noise, part, alike, tuple(cost(k) for k in chosen))
+        size = plan.declared_sizes[order[0]]
+        return cls(order[0], size, noise, part, alike, tuple(cost(k) for k in chosen))
 
 
 def foresee(unit: Unit, plan: Plan, dimension: int, topology: Topology, sync_every: int) -> list[str]:
-    """Warnings for a user before the first round. UsageError: the bound outgrows all numbers, or delta is no failure probability."""
+    """Warnings before the first round. UsageError: the bound outgrows all numbers, or delta is no failure probability."""
     refuse_large_delta(unit, plan.declared_sizes)
-    found = _small_nodes(unit, plan)
+    found = []
+    size, node = min(((size, node) for node, size in enumerate(plan.declared_sizes)), default=(math.inf, 0))
+    if unit.per_example and not plan.batches and size < plan.batch_size:
+        found.append(
+            f"node {node} has {size} examples, fewer than a batch of {plan.batch_size}: every round uses all of them, divided by "
+            f"{plan.batch_size}; a smaller batch size gives it more weight and more privacy for the same noise, and one that is a "
+            "part of every node's examples (1/8) lets nobody set the noise of the others"
+        )
     if isinstance(unit, NodeSwap) and dimension:
         found += _growth(unit, plan, dimension, topology, sync_every)
     return found
@@ -284,17 +296,6 @@ def refuse_large_delta(unit: Unit, sizes: Sequence[int]) -> None:
         )
 
 
-def _small_nodes(unit: Unit, plan: Plan) -> list[str]:
-    size, node = min(((size, node) for node, size in enumerate(plan.declared_sizes)), default=(math.inf, 0))
-    if not unit.per_example or plan.batches or size >= plan.batch_size:
-        return []
-    return [
-        f"node {node} has {size} examples, fewer than a batch of {plan.batch_size}: every round uses all of them, divided by "
-        f"{plan.batch_size}; a smaller batch size gives it more weight and more privacy for the same noise, and one that is a "
-        "part of every node's examples (1/8) lets nobody set the noise of the others"
-    ]
-
-
 def _growth(unit: NodeSwap, plan: Plan, dimension: int, topology: Topology, sync_every: int) -> list[str]:
     mechanism, sensitivity = unit.calibrate(plan).mechanism, unit.sensitivity
     stretch = min(plan.count, sync_every or plan.count)
@@ -308,11 +309,10 @@ def _growth(unit: NodeSwap, plan: Plan, dimension: int, topology: Topology, sync
     if max(bounds) <= TOLERABLE * bounds[0]:
         return []
     over = next(t for t, bound in enumerate(bounds) if bound > HARMLESS * bounds[0])
-    remedy = "share fewer parameters, or add less noise (a larger budget or epsilon)"
-    if over > 1:
-        remedy = (
-            f"synchronise at least every {over} rounds (--sync-every {over}, sync_every={over}), {remedy}"
-        )
+    often = f"synchronise at least every {over} rounds (--sync-every {over}, sync_every={over}), "
+    remedy = (
+        f"{often if over > 1 else ''}share fewer parameters, or add less noise (a larger budget or epsilon)"
+    )
     name, last = type(sensitivity).__name__.lower(), math.log(bounds[-1])
     if len(bounds) > 1:  # beyond the rounds that were looked at it goes on as in the last one
         last += (stretch - len(bounds)) * max(0.0, math.log(bounds[-1] / bounds[-2]))

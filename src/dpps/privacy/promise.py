@@ -1,7 +1,7 @@
 """What was promised: the contract of a run, what its rounds will cost, and the statement about what they did cost.
 
-The contract is made once, before the first message, and written into the ledger's first line. A resumed run takes it from there:
-sizes that peers announce later, or data that grew meanwhile, change nothing, and no noise is solved for a second time.
+The contract is made once, before the first message, and written into the ledger's first line. A resumed run takes it from
+there: sizes that peers announce later, or data that grew meanwhile, change nothing, and no noise is solved for again.
 """
 
 import math
@@ -34,9 +34,8 @@ class Contract:
     Attributes:
         epsilon: the promised total; None when the noise was given instead.
         clip: bound on a gradient, of one example (record) or of a node (contribution, node-swap).
-        noise: the noise multiplier (Gaussian), the epsilon of a round (contribution with Laplace noise), or
-            the paper's b (node-swap).
-        plan: rounds, declared sizes, sampling rates and learning rates.
+        noise: the noise multiplier (Gaussian), the epsilon of a round (contribution with Laplace noise), or the paper's b
+            (node-swap).
         trust: the partner graph, how many colluders it stands, and sigma and tau; None: all noise is independent.
     """
 
@@ -76,20 +75,20 @@ class Contract:
     def check(self, unit: Unit, plan: Plan) -> None:
         """Refuse to go on with a run that asks for something else than was promised."""
         sizes = zip(plan.declared_sizes, self.plan.declared_sizes, strict=True)
-        for node, (now_declared, then_declared) in enumerate(sizes):
-            if now_declared != then_declared:
+        for node, (now, then) in enumerate(sizes):
+            if now != then:
                 raise UsageError(
-                    f"node {node} declares {now_declared} examples and declared {then_declared} when the run started: "
+                    f"node {node} declares {now} examples and declared {then} when the run started: "
                     "the promise rests on it; declare the same again, or start a new run"
                 )
-        now, then = (
+        asked, promised = (
             {**contract.to_json(), **contract.to_json()["plan"], "plan": None}
             for contract in (self._with(unit, plan, self.noise), self)
         )
-        for name, value in now.items():
-            if then[name] != value:
+        for name, value in asked.items():
+            if promised[name] != value:
                 raise UsageError(
-                    f"{name} is {value} and was {then[name]} when the run started, which its promise rests on: "
+                    f"{name} is {value} and was {promised[name]} when the run started, which its promise rests on: "
                     "resume with the same, or start a new run"
                 )
 
@@ -146,9 +145,14 @@ def charges_ahead(calibration: Calibration, plan: Plan, position: int, messages:
 class Privacy:
     """The privacy part of a summary. Numbers that do not exist (no noise, no pure epsilon) are None.
 
-    `epsilon` is the guarantee. After the last planned round, it is the cost of all messages. Before that,
-    it is the epsilon promised for all planned rounds, because whoever ends a run early may have looked at
-    its results.
+    Attributes:
+        epsilon: the guarantee. After the last planned round, the cost of all messages. Before that, the epsilon promised for
+            all planned rounds, because whoever ends a run early may have looked at its results.
+        epsilon_by_node: what each node in this process has spent; empty where some have no finite number.
+        simulated: the noise came from a seed: whoever knows it can subtract the noise, so the messages are not protected.
+        epsilon_spent: the cost of the messages so far; no guarantee before the last planned round.
+        epsilon_replacement: the guarantee where what is protected is replaced by something else of its kind (unit record:
+            by another example).
     """
 
     unit: str
@@ -160,14 +164,9 @@ class Privacy:
     accountant: str
     statement: str
     epsilon_by_node: Sequence[float] = ()
-    """What each node in this process has spent; `epsilon_spent` is the largest. Empty where some have no finite number."""
     simulated: bool = False
-    """Whether the noise came from a seed. Whoever knows the seed can subtract the noise, so the messages
-    are not protected."""
     epsilon_spent: float | None = None
-    """The cost of the messages so far. It is no guarantee before the last planned round."""
     epsilon_replacement: float | None = None
-    """The guarantee where what is protected is replaced by something else of its kind (unit record: by another example)."""
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json."""

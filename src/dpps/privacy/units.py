@@ -29,32 +29,35 @@ _BUDGET = 5.0  # of the paper's experiments
 
 @dataclass(frozen=True)
 class Plan:
-    """What a unit needs to know of a run before it starts."""
+    """What a unit needs to know of a run before it starts.
+
+    Attributes:
+        rounds: (factor on the rates, how many rounds), in order.
+        batch_size: by which sums of gradients are divided: a node's expected batch, or the mean of all where they differ.
+        sampling: for every node, the probability that one of its examples joins a round (Poisson sampling).
+        spare: rounds paid for beyond these.
+        coordinates: parameters of a node, shared and local.
+        declared_sizes: how many examples every node said it holds, in public and before the start.
+        batches: every node's expected batch where they differ; empty: all have `batch_size`.
+    """
 
     rounds: Sequence[tuple[float, int]]
-    """(factor on the rates, how many rounds), in order."""
     lr_shared: float
     batch_size: float
-    """By which sums of gradients are divided: what a node is expected to draw, or the mean over all nodes where they differ."""
     sampling: Sequence[float] = (1.0,)
-    """Every node's chance that one of its examples joins a round (Poisson sampling)."""
     spare: int = 0
-    """Rounds paid for beyond these."""
     coordinates: int = 0
-    """Parameters of a node, shared and local."""
     declared_sizes: Sequence[int] = ()
-    """How many examples every node said it holds, in public and before the start: rounds and sampling rates follow from it."""
     lr_local: float = 0.0
     batches: Sequence[float] = ()
-    """Every node's expected batch where they differ; empty: all have `batch_size`."""
 
     @property
     def largest_batch(self) -> float:
-        """Of all nodes' expected batches."""
+        """The largest expected batch of a node."""
         return max(self.batches, default=self.batch_size)
 
     def batch_of(self, node: int) -> float:
-        """What this node is expected to draw in a round."""
+        """The expected batch of this node."""
         return self.batches[node] if self.batches else self.batch_size
 
     @property
@@ -73,31 +76,34 @@ class Plan:
         return self.count + self.spare
 
     def after(self, done: int) -> "Plan":
-        """What is left when `done` rounds are; none is spare."""
-        left, passed = [], done
+        """The rounds that are left after `done` of them, without spare ones."""
+        left = []
         for rate, count in self.rounds:
-            if count > passed:
-                left.append((rate, count - passed))
-            passed = max(0, passed - count)
+            if count > done:
+                left.append((rate, count - done))
+            done = max(0, done - count)
         return replace(self, rounds=tuple(left), spare=0)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a run must do to keep a unit's promise."""
+    """What a run must do to keep a unit's promise.
+
+    Attributes:
+        gradient_clip: the learner scales the whole shared gradient down to this L1 norm (Algorithm 2, line 5).
+        example_clip: it scales every example's gradient down to this L2 norm, and noises the local update too.
+        sampling: the largest probability of an example to join a round.
+        rates: that of every node, where each chose its batch and is charged for it; empty: all pay for the largest.
+        partners: who shares noise that cancels with whom; None: nobody.
+    """
 
     mechanism: Mechanism
     sensitivity: Sensitivity
     gradient_clip: float | None = None
-    """The learner scales the whole shared gradient down to this L1 norm (Algorithm 2, line 5)."""
     example_clip: float | None = None
-    """The learner scales every example's gradient down to this L2 norm and noises the local update too."""
     sampling: float = 1.0
-    """The largest chance of an example to join a round."""
     rates: Sequence[float] = ()
-    """Every node's own such chance, where each chose its batch and is charged for it; empty: all are charged for the largest."""
     partners: Partners | None = None
-    """Who shares noise that cancels with whom; None: nobody."""
 
     def source(self, noise: NoiseSource) -> NoiseSource:
         """Where the messages' noise comes from: with partners, part of it is shared with them."""
@@ -126,7 +132,7 @@ class PrivacyOptions:
 
     @classmethod
     def of(cls, options: Any) -> Self:
-        """Those among the options of a command; what it does not have stays at its default."""
+        """The privacy options among those of a command; what it does not have stays at its default."""
         found: dict[str, Any] = {f.name: getattr(options, f.name, f.default) for f in fields(cls)}
         return cls(**found)
 
@@ -148,19 +154,19 @@ class Unit(ABC):
     records_per_user = 1
     trust: Trust = NOBODY
     own_options: ClassVar[tuple[str, ...]] = ()
-    """Options of the command line that not every unit has."""
+    """Command-line options that not every unit has."""
     no_partners: ClassVar[str] = "it has no noise that cancels"
     """Why `--trust pairs` does not go with it; empty where it does."""
     no_peers: ClassVar[str] = ""
     """Why it does not work between organisations that come and go; empty where it does."""
     protects: ClassVar[str] = ""
-    """In a few words, for headings: what is protected; empty: its name is shown."""
+    """What is protected, for headings; empty: its name is shown."""
     per_example: ClassVar[bool] = False
-    """Whether it protects one example: each is clipped and drawn by itself, and nodes may draw at rates of their own."""
+    """Whether it protects one example: each is clipped and sampled by itself, and nodes may have their own rates."""
     trains: ClassVar[bool] = True
-    """Whether losses and accuracies, which have no noise, stand beside what it protects."""
+    """Whether a run also shows losses and accuracies, which have no noise."""
     has_total: ClassVar[bool] = True
-    """Whether its guarantee is about the run as a whole; otherwise totals are shown as a plain sum of rounds."""
+    """Whether its guarantee covers the whole run; otherwise totals are shown as a plain sum of rounds."""
     implied_by: ClassVar[tuple[str, ...]] = ()
     """Other units whose guarantee covers this one, too."""
     fixed_mechanism: ClassVar[str | None] = None
@@ -173,7 +179,7 @@ class Unit(ABC):
 
     @classmethod
     def defaults(cls, options: PrivacyOptions) -> dict[str, float]:
-        """What these options mean when they are left out: epsilon, clip, budget, lr_shared and lr_local."""
+        """Defaults of epsilon, clip, budget, lr_shared and lr_local where they are left out."""
         return {}
 
     @classmethod
@@ -221,13 +227,8 @@ class Unit(ABC):
     def running_total(
         self, charges: Sequence[Charge], planned: int, *, distance: float = 0.0
     ) -> float | None:
-        """The epsilon of `total` while a run goes on; None where it takes too long to be asked again and again.
-
-        Args:
-            charges: all messages of one node so far.
-            planned: how many rounds the run has.
-            distance: of the noise drawn from the noise charged for.
-        """
+        """The epsilon of one node's charges so far, in a run of `planned` rounds; None where it takes too long to compute
+        again and again. `distance` is as in `dpps.total`."""
         if all(charge.unsampled for charge in charges):
             return self.total(charges, distance=distance).epsilon
         if self.records_per_user > 1:
@@ -235,7 +236,7 @@ class Unit(ABC):
         return running_total(charges, self.delta, planned, distance=distance)
 
     def replacement(self, charges: Sequence[Charge], *, distance: float = 0.0) -> Total | None:
-        """The cost where what is protected is replaced by something else of its kind; None: that is what `total` is about."""
+        """The cost of replacing what is protected by something else of its kind; None where `total` already is that."""
         return None
 
     def promise(self, total: Total, rounds: int) -> str:
@@ -358,8 +359,7 @@ class NodeSwap(Unit):
 @UNITS.register("contribution")
 @dataclass(frozen=True)
 class Contribution(Unit):
-    """Protects everything that one node ever contributes against an observer of all messages (node-level,
-    local differential privacy).
+    """Protects everything that one node ever contributes against an observer of all messages (local differential privacy).
 
     Each round's private part is -lr_shared g with ||g|| <= clip; replacing all of a node's data moves it by at most
     2 lr_shared clip, whatever the model. Give `epsilon` (and `delta`) for the whole run, or the noise of a round.
@@ -371,8 +371,7 @@ class Contribution(Unit):
         mechanism: the name of a mechanism, such as "laplace" or "gaussian".
         round_epsilon: Laplace (or other pure noise): epsilon of one round.
         noise_multiplier: Gaussian (or other noise without a pure epsilon): scale over sensitivity.
-        trust: `Pairs(colluders=C)`: partners share Gaussian noise that mostly cancels in the sum, safe
-            against C colluding nodes.
+        trust: `Pairs(colluders=C)`: partners share Gaussian noise that mostly cancels in the sum, safe against C colluders.
     """
 
     clip: float = None  # type: ignore[assignment]  # a number from construction on
@@ -408,8 +407,7 @@ class Contribution(Unit):
             )
         if options.trust == "pairs" and options.mechanism != Gaussian.name:
             raise UsageError(
-                f"--trust pairs does not go with --mechanism {options.mechanism}: a sum of shared "
-                f"{options.mechanism.title()} noises has no known cost; use gaussian"
+                f"--trust pairs does not go with --mechanism {options.mechanism}: {_no_known_cost(options.mechanism)}"
             )
 
     def __post_init__(self) -> None:
@@ -428,8 +426,7 @@ class Contribution(Unit):
         _check_delta(self.delta, pure=pure)
         if self.mechanism != Gaussian.name and not isinstance(self.trust, Nobody):
             raise UsageError(
-                f"trust is pairs and the mechanism {self.mechanism}: a sum of shared {self.mechanism.title()} noises has no "
-                "known cost; use mechanism gaussian"
+                f"trust is pairs and the mechanism {self.mechanism}: {_no_known_cost(self.mechanism)}"
             )
 
     @property
@@ -467,6 +464,10 @@ class Contribution(Unit):
         )
 
 
+def _no_known_cost(mechanism: str) -> str:
+    return f"a sum of shared {mechanism.title()} noises has no known cost; use gaussian"
+
+
 def _usual_clip(kind: type[Mechanism]) -> float:
     return 30.0 if kind.norm == 1 else 1.0
 
@@ -474,13 +475,11 @@ def _usual_clip(kind: type[Mechanism]) -> float:
 @UNITS.register("record")
 @dataclass(frozen=True)
 class Record(Unit):
-    """Protects one training example of one node against an observer of all messages (the usual DP-SGD
-    unit).
+    """Protects one training example of one node against an observer of all messages (the usual DP-SGD unit).
 
     Per-example clipping over shared and local parameters together, Poisson sampling, Gaussian noise on both updates.
-    The guarantee is for replacing an example by one with a zero gradient. With fixed declared sizes, adding
-    or removing an example means the same. Replacing it by another example costs more;
-    `Privacy.epsilon_replacement` has that number.
+    The guarantee is for replacing an example by one with a zero gradient; with fixed declared sizes, adding or removing
+    an example means the same. Replacing it by another example costs more: `Privacy.epsilon_replacement`.
 
     Args:
         epsilon: target total over the planned rounds; or give `noise_multiplier`.
@@ -488,8 +487,7 @@ class Record(Unit):
         clip: L2 norm bound on one example's gradient.
         noise_multiplier: standard deviation of the noise over `clip`.
         records_per_user: the most records that one person may have at a node (group privacy).
-        trust: `Pairs(colluders=C)`: partners share noise that mostly cancels in the sum, safe against C
-            colluding nodes.
+        trust: `Pairs(colluders=C)`: partners share noise that mostly cancels in the sum, safe against C colluders.
     """
 
     epsilon: float | None = None
@@ -531,8 +529,7 @@ class Record(Unit):
 
     def calibrate(self, plan: Plan, noise: float | None = None) -> Calibration:
         multiplier = self.noise(plan) if noise is None else noise
-        # divided by the expected batch, never the actual one; by the same number at all nodes,
-        # so that every example weighs the same
+        # divided by the expected batch, never the actual one; the same at all nodes, so that every example weighs the same
         share = plan.lr_shared * self.clip / plan.batch_size
         # by Chernoff's bound a batch has more examples than this once in 10^13 rounds or less
         most_drawn = 4 * plan.largest_batch + 60
