@@ -123,7 +123,7 @@ def test_a_registered_data_set_trains_with_the_defaults(folder, tmp_path, unit, 
     run.fit(2)
     assert run.state.local.shape[0] == 4
     assert run.summary.config["data"] == "stripes"
-    assert run.algorithm.model(run.results.tests[0][:1]).shape == (1, 2)
+    assert run.algorithm.model(run.tests[0][:1]).shape == (1, 2)
     assert run.plan.declared_sizes == (50,) * 4
 
 

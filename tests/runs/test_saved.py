@@ -28,11 +28,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_loaded_models_are_those_of_the_run(run: Run):
     loaded = dpps.load(run.out)
     assert list(loaded) == [0, 1, 2, 3]
-    x, _ = run.results.tests
+    x, _ = run.tests
     for model, own in zip(loaded.values(), run.models(), strict=True):
         assert not model.training
         assert torch.equal(outputs(model, x), outputs(own, x))
-    right = [(outputs(m, x).argmax(1) == run.results.tests[1]).double().mean() * 100 for m in loaded.values()]
+    right = [(outputs(m, x).argmax(1) == run.tests[1]).double().mean() * 100 for m in loaded.values()]
     assert [float(r) for r in right] == pytest.approx(run.accuracy_by_node)
 
 
@@ -65,7 +65,7 @@ def test_files_say_what_is_needed(run: Run):
 
 
 def test_images_of_a_named_data_set_become_the_inputs_of_training(run: Run, tmp_path: Path):
-    x, labels = run.results.tests
+    x, labels = run.tests
     pixels = (x * 255).round().to(torch.uint8).numpy()
     for name, images in (("a.npz", pixels), ("b.npz", pixels[:, 0])):
         np.savez(tmp_path / name, x=images, y=labels.numpy())
@@ -97,7 +97,7 @@ def test_features_are_computed_of_the_inputs(tmp_path: Path):
     run = Run.from_options(config).fit(1)
     saved = Saved.read(choose(tmp_path / "run", 1)[1])
     x, _ = saved.examples(tmp_path / "node-1" / "test.npz", labelled=False)
-    torch.testing.assert_close(x, run.results.held_out[1][0], rtol=0.01, atol=0.01)
+    torch.testing.assert_close(x, run.held_out[1][0], rtol=0.01, atol=0.01)
     assert outputs(saved.load(), x).shape == (5, 10)
 
 

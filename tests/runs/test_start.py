@@ -38,11 +38,6 @@ def make(**options) -> dpps.Run:
     [
         ({"algorithm": nn.Sequential(nn.Linear(3, 2))}, "algorithm.*Sequential"),
         ({"algorithm": dpps.PartPSP}, "algorithm.*PartPSP"),
-        ({"deployment": "here"}, "deployment.*'here'.*dpps.Simulation"),
-        ({"noise": 3}, "noise.*3"),
-        ({"watch": 3}, "watch.*3"),
-        ({"watch": {"paper": 3}}, "watch.*{'paper': 3}"),
-        ({"folder": 3}, "folder.*3"),
         ({"engine": "fast"}, "engine.*'fast'.*auto, vectorised, loop"),
         ({"sync_every": 1.5}, "sync_every.*1.5.* 0 "),
         ({"mixes": 1.5}, "mixes.*1.5.* 1 "),

@@ -113,8 +113,8 @@ def test_trials_of_private_data_have_noise_that_nobody_knows_and_a_part_held_out
 
 def test_counts_are_exact_or_noised():
     labels = torch.zeros(50, dtype=torch.long)
-    results = SimpleNamespace(held_out=[(None, labels), (None, labels[:30])])
-    assert _right(SimpleNamespace(results=results, own_accuracy_by_node=[80.0, 50.0])) == 55
+    held_out = [(None, labels), (None, labels[:30])]
+    assert _right(SimpleNamespace(held_out=held_out, own_accuracy_by_node=[80.0, 50.0])) == 55
     assert _noised(55, None) == 55
     noised = np.array([_noised(55, 0.5) for _ in range(300)])
     # discrete Laplace noise of scale 2 has deviation 2.8; the test must fail without noise and with twice as much

@@ -23,6 +23,7 @@ from dpps.privacy.promise import Contract
 from dpps.privacy.units import Calibration
 from dpps.runs.callbacks import Callback
 from dpps.runs.deployment import Simulation
+from dpps.runs.results import outputs
 from dpps.runs.run import Run
 from dpps.runs.summary import DATA, Scores, Summary
 from dpps.sensitivity import Unclipped
@@ -62,13 +63,13 @@ class Baseline(Run):
                 "baselines of a distributed run would be messages without noise: make them in a simulation, deployment=Simulation()"
             )
         self._calibration = _without_noise(run.nodes.calibration)
-        self._alone, self._common_tests = alone, run.results.tests
+        self._alone, self._common_tests = alone, run.tests
         super().__init__(
             run.algorithm,
             run._data,
             topology=_Nobody(run.topology) if alone else run.topology,
-            test=None if alone else run.results.tests,
-            held_out=run.results.held_out,
+            test=None if alone else run.tests,
+            held_out=run.held_out,
             sync_every=0 if alone else run.sync_every,
             mixes=run.mixes,
             seed=run.seed,
@@ -83,7 +84,7 @@ class Baseline(Run):
     def outputs(self) -> dict[str, list[Set]]:
         """As of any run; alone, every node has shared parameters of its own too."""
         if not self._alone:
-            return self.results.outputs()
+            return outputs(self)
         engine, rows, local = self.nodes.engine, self.nodes.shared_rows(self.state), self.local
         tests = [self._common_tests] * len(rows) if self._common_tests else []
         return {
@@ -91,7 +92,7 @@ class Baseline(Run):
                 (outputs_of(engine, k, rows[k], local[k], x, len(targets)), targets)
                 for k, (x, targets) in enumerate(data)
             ]
-            for which, data in (("test", tests), ("own", self.results.held_out))
+            for which, data in (("test", tests), ("own", self.held_out))
             if data
         }
 
@@ -105,7 +106,7 @@ class Baseline(Run):
                 found[mean] = fmean(found[by_node])
         return {name: value for name, value in found.items() if value != []}
 
-    def _check_data(self, data: NodeData, rows: Any, evaluated: Any) -> None:
+    def _check_data(self, data: NodeData, rows: Any) -> None:
         """The private run has looked at them, and alone nobody needs to be connected."""
 
     def _promise(self, first: Contract | None) -> tuple[Contract | None, Calibration | None]:
@@ -124,7 +125,7 @@ def compare(run: Run, without_noise: Baseline, alone: Baseline) -> Scores:
     task = run.algorithm.judged_as
     if task is None:
         return {}
-    private, together, single = run.results.outputs(), without_noise.outputs(), alone.outputs()
+    private, together, single = outputs(run), without_noise.outputs(), alone.outputs()
     found: Scores = {}
     for which in private:
         if task.about == "classes" and not all(are_classes(targets) for _, targets in private[which]):

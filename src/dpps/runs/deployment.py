@@ -140,7 +140,7 @@ class Simulation(Deployment):
             raise too_dear(run, found, where, "")
 
     def remarks(self, run: Run) -> list[str]:
-        return [TRACKED] if run.protocol.recorder.watched else []
+        return [TRACKED] if run.protocol.watch else []
 
 
 def finished(run: Run) -> bool:

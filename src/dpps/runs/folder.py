@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +39,7 @@ def replaced_ledgers(ledger: Path) -> list[Path]:
 
 
 class RunFolder:
-    """Where one process of a run keeps its ledger, log, checkpoints, models and summary. All files are the owner's alone."""
+    """Where one process of a run keeps its ledger, log, checkpoints, models and summary. Only the owner can read the files."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -58,25 +57,15 @@ class RunFolder:
         self.answers = self.path / "answers.json"
         self.message = self.path / "message.safetensors"
 
-    @property
-    def _ours(self) -> tuple[Path, ...]:
-        """What a run writes: beside its ledger, the only things --overwrite deletes (of `models` only its models)."""
-        return (
-            self.summary,
-            self.rounds,
-            self.checkpoints,
-            self.models,
-            self.settings,
-            self.schema,
-            self.report,
-            self.card,
-            self.answers,
-            self.message,
+        documents = (self.settings, self.schema, self.report, self.card, self.answers, self.message)
+        self._ours = (
+            *(self.summary, self.rounds, self.checkpoints, self.models, *documents),
             self.tensorboard,
         )
+        """What a run writes besides its ledger: the only things that --overwrite deletes (in `models`, only models)."""
 
     def others(self) -> list[str]:
-        """The names of what is in the folder and not of a run; of files that were being written when a run was killed, neither."""
+        """The names of files and folders that no run wrote. Files that a killed run was writing do not count."""
         ours = {path.name for path in (*self._ours, self.ledger, witness_of(self.ledger))}
         found = self.path.iterdir() if self.path.is_dir() else ()
         return sorted(path.name for path in found if path.name not in ours and path.suffix != ".part")
@@ -84,8 +73,8 @@ class RunFolder:
     # Before a run starts
 
     def check_new(self, overwrite: bool = False) -> None:
-        """Refuse a folder that holds a run, unless it may be replaced, or files of others under the names of a run's.
-        A ledger with nothing charged, and nothing else, is of a start that died on the way."""
+        """Refuse a folder that holds a run (unless it may be replaced), or other files under the names that a run uses.
+        A ledger without charges and nothing else is left over from a start that failed."""
         self._check_is_folder()
         used = [] if unused(self.ledger) else [self.ledger]
         found = ", ".join(path.name for path in (*used, *(p for p in self._ours if p.exists())))
@@ -110,14 +99,11 @@ class RunFolder:
         before = self.read_settings()
         if before.get("fingerprint") != fingerprint:
             runtime = ("out", "resume", "overwrite", "quiet")
-            differ = [
-                k
-                for k, v in before.get("config", {}).items()
-                if k in config and config[k] != v and k not in runtime
-            ]
+            kept = {k: v for k, v in before.get("config", {}).items() if k in config and k not in runtime}
+            differ = ", ".join(k for k, v in kept.items() if config[k] != v)
             raise UsageError(
                 f"the run in {self.path} has other settings "
-                f"({', '.join(differ) or 'the shape of the model, the weights of the topology, or what --schema says'}): use the same, or start a new run"
+                f"({differ or 'the shape of the model, the weights of the topology, or what --schema says'}): use the same, or start a new run"
             )
 
     def _check_is_folder(self) -> None:
@@ -125,14 +111,22 @@ class RunFolder:
             raise UsageError(f"--out {self.path} is a file: name a folder")
 
     def claim(self, overwrite: bool = False) -> None:
-        """Everything is checked: make the folder ours. A ledger of messages that really left is moved aside, never deleted."""
+        """Take the folder, after all checks have passed. With `overwrite`, the run in it is deleted."""
         try:
             private_folder(self.path)
         except OSError as error:
             raise UsageError(f"--out {self.path} cannot be made: {error.strerror}") from error
         if not overwrite:
             return
-        self._remove_ledger()
+        with locked(
+            self.ledger
+        ):  # messages that left cannot be taken back: their ledger is moved aside, never deleted
+            left = self.ledger.exists() and _messages_left(self.ledger)
+            kept = self.ledger.with_name(f"ledger-until-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl")
+            for old, new in ((witness_of(self.ledger), witness_of(kept)), (self.ledger, kept)):
+                if left and old.exists():
+                    old.rename(new)
+                old.unlink(missing_ok=True)
         for path in self.models.glob(model_name("*")):
             path.unlink()
         for path in self._ours:
@@ -141,18 +135,8 @@ class RunFolder:
             elif not path.is_dir():
                 path.unlink(missing_ok=True)
 
-    def _remove_ledger(self) -> None:
-        """Messages that left cannot be taken back, so the ledger of a run with secure noise outlives it."""
-        with locked(self.ledger):
-            left = self.ledger.exists() and _messages_left(self.ledger)
-            kept = self.ledger.with_name(f"ledger-until-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl")
-            for old, new in ((witness_of(self.ledger), witness_of(kept)), (self.ledger, kept)):
-                if left and old.exists():
-                    old.rename(new)
-                old.unlink(missing_ok=True)
-
     def sign(self, settings: Mapping[str, Any]) -> None:
-        """Say which run this is. After its ledger was begun: where this file is, a missing ledger was lost."""
+        """Write run.json. The ledger is created first, so if this file exists, a missing ledger was lost."""
         write_private(self.settings, (json.dumps(settings, indent=1) + "\n").encode())
 
     # What is there
@@ -166,39 +150,38 @@ class RunFolder:
         return _read_json(self.summary)
 
     def model_files(self) -> dict[int, Path]:
-        """The models that are here, by node: of this process, of all processes below, or saved by hand."""
+        """The model files by node: of this process, of all processes of the run, or saved by `Run.save`."""
         places = (self.models, *self.path.glob("rank-*/models"), self.path)
         files = {p.stem.removeprefix("node-"): p for place in places for p in place.glob(model_name("*"))}
         return dict(sorted((int(node), p) for node, p in files.items() if node.isdecimal()))
 
     def contract(self) -> Contract | None:
-        """What was promised at the first start; None when there is no ledger."""
+        """The contract of the first start; None if there is no ledger."""
         if not self.ledger.exists():
             return None
-        return Contract.from_json(
-            LedgerFile.read_header(self.ledger).get("contract"), f"ledger {self.ledger}"
-        )
+        header = LedgerFile.read_header(self.ledger)
+        return Contract.from_json(header.get("contract"), f"ledger {self.ledger}")
 
     # While it runs
 
-    @contextmanager
-    def log(self, before: Sequence[RoundLog]) -> Iterator[IO[str]]:
-        """rounds.csv, begun with the rounds of earlier starts."""
-        with writing(self.rounds), open(self.rounds, "w", newline="", opener=private) as file:
+    def open_log(self, before: Sequence[RoundLog]) -> IO[str]:
+        """Open rounds.csv and write the rounds of earlier starts."""
+        with writing(self.rounds):
+            file = open(self.rounds, "w", newline="", opener=private)  # noqa: SIM115 - the run closes it
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             writer.writerows(log.row() for log in before)
-            yield file
+        return file
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """summary.json, whole or not at all."""
+        """Write summary.json atomically."""
         text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
         private_folder(self.path)
         write_private(self.summary, text.encode())
 
 
 def _messages_left(ledger: Path) -> bool:
-    """Whether messages that this ledger charged for really left. One that cannot be read is taken for such, unless nothing was charged."""
+    """Whether messages charged to this ledger really left; assumed of a ledger that cannot be read, unless it is unused."""
     try:
         return bool(LedgerFile.read_header(ledger).get("durable", True))
     except RunError:
@@ -213,7 +196,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# Checkpoints in safetensors and JSON, written atomically: the last two are kept, and a damaged one is skipped with a message
+# Checkpoints in safetensors and JSON, written atomically. The last two are kept, and a damaged one is skipped with a warning
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +216,7 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path, round_: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
-    """Write checkpoint `round_`; the one before stays until this one is whole on disk.
+    """Write the checkpoint of a round. The one before stays until this one is completely on disk.
 
     Raises:
         RunError: the disk refused (full, say); the older checkpoint is untouched.
@@ -259,21 +242,16 @@ def save_checkpoint(
         raise RunError(
             f"the checkpoint of round {round_} cannot be written to {folder}: {error.strerror}; {safe}"
         ) from error
-    _prune(folder)
-
-
-def _prune(folder: Path) -> None:
-    """Keep the newest; what was set aside is needed no more once all that are kept are as far."""
     kept = _all(folder)[-KEPT:]
-    for old in _all(folder)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
-    for old in _all(folder, f"{_ASIDE}round-"):
-        if len(kept) == KEPT and _round(old) <= _round(kept[0]):
-            shutil.rmtree(old, ignore_errors=True)
+    old = _all(folder)[:-KEPT]
+    if len(kept) == KEPT:  # those set aside are needed no more once all that are kept are as far
+        old += [path for path in _all(folder, f"{_ASIDE}round-") if _round(path) <= _round(kept[0])]
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def load_checkpoint(folder: Path, at: int | None = None) -> Checkpoint | None:
-    """The newest whole checkpoint (or that of round `at`), or None when there is none at all.
+    """The newest whole checkpoint, or that of round `at`; None if there is none.
 
     Raises:
         RunError: there are checkpoints and all of them are damaged.
@@ -288,12 +266,12 @@ def load_checkpoint(folder: Path, at: int | None = None) -> Checkpoint | None:
 
 
 def whole_rounds(folder: Path) -> list[int]:
-    """The rounds of which there is a checkpoint that can be read, ascending."""
+    """The rounds that have a readable checkpoint, ascending."""
     return sorted(checkpoint.round for checkpoint in _whole(_all(folder)))
 
 
 def _whole(paths: Sequence[Path]) -> Iterator[Checkpoint]:
-    """Those that can be read, the last one first."""
+    """Those that can be read, newest first."""
     for path in reversed(paths):
         try:
             yield _read(path)
@@ -302,7 +280,7 @@ def _whole(paths: Sequence[Path]) -> Iterator[Checkpoint]:
 
 
 def set_aside_after(folder: Path, round_: int) -> None:
-    """Rename checkpoints of later rounds: the run goes on from `round_`, they belong to an attempt that is over."""
+    """Rename the checkpoints of later rounds, because the run goes on from `round_`."""
     for path in _all(folder):
         if _round(path) > round_:
             aside = path.with_name(f"{_ASIDE}{path.name}")
@@ -326,7 +304,7 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _all(folder: Path, prefix: str = "round-") -> list[Path]:
-    """Ours alone: a copy that somebody has put beside them is called otherwise."""
+    """Our own checkpoints, without copies that somebody made next to them."""
     return sorted(p for p in folder.glob(f"{prefix}*") if p.name.removeprefix(prefix).isdecimal())
 
 

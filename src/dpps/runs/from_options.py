@@ -18,15 +18,14 @@ from dpps.data.schema import Remarks, Schema, read_schema
 from dpps.data.splits import hold_out_own
 from dpps.errors import UsageError
 from dpps.learning.algorithms import ALGORITHMS
-from dpps.learning.inputs import check_examples
+from dpps.learning.preflight import check_examples
 from dpps.learning.sampling import parse_batch
 from dpps.runs.callbacks import Callback, TensorBoard
 from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder
 from dpps.runs.options import Options, check_task, refuse_retired, weighted
-from dpps.runs.run import Run
+from dpps.runs.run import Run, as_device
 from dpps.runs.summary import Description, fingerprint, model_facts
-from dpps.runs.validation import as_device
 from dpps.tasks import Classification, Task
 
 AnySchema = Schema | data.ImageSchema

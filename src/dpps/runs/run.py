@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import logging
+import operator
+import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import IO, TYPE_CHECKING, Any, NoReturn, Self
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, get_args
 
+import torch
 from torch import Tensor, nn
 
 from dpps.disk import write_private, writing
-from dpps.errors import DppsError, RunError, UsageError
+from dpps.errors import DppsError, RunError, UsageError, unknown
 from dpps.frozen import Frozen
 from dpps.learning.algorithms import Algorithm, TrainState
 from dpps.learning.evaluation import EVALUATED, accuracies, accuracies_of_some, are_classes
 from dpps.learning.gradients.batch import EngineName
+from dpps.learning.gradients.calling import FAILURES, pick
 from dpps.learning.inputs import as_datasets, as_topology, as_unit, check_loaders
 from dpps.learning.nodes import Nodes, advice, hopeless
+from dpps.learning.preflight import check_examples, made_up_outputs, tell_unscaled
 from dpps.learning.sampling import NodeData, announce, for_every_node
 from dpps.noise.mechanisms import NoNoise
 from dpps.noise.source import NoiseSource, fresh_seed
@@ -32,14 +38,15 @@ from dpps.privacy.outlook import foresee
 from dpps.privacy.promise import Contract, Privacy, account, charges_ahead, planned_charges
 from dpps.privacy.units import Calibration, Unit
 from dpps.protocol import DPPS
-from dpps.runs import validation
+from dpps.runs import results
 from dpps.runs.callbacks import TOTALS, Callback, Progress, RoundLog
 from dpps.runs.data_ledger import note_runs
 from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder, load_checkpoint, save_checkpoint
-from dpps.runs.results import Examples, Results, as_evaluable
+from dpps.runs.results import Examples, as_evaluable
 from dpps.runs.summary import Description, Metrics, Summary, describe
 from dpps.sensitivity import Oracle, Sensitivity
+from dpps.tasks import rehearse
 from dpps.tasks.metrics import Function, by_name
 from dpps.topology import Topology
 from dpps.transport import Fabric
@@ -57,7 +64,7 @@ _CHOSEN_PAUSE = (
 
 
 class NotStartedError(UsageError, AttributeError):
-    """Asked too early. It counts as an attribute that is missing, so that `hasattr(run, "state")` is False."""
+    """The run has not started. An AttributeError, so that `hasattr(run, "state")` is False."""
 
 
 class Run(Frozen):
@@ -149,16 +156,11 @@ class Run(Frozen):
         overwrite: bool = False,
         description: Description | None = None,
     ) -> None:
+        self.callbacks: list[Callback] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        _check_arguments(algorithm, engine, seed, self.callbacks)
+        _check_count(sync_every=sync_every, spare_rounds=spare_rounds, checkpoint_every=checkpoint_every)
+        _check_count(1, mixes=mixes)
         self.deployment = deployment or Simulation()
-        validation.check_kinds(algorithm, self.deployment, noise, watch, folder, engine)
-        counts = {
-            "sync_every": sync_every,
-            "spare_rounds": spare_rounds,
-            "checkpoint_every": checkpoint_every,
-        }
-        for name, value in counts.items():
-            validation.check_count(name, value)
-        validation.check_count("mixes", mixes, 1)
         unit = as_unit(privacy)
         check_loaders(data, algorithm.batch_size, random=unit is not None and unit.per_example)
         data = as_datasets(data, algorithm.model, algorithm.loss)
@@ -171,31 +173,41 @@ class Run(Frozen):
         self.out = None if folder is None else Path(folder)
         self.folder = None if folder is None else self.deployment.folder(Path(folder))
         self.sync_every, self.mixes = sync_every if algorithm.synchronises else 0, mixes
-        self.seed = fresh_seed() if seed is None else validation.check_seed(seed)
-        self._device = device = validation.as_device(device)
+        self.seed = fresh_seed() if seed is None else int(seed)
+        self._device = device = as_device(device)
         algorithm.model.to(device)  # what is not trained, too: frozen parameters and buffers
         self.secure_noise, self.checkpoint_every = secure_noise, checkpoint_every
-        self.callbacks: list[Callback] = validation.as_callbacks(callbacks)
         self.overwrite, self.resumed = overwrite, False
         self._data, self._test = data, test
-        self._held_out = [
+        self.held_out = [
             as_evaluable(algorithm, device, each, f"held-out set {k}") for k, each in enumerate(held_out)
         ]
-        if self._held_out and len(self._held_out) != len(data):
+        if self.held_out and len(self.held_out) != len(data):
             raise UsageError(
-                f"held_out has {len(self._held_out)} data sets for {len(data)} nodes: give one per node, or none"
+                f"held_out has {len(self.held_out)} data sets for {len(data)} nodes: give one per node, or none"
             )
-        self._metrics = by_name(metrics, getattr(algorithm.judged_as, "metric", None))
-        self._noise = self._noise_source(noise)
+        self.metrics = by_name(metrics, getattr(algorithm.judged_as, "metric", None))
+        self.undefined: set[tuple[str, int]] = set()  # (metric, node) that were reported as undefined
+        if noise is not None and self.deployment.durable:
+            raise UsageError(
+                f"noise is {type(noise).__name__}: another source of noise is for studying a run in a simulation "
+                "(deployment=Simulation()); where messages really leave each process draws its own, so leave it out"
+            )
+        self._noise = self.deployment.noise(secure_noise, self.seed) if noise is None else noise
         self._declared = (
             None if declared_sizes is None else for_every_node(declared_sizes, self.topology.nodes)
         )
         self._planned_for, self._engine = (int(spare_rounds), self.unit), engine
         self._watch = {**(watch or {}), **({"real": Oracle()} if track_real else {})}
-        options = {"seed": seed, "sync_every": self.sync_every, "mixes": mixes}
-        options |= {"secure_noise": secure_noise, "spare_rounds": spare_rounds}
-        self.description = description or describe(algorithm, self.topology, self.unit, options)
+        self.description = description or describe(
+            algorithm,
+            self.topology,
+            self.unit,
+            {"seed": seed, "sync_every": self.sync_every, "mixes": mixes}
+            | {"secure_noise": secure_noise, "spare_rounds": spare_rounds},
+        )
         self.log: list[RoundLog] = []
+        self.epochs = 0
         self.accuracy_by_epoch: list[float] = []
         self.metrics_by_epoch: list[Metrics] = []
         self.seconds = {"gradients": 0.0, "protocol": 0.0, "evaluation": 0.0}
@@ -203,10 +215,8 @@ class Run(Frozen):
         """Whether a callback chose the last round; what it looked at is not covered by the guarantee."""
         self.stopped = False
         """Whether somebody asked to stop before the last round; such a run can be opened again."""
-        self.epochs = 0
         self.stop_asked = self._closed = False  # the first: whether `stop` was called in this process
-        self._files = ExitStack()
-        self._csv: IO[str] | None = None
+        self._csv: IO[str] | None = None  # rounds.csv
         self._by_node: list[float] | None = None
         self._summary: Summary | None = None  # as it was written
         self._clipped, self._advised = (0, 0), False
@@ -259,9 +269,9 @@ class Run(Frozen):
         return run
 
     def __getattr__(self, name: str) -> Any:
-        """Asked for what there is none of yet: an attribute, or a property that needs one."""
-        early = name in ("results", "state", "protocol", "nodes", "plan")
-        if early or ("nodes" not in self.__dict__ and isinstance(getattr(type(self), name, None), property)):
+        """Called for a missing attribute, and for a property that needs one."""
+        early = name in ("state", "protocol", "nodes", "plan", "tests") or hasattr(type(self), name)
+        if early and not self.started:
             raise NotStartedError(
                 "the run has not started: call fit(epochs), rounds(epochs) or start(epochs) first"
             )
@@ -281,14 +291,14 @@ class Run(Frozen):
         return self.deployment.durable or self.secure_noise or self.protocol.noise.private
 
     def start(self, epochs: int | None = None) -> Self:
-        """Check all arguments, then prepare the run. Nothing is written before all checks have passed.
+        """Check all arguments and prepare the run. Nothing is written before all checks have passed.
 
         Args:
             epochs: planned passes over the data; a target epsilon is spread over them. None: as many as the
                 run's options or its first start say; otherwise the rule chooses, or 12.
         """
         if epochs is not None:
-            validation.check_count("epochs", epochs, 1)
+            _check_count(1, epochs=epochs)
             epochs = int(epochs)
         if self.started:
             if epochs not in (None, self.epochs):
@@ -299,13 +309,16 @@ class Run(Frozen):
         self.resumed, self.overwrite = self.deployment.decide_resume(
             self.folder, self.resumed, self.overwrite
         )
-        self._check_folder()
-        tests = None
+        if self.folder is not None and self.resumed:
+            self.folder.check_same(self.description.fingerprint, self.description.config)
+        elif self.folder is not None:
+            self.folder.check_new(self.overwrite)
+        self.tests: tuple[Any, Tensor] | None = None
         if self._test is not None:
-            tests = as_evaluable(self.algorithm, self._device, self._test, "the test set")
+            self.tests = as_evaluable(self.algorithm, self._device, self._test, "the test set")
         fabric = self.deployment.connect(self)
         data = NodeData(self._data, self._device)
-        self._check_data(data, fabric.rows, [*([tests] if tests else []), *self._held_out[:1]])
+        self._check_data(data, fabric.rows)
         first = self.folder.contract() if self.folder and self.resumed else None
         sizes = announce(self._declared, data.sizes, fabric, first)
         spare, unit = self._planned_for
@@ -317,7 +330,6 @@ class Run(Frozen):
             logger.warning("%s", warning)
         nodes = Nodes(self.algorithm, data, self.protocol, self.plan, calibration, self.seed, self._engine)
         self.state: TrainState = self.algorithm.start(nodes)
-        self.results = Results(nodes, self.state, tests, self._held_out, self._metrics)
         self.protocol.ledger = self._open_ledger()  # last, when nothing can be refused any more
         self.nodes = nodes
         try:
@@ -330,47 +342,38 @@ class Run(Frozen):
             raise
         return self
 
-    def _noise_source(self, given: NoiseSource | None) -> NoiseSource:
-        """The deployment's own; or one that was given to study a run, where nothing really leaves."""
-        if given is None:
-            return self.deployment.noise(self.secure_noise, self.seed)
-        if self.deployment.durable:
+    def _check_data(self, data: NodeData, rows: Sequence[int]) -> None:
+        """Refuse examples, metrics or a network that do not fit, and a run that learns nothing from the others."""
+        algorithm = self.algorithm
+        if len(self._data) != len(rows):
+            raise UsageError(f"{len(self._data)} data sets for {len(rows)} nodes: give one per node")
+        if 0 in data.sizes:
             raise UsageError(
-                f"noise is {type(given).__name__}: another source of noise is for studying a run in a simulation "
-                "(deployment=Simulation()); where messages really leave each process draws its own, so leave it out"
+                f"node {rows[data.sizes.index(0)]} has no examples: give every node at least one"
             )
-        return given
-
-    def _check_folder(self) -> None:
-        """A resumed run is the one in the folder; a new one needs a folder without a run, unless it may replace it."""
-        if self.folder is None:
-            return
-        if self.resumed:
-            self.folder.check_same(self.description.fingerprint, self.description.config)
-        else:
-            self.folder.check_new(self.overwrite)
-
-    def _check_data(
-        self, data: NodeData, rows: Sequence[int], evaluated: Sequence[tuple[Any, Tensor]]
-    ) -> None:
-        """Examples, metrics and network suit each other, and something is learned from the others."""
-        validation.check_data(self.algorithm, self._data, data.sizes, rows)
-        validation.try_metrics(self.algorithm, self._metrics, evaluated)
+        check_examples(self._data, [f"node {row}" for row in rows], algorithm.model, algorithm.loss)
+        tell_unscaled(self._data, rows)
+        for x, targets in [*([self.tests] if self.tests else []), *self.held_out[:1]] if self.metrics else ():
+            try:  # metrics are tried on invented outputs and targets like those of the data
+                outputs, invented = made_up_outputs(algorithm.model, pick(x, 0), targets[0])
+            except FAILURES:  # outputs that are no tensor: only the metric knows
+                continue
+            rehearse(self.metrics, outputs, invented)
         self.topology.check_connected()
-        if self.unit and self.algorithm.lr_shared == 0 and self.algorithm.partition.shared:
+        if self.unit and algorithm.lr_shared == 0 and algorithm.partition.shared:
             raise UsageError(
                 "lr_shared is 0: then nothing is learned from the others and there is nothing to protect; raise it, or "
                 "share nothing"
             )
 
     def _planned_epochs(self) -> int | None:
-        """What the first start of a resumed run planned, or the options of a run that was made by options."""
+        """As the first start of a resumed run planned, or as the options say."""
         kept = self.folder.read_settings() if self.folder is not None and self.resumed else {}
         found: int | None = kept.get("epochs") or self.description.config.get("epochs")
         return found
 
     def _promise(self, first: Contract | None) -> tuple[Contract | None, Calibration | None]:
-        """The contract: that of the first start when the run is resumed; nothing is solved for again."""
+        """The contract, and the noise it needs. A resumed run keeps its first contract; nothing is solved for again."""
         if self.unit is None:
             return None, None
         contract = first or Contract.first(self.unit, self.plan)
@@ -378,7 +381,6 @@ class Run(Frozen):
         return contract, contract.calibrate(self.unit)
 
     def _make_protocol(self, calibration: Calibration | None, fabric: Fabric) -> DPPS:
-        """The protocol as the run's promise needs it."""
         sampling: float | list[float] = 1.0
         if calibration is not None:  # the largest rate, or each node's own where every node chose its batch
             rates = calibration.rates
@@ -396,7 +398,7 @@ class Run(Frozen):
         )
 
     def _warnings(self) -> Iterator[str]:
-        """What can be foreseen to go wrong although nothing is refused."""
+        """What will probably go wrong, although nothing is refused."""
         rounds, unit = self.plan.count, self.unit
         if unit is None:
             return
@@ -413,7 +415,7 @@ class Run(Frozen):
         )
 
     def _open_ledger(self) -> Ledger:
-        """The ledger, written ahead where there is a folder. Rounds beyond the promised total are refused before they are sent."""
+        """The ledger: on disk if there is a folder. It refuses rounds beyond the promised total before they are sent."""
         rows = self.protocol.fabric.rows
         budget = self.contract.budget(self.unit) if self.contract and self.unit else None
         if self.folder is None:
@@ -438,10 +440,10 @@ class Run(Frozen):
         return kind.create(path, header, durable, budget=budget, processes=self.deployment.processes)
 
     def _sign_folder(self) -> None:
-        """Say in the folder of a new run which run it holds."""
+        """Write run.json and the schema to the folder of a new run."""
         if self.folder is None or self.resumed:
             return
-        if self.description.schema:  # whoever reads the folder need not have the file it was given as
+        if self.description.schema:  # readers of the folder may not have the file that it was read from
             write_private(self.folder.schema, self.description.schema.encode())
         self.folder.sign(
             {
@@ -496,8 +498,7 @@ class Run(Frozen):
             self._leave(log)
             raise
         except BaseException as error:
-            self._keep_complete_rounds()
-            self.close()
+            self.__exit__()
             if self.out is not None:
                 error.add_note(f"the run is kept in {self.out}: dpps.Run.open continues it")
             raise
@@ -545,10 +546,9 @@ class Run(Frozen):
         return self.plan.count // self.epochs
 
     def _goes_on(self) -> bool:
-        """Whether there is a round to come; where nodes come and go, their deployment waits for the others and leaves rounds out."""
-        if self.state.round < self.plan.count and not self.deployment.before_round(self):
-            return False
-        return self.state.round < self.plan.count
+        """Whether there is another round. The deployment may wait for others here, and skip rounds."""
+        more = self.state.round < self.plan.count and self.deployment.before_round(self)
+        return more and self.state.round < self.plan.count
 
     def _ends(self, log: RoundLog) -> bool:
         enough = [bool(callback(self, log)) for callback in self.callbacks]
@@ -569,8 +569,8 @@ class Run(Frozen):
         self.stop_asked = True
 
     def _stops_here(self) -> bool:
-        """Whether the round just completed was the last one for all. A request to stop travels on the rows, and takes effect
-        after the same round at all processes."""
+        """Whether the round just completed was the last. A request to stop travels with the rows and takes effect after the
+        same round in all processes."""
         control, done = self.protocol.fabric.control, self.state.round - 1
         if self.stop_asked and control.stop_after is None:
             sending = self.clocks() if self.algorithm.partition.shared else ()
@@ -580,7 +580,7 @@ class Run(Frozen):
         return control.stop_after is not None and done >= control.stop_after
 
     def clocks(self) -> Iterator[int]:
-        """The topology's rounds of the rounds to come: they restart where the rates change."""
+        """The topology's clock in each round to come. It restarts where the rates change."""
         clock, rate = self.state.shared.clock, self.state.shared.rate
         for round_ in range(self.state.round, self.plan.count):
             epoch, within = divmod(round_, self.rounds_per_epoch)
@@ -590,8 +590,8 @@ class Run(Frozen):
             clock += 1
 
     def _leave(self, log: RoundLog) -> None:
-        """Whoever looks at results and leaves the loop chooses the end, as a callback does. An exception in the loop looks the
-        same from here, so neither is taken for the end that was planned: the run is stopped."""
+        """The loop was left early. An exception in the loop looks the same from here as a `break`, so neither counts as the
+        planned end: the run is stopped, and as with a callback, what the loop looked at is not covered."""
         if self._closed:
             return
         if self.state.round < self.plan.count:
@@ -601,18 +601,6 @@ class Run(Frozen):
             while not self._ends(log) and self._goes_on():
                 log = self.step()
         self._end(results=not self.stopped)
-
-    def _keep_complete_rounds(self) -> None:
-        """A checkpoint of a run that ends by an exception, of a callback or Ctrl-C: what its complete rounds cost is not lost
-        with it. Of several processes each would keep a round of its own; they go on from the checkpoints that they planned
-        together."""
-        complete = 0 < self.state.round == len(self.log) != self._safe
-        if self.folder is None or not self.protocol.fabric.simulation or not complete:
-            return
-        try:
-            self.checkpoint()
-        except DppsError as error:  # the first failure is the one to report
-            logger.warning("%s", error)
 
     # End
 
@@ -632,8 +620,8 @@ class Run(Frozen):
             self._write_results(self.folder)
 
     def _end(self, *, results: bool) -> None:
-        """Close the ledger, and write models and summary if there are `results`. Before that a checkpoint, if rounds are to come, or if messages
-        really left: whatever happens now, nothing has to be sent and paid for again."""
+        """Close the run, and write models and summary if there are `results`. Before that comes a checkpoint, if rounds are
+        left or messages really left: whatever happens now, nothing has to be sent and paid for again."""
         self._advise_on_clip()
         try:
             complete = self.state.round >= self.plan.count
@@ -656,12 +644,13 @@ class Run(Frozen):
         for callback in self.callbacks:
             if hasattr(callback, "close"):
                 callback.close()
-        try:
-            self._files.close()
-        except RunError as error:  # of rounds.csv, whose lines are in the checkpoints, too
-            logger.warning("%s", error)
+        if self._csv is not None:
+            try:
+                self._csv.close()
+            except OSError as error:  # its lines are in the checkpoints, too
+                logger.warning("rounds.csv cannot be written: %s", error.strerror)
         self._csv = None
-        if self.started or "protocol" in self.__dict__:
+        if "protocol" in self.__dict__:
             self.protocol.ledger.close()
         self._closed = self.folder is not None
 
@@ -669,8 +658,17 @@ class Run(Frozen):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.started and not self._closed:
-            self._keep_complete_rounds()
+        """Write a checkpoint of the complete rounds, so that what they cost is not lost, and close.
+
+        Not with several processes: each would keep a round of its own, so they go on from the checkpoints that they planned
+        together.
+        """
+        kept = self.started and not self._closed and self.folder and self.protocol.fabric.simulation
+        if kept and 0 < self.state.round == len(self.log) != self._safe:
+            try:
+                self.checkpoint()
+            except DppsError as error:  # the first failure is the one to report
+                logger.warning("%s", error)
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -712,11 +710,9 @@ class Run(Frozen):
         return self._privacy[1]
 
     def _epsilon_so_far(self) -> float | None:
-        """What the node that paid most has spent; now and then, because an accountant takes as long as a small model's round."""
+        """What the node that paid most has spent. Only now and then: an accountant takes as long as a small model's round."""
         done, planned, unit = self.state.round, self.plan.count, self.unit
-        if unit is None:
-            return None
-        if done % max(1, planned // TOTALS) and done != planned:
+        if unit is None or (done % max(1, planned // TOTALS) and done != planned):
             return None
         distance = self.nodes.noise_distance(self.ledger.messages)
         different = {tuple(charges) for charges in self.ledger.charges_by_row().values()}
@@ -760,7 +756,7 @@ class Run(Frozen):
         return fmean(known) if known else None
 
     def _warn_of_noise(self) -> None:
-        """After an epoch. Not of partners: most of the noise they share does not stay in the mean."""
+        """After the first epoch, unless partners share noise: most of theirs does not stay in the mean."""
         ratio, calibration = self.update_to_noise, self.nodes.calibration
         if ratio is None or calibration is None or calibration.partners is not None:
             return
@@ -772,30 +768,35 @@ class Run(Frozen):
     @property
     def shared(self) -> Tensor:
         """The average of the nodes' shared parameters."""
-        return self.results.shared
+        return self.nodes.mean_shared(self.state)
 
     @property
     def local(self) -> Tensor:
         """The local parameters, one row per node, as a copy."""
-        return self.results.local
+        return self.state.local.clone()
 
     def models(self) -> list[nn.Module]:
         """One trained model per node: the averaged shared parameters, and the node's own local parameters
         and buffers."""
-        return self.results.models()
+        made = []
+        for state in results.state_dicts(self):
+            model = copy.deepcopy(self.algorithm.model)
+            model.load_state_dict(state, strict=False)
+            made.append(model.eval())
+        return made
 
     def state_dict(self, k: int) -> dict[str, Tensor]:
         """Parameters and buffers of the k-th node in this process."""
-        return self.results.state_dict(k)
+        return next(islice(results.state_dicts(self), k, None))
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write every node's model to `node-K.safetensors`, with the information needed to use it.
         `dpps.load(folder)` reads the files."""
-        return self.results.save(Path(folder), self.description, self.privacy)
+        return results.save_models(self, Path(folder))
 
     def evaluate(self, data: Examples | None = None) -> list[float]:
         """Accuracy of each node's model in percent, on the test set or on other data."""
-        tests = self.results.tests
+        tests = self.tests
         if data is not None:
             tests = as_evaluable(self.algorithm, self._device, data, "the data to evaluate on")
         if tests is None:
@@ -811,31 +812,28 @@ class Run(Frozen):
         return by_node
 
     def _evaluate_epoch(self, log: RoundLog) -> RoundLog:
-        """After the last round of an epoch: the metrics asked for, and accuracy where there is such. Of many nodes, and before the
-        last epoch, only some are evaluated."""
-        if self._metrics:
+        """Metrics and accuracy after the last round of an epoch. Of many nodes, only some are evaluated before the last epoch."""
+        if self.metrics:
             self.metrics_by_epoch.append(self.metrics_by_node)
-        tests = self.results.tests
-        if tests is None or not are_classes(tests[1]):
+        if self.tests is None or not are_classes(self.tests[1]):
             return log
         if self.state.round == self.plan.count or len(self.state.local) <= EVALUATED:
             found = self.accuracy_by_node
         else:
             t0 = time.perf_counter()
-            found = accuracies_of_some(self.nodes.engine, self.shared, self.state.local, *tests)
+            found = accuracies_of_some(self.nodes.engine, self.shared, self.state.local, *self.tests)
             self.seconds["evaluation"] += time.perf_counter() - t0
         self.accuracy_by_epoch.append(fmean(found))
         return replace(log, accuracy=self.accuracy_by_epoch[-1])
 
     def forget_evaluation(self) -> None:
-        """Discard accuracies computed before, because the parameters have changed since the last round."""
+        """Discard cached accuracies, because the parameters have changed."""
         self._by_node = self._summary = None
 
     @property
     def accuracy_by_node(self) -> list[float]:
         """Accuracy of each node on the test set, in percent. Empty without a test set."""
-        tests = self.results.tests
-        if self._by_node is None and tests is not None and are_classes(tests[1]):
+        if self._by_node is None and self.tests is not None and are_classes(self.tests[1]):
             self._by_node = self.evaluate()
         return self._by_node or []
 
@@ -847,7 +845,7 @@ class Run(Frozen):
     @property
     def own_accuracy_by_node(self) -> list[float]:
         """Accuracy of each node on its own held-out examples, in percent."""
-        return self.results.own_accuracy_by_node
+        return results.accuracies_on_own_data(self)
 
     @property
     def own_accuracy(self) -> float | None:
@@ -858,13 +856,13 @@ class Run(Frozen):
     @property
     def metrics_by_node(self) -> Metrics:
         """The requested metrics, by data ("test", "own"), name and node. Not noised: do not publish them."""
-        return self.results.metrics_by_node
+        return results.metrics_by_node(self)
 
     @property
     def by_class(self) -> dict[str, list[dict[str, Any]]]:
         """By data ("test", "own"): one row per class, over all nodes in this process. Only if metrics were
         requested. Not noised: do not publish it."""
-        return self.results.by_class((self.description.input or {}).get("classes"))
+        return results.rows_by_class(self)
 
     @property
     def summary(self) -> Summary:
@@ -887,15 +885,14 @@ class Run(Frozen):
         if self.folder is None:
             return
         if self._csv is None:
-            self._csv = self._files.enter_context(self.folder.log(self.log[:-1]))
+            self._csv = self.folder.open_log(self.log[:-1])
         with writing(self.folder.rounds):
             csv.writer(self._csv).writerow(log.row())
 
     def _write_results(self, folder: RunFolder) -> None:
         self.save(folder.models)
         if self._csv is None and self.log:  # no round since this start, and a kill may have cut off the file
-            with folder.log(self.log):
-                pass
+            folder.open_log(self.log).close()
         self.write_summary(Summary.of(self))
         everybody = self.deployment.summary(self.summary, self)
         if everybody is not None and self.out is not None:
@@ -949,3 +946,47 @@ class Run(Frozen):
         self._safe = found.round
         self.forget_evaluation()
         return found.round
+
+
+def _check_arguments(algorithm: object, engine: str, seed: int | None, callbacks: Sequence[object]) -> None:
+    if not isinstance(algorithm, Algorithm):
+        given = " ".join(repr(algorithm).split())  # the repr of a model has many lines
+        raise UsageError(
+            f"the algorithm is {given:.80}: give one with its model, such as dpps.PartPSP(model, shared=['layer1'])"
+        )
+    if engine not in get_args(EngineName):
+        raise unknown("engine", engine, get_args(EngineName))
+    if seed is not None and (isinstance(seed, bool) or not 0 <= operator.index(seed) < 1 << 64):
+        raise UsageError(f"seed is {seed!r}: it must be a whole number from 0 to 2^64 - 1")
+    if strange := [callback for callback in callbacks if not callable(callback)]:
+        raise UsageError(f"a callback is {strange[0]!r}: give functions of (run, log)")
+
+
+def _check_count(least: int = 0, **values: object) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex) or int(value) < least:
+            raise UsageError(f"{name} is {value!r}: it must be a whole number, {least} or more")
+
+
+def as_device(device: str) -> str:
+    """The device of a run. "auto" is a CUDA device if there is one (several processes on a machine take one each), else the CPU.
+
+    Raises:
+        UsageError: the device does not exist, or has no float64.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % count}" if count else "cpu"
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"device is {device!r}: choose auto, cpu, cuda or cuda:N") from error
+    if found.type == "mps":
+        raise UsageError(
+            f"device is {device!r}, which has no float64, and clipping relies on it: choose cpu or cuda"
+        )
+    if found.type == "cuda" and (found.index or 0) >= count:
+        raise UsageError(
+            f"device is {device!r}: this machine and this torch have {count} CUDA devices, numbered from 0; choose cpu or auto"
+        )
+    return device

@@ -105,7 +105,9 @@ class Summary:
     @classmethod
     def of(cls, run: Run) -> Summary:
         """The summary of a started run as it stands."""
-        logs, nodes, results = run.log, run.nodes, run.results
+        from dpps.runs.results import scores
+
+        logs, nodes = run.log, run.nodes
         real = [log.real for log in logs if log.real is not None]
         estimated = [log.estimated for log in logs if log.estimated is not None]
         both = [
@@ -117,7 +119,7 @@ class Summary:
             accuracy_by_node=run.accuracy_by_node,
             own_accuracy=run.own_accuracy,
             own_accuracy_by_node=run.own_accuracy_by_node,
-            held_out_examples=results.held_out_examples,
+            held_out_examples=sum(len(targets) for _, targets in run.held_out),
             metrics_by_node=run.metrics_by_node,
             metrics_by_epoch=run.metrics_by_epoch,
             by_class=run.by_class,
@@ -127,7 +129,7 @@ class Summary:
             final_loss=finite_or_none(logs[-1].loss) if logs else None,
             shared_parameters=nodes.partition.shared_size,
             local_parameters=nodes.partition.local_size,
-            own_statistics=results.own_statistics,
+            own_statistics=bool(nodes.engine.state()),
             real_sensitivity_mean=fmean(real) if real else None,
             real_sensitivity_max=max(real, default=None),
             estimated_sensitivity_mean=fmean(estimated) if estimated else None,
@@ -146,7 +148,7 @@ class Summary:
             node_names=_names(run),
             members=run.deployment.members or None,
             task=None if run.algorithm.judged_as is None else run.algorithm.judged_as.name,
-            scores=results.scores() or None,
+            scores=scores(run) or None,
         )
 
     @classmethod

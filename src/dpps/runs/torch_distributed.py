@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +74,7 @@ class TorchDistributed(Deployment):
         try:
             return cls(cluster.join(), seeded_noise=seeded_noise)
         except DppsError as error:
-            _abandon(cluster, error)
+            cluster.give_up(error)
             raise
 
     def __enter__(self) -> Self:
@@ -84,7 +82,7 @@ class TorchDistributed(Deployment):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
-            _abandon(self.cluster, error)
+            self.cluster.give_up(error)
 
     def rows(self, nodes: int) -> range:
         return blocks(nodes, self.cluster.rendezvous.size)[self.cluster.rank]
@@ -296,14 +294,6 @@ class TorchDistributed(Deployment):
         """One number per process, of all processes."""
         assert self._fabric is not None
         return self._fabric.control.everybody(value)
-
-
-def _abandon(cluster: Cluster, error: Exception) -> None:
-    """Tell the others that this process fails, and see to it that it can end."""
-    cluster.give_up(error)
-    cluster.leave()
-    if cluster.stuck:
-        atexit.register(os._exit, 2 if isinstance(error, UsageError) else 1)
 
 
 def _listed(ranks: Sequence[int]) -> str:

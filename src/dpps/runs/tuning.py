@@ -182,7 +182,7 @@ def tune(
         if examples is None:
             if scored is not None:
                 _charge_scores(run, out, len(settings) + 1, scored)
-            examples = _noised(run.results.held_out_examples, scored)
+            examples = _noised(sum(_sizes(run)), scored)
         accuracy = _percent(_noised(_right(run), scored), examples)
         done.append(Trial(setting, accuracy, run.privacy.epsilon, out / f"trial-{k}"))
         if after_trial:
@@ -228,10 +228,13 @@ def _charge_scores(run: Run, out: Path, numbers: int, epsilon: float) -> None:
         ledger.charge(Release(0, cost, "laplace", float(numbers), 1 / epsilon))
 
 
+def _sizes(run: Run) -> list[int]:
+    return [len(labels) for _, labels in run.held_out]
+
+
 def _right(run: Run) -> int:
-    """How many of them the nodes' models get right."""
-    sizes = [len(labels) for _, labels in run.results.held_out]
-    return sum(round(p * n / 100) for p, n in zip(run.own_accuracy_by_node, sizes, strict=True))
+    """How many of the held-out examples the nodes' models get right."""
+    return sum(round(p * n / 100) for p, n in zip(run.own_accuracy_by_node, _sizes(run), strict=True))
 
 
 def _noised(count: int, epsilon: float | None) -> int:
