@@ -64,7 +64,7 @@ def test_it_comes_with_the_package_or_has_verified_sources(name: str) -> None:
     for source in recipe.sources:
         assert source.hash.startswith("sha256:")
         assert len(source.hash) == 7 + 64
-        assert len(source.addresses) > 1, "one address may be gone tomorrow"
+        assert len(source.mirrors) > 1, "one address may be gone tomorrow"
 
 
 def test_every_published_file_has_a_hash_of_its_own() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dpps.data import DATA_SETS, Layout, Recipe, Source, catalog, load
+from dpps.data import DATA_SETS, Layout, Recipe, catalog, load
 from dpps.data.sets.cifar_10 import RECORD, parse_cifar
 from dpps.data.sets.mnist import parse_idx
 from dpps.errors import RunError, UsageError
@@ -236,13 +236,6 @@ def test_the_first_whole_layout_is_taken_plain_or_compressed(tmp_path: Path) -> 
     (tmp_path / "a" / "test").touch()
     assert _recipe([0, 1]).find(tmp_path) == ((tmp_path / "a/train",), (tmp_path / "a/test",))
     assert _recipe([0, 1]).find(tmp_path / "b") is None
-
-
-def test_a_mirror_may_end_with_a_slash() -> None:
-    assert Source("x.gz", ("https://one/", "https://two"), "").addresses == (
-        "https://one/x.gz",
-        "https://two/x.gz",
-    )
 
 
 # File formats

@@ -1,6 +1,6 @@
-"""Named data sets: how each is found, fetched and read, and the registry of those that there are.
+"""Named data sets: how each is found, fetched and read, and their registry.
 
-Files are plain, `.gz` or `.xz`. No pickle is involved, so a hostile file can be refused but can never run code.
+Files are plain, `.gz` or `.xz`. No pickle is involved, so a hostile file cannot run code.
 """
 
 import gzip
@@ -59,17 +59,13 @@ class Source:
     mirrors: tuple[str, ...]
     hash: str
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(f"{mirror.rstrip('/')}/{self.file}" for mirror in self.mirrors)
-
 
 @dataclass(frozen=True)
 class Recipe:
     """How one data set is found, fetched, read and prepared.
 
-    `examples` and `shape` say how many training images there are and what each looks like in its file (channels, height, width).
-    `dpps plan` works from them; without them `dpps train` chooses what is left open after it has read the files.
+    `examples` and `shape` are the number of training images and the shape of each in its file (channels, height, width). `dpps plan`
+    needs both; without them `dpps train` chooses what is left open after it has read the files.
     """
 
     layouts: tuple[Layout, ...]
@@ -83,12 +79,6 @@ class Recipe:
     """Folder of the package that holds it, for one that comes with it."""
     examples: int | None = None
     shape: tuple[int, int, int] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.examples is None) != (self.shape is None):
-            raise UsageError(
-                f"a recipe with examples={self.examples} and shape={self.shape}: give both, or none of them"
-            )
 
     @property
     def input_shape(self) -> tuple[int, int, int] | None:
@@ -112,10 +102,8 @@ class Recipe:
     def find(self, folder: Path) -> tuple[Files, Files] | None:
         """The training and test files of the first layout that is complete in `folder`, plain or compressed."""
         for layout in self.layouts:
-            candidates = [
-                (name, folder / f"{name}{end}") for name in layout.files for end in (".xz", ".gz", "")
-            ]
-            found = {name: path for name, path in candidates if path.is_file()}
+            files = [(name, folder / f"{name}{end}") for name in layout.files for end in (".xz", ".gz", "")]
+            found = {name: path for name, path in files if path.is_file()}
             if len(found) == len(layout.files):
                 return tuple(found[name] for name in layout.train), tuple(found[name] for name in layout.test)
         return None
@@ -148,12 +136,11 @@ def _locate(name: str, recipe: Recipe, directory: str | Path | None, progress: b
     if directory is not None:
         return _require(recipe, Path(directory) / name)
     shared = os.environ.get(ENVIRONMENT)
-    if shared:
-        if not Path(shared).is_dir():
-            raise UsageError(f"${ENVIRONMENT} names {shared!r}, which is no folder: correct or unset it")
-        # Another data set may well be missing there; a started one must be complete.
-        if (Path(shared) / name).is_dir():
-            return _require(recipe, Path(shared) / name)
+    if shared and not Path(shared).is_dir():
+        raise UsageError(f"${ENVIRONMENT} names {shared!r}, which is no folder: correct or unset it")
+    # another data set may well be missing there; a started one must be complete
+    if shared and (Path(shared) / name).is_dir():
+        return _require(recipe, Path(shared) / name)
     return obtain(recipe, user_cache() / name, progress)
 
 
@@ -169,11 +156,11 @@ def obtain(recipe: Recipe, folder: Path, progress: bool = True) -> tuple[Files, 
     """The files of a data set in a folder of the user cache; what is missing is downloaded and verified."""
     try:
         with one_at_a_time(folder):
-            if not any(source.file.endswith(".tar.gz") for source in recipe.sources):
-                for source in recipe.sources:
+            for source in recipe.sources:
+                if not source.file.endswith(".tar.gz"):
                     fetch(source, folder, progress)
-            elif recipe.find(folder) is None:  # one archive, which holds the files of the last layout
-                _unpack(fetch(recipe.sources[0], folder, progress), recipe.layouts[-1].files)
+                elif recipe.find(folder) is None:  # an archive of the files of the last layout
+                    _unpack(fetch(source, folder, progress), recipe.layouts[-1].files)
     except OSError as error:
         raise RunError(f"cannot fill the data folder {folder}: {error}") from error
     return _require(recipe, folder)
@@ -241,7 +228,7 @@ def fetch(source: Source, folder: Path, progress: bool = True) -> Path:
         )
         target.unlink()
     failures = []
-    for address in source.addresses:
+    for address in (f"{mirror}/{source.file}" for mirror in source.mirrors):
         bar = _Bar(source.file) if progress and sys.stderr.isatty() else None
         downloader = pooch.HTTPDownloader(
             progressbar=bar or False,
@@ -280,22 +267,22 @@ class _Bar:
         self.total = 0
 
     def update(self, count: int) -> None:
-        """So many bytes more have arrived."""
+        """Count bytes that have arrived."""
         self._progress.start()
         self._progress.update(self._task, advance=count, total=self.total or None)
 
     def reset(self) -> None:
-        """Nothing has arrived."""
+        """Start from zero."""
         self._progress.reset(self._task)
 
     def close(self) -> None:
-        """The bar stays as it is."""
+        """Leave the bar as it is."""
         self._progress.stop()
 
 
 @contextmanager
 def one_at_a_time(folder: Path, lock: str = ".lock") -> Iterator[None]:
-    """Keep the processes of one machine (torchrun starts several) from writing the same files at once: those who name the same lock.
+    """Keep processes of one machine that name the same lock (torchrun starts several) from writing the same files at once.
 
     There is no such lock on Windows; there two writers end in a refused hash, never in a wrong file.
     """

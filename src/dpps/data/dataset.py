@@ -13,7 +13,7 @@ from dpps.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Labelled images, kept as bytes; `inputs` turns them into what a model reads. A data set like any other of torch.
+    """A torch data set of labelled images, kept as bytes; `inputs` turns them into what a model reads.
 
     `pixels` is a uint8 tensor (n, channels, height, width) and `labels` an int64 tensor (n,). Images of one
     channel are repeated to as many channels as `mean` and `deviation` have.
@@ -63,12 +63,10 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             memory = torch.empty(prod(shape), device=pixels.device)
         scaled = memory[: prod(shape)].view(shape).copy_(pixels.expand(shape)).div_(255)
         if any(self.mean):
-            scaled.sub_(_per_channel(self.mean, scaled))
-        return scaled.div_(_per_channel(self.deviation, scaled)) if set(self.deviation) != {1.0} else scaled
-
-
-def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None, None]
+            scaled.sub_(scaled.new_tensor(self.mean)[:, None, None])
+        if set(self.deviation) != {1.0}:
+            scaled.div_(scaled.new_tensor(self.deviation)[:, None, None])
+        return scaled
 
 
 class FeatureSet(TensorDataset):

@@ -37,21 +37,22 @@ def image_dataset(folder: str | Path, schema: ImageSchema | str | Path) -> Tenso
 
 
 def labelled_images(folder: Path, schema: ImageSchema) -> tuple[Tensor, Tensor]:
-    """Inputs of shape (images, *schema.shape) from 0 to 1, and class numbers: of images in a sub-folder for every class."""
-    found = []
+    """Inputs of shape (images, *schema.shape) from 0 to 1, and class numbers, from a folder with one sub-folder per class."""
+    files: list[Path] = []
+    labels: list[int] = []
     for sub in _sub_folders(folder):
         if sub.name not in schema.classes:
             raise MismatchError(
                 f"{sub} is no class of the schema ({quoted(schema.classes)}): rename the folder",
                 "declare the class",
             )
-        found += [(file, schema.classes.index(sub.name)) for file in image_files(sub)]
-    if not found:
+        files += image_files(sub)
+        labels += [schema.classes.index(sub.name)] * (len(files) - len(labels))
+    if not files:
         raise UsageError(
             f"{folder} holds no images in sub-folders named as the classes ({quoted(schema.classes)}): put them there"
         )
-    labels = torch.tensor([label for _, label in found])
-    return _read_all([file for file, _ in found], schema), labels
+    return _read_all(files, schema), torch.tensor(labels)
 
 
 def unlabelled_images(folder: Path, schema: ImageSchema) -> Tensor:
@@ -62,21 +63,15 @@ def unlabelled_images(folder: Path, schema: ImageSchema) -> Tensor:
     return _read_all(files, schema)
 
 
-def image_files(folder: Path) -> list[Path]:
-    """The images in a folder and below, in the order of their names; hidden files do not count, and others give a warning."""
+def image_files(folder: Path, quiet: bool = False) -> list[Path]:
+    """The images in a folder and below, in the order of their names. Hidden files are skipped, and others give a warning."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: images lie in a folder")
-    images, others = _images_below(folder)
-    if others:
-        log.warning("%s: %d files are no images and left out", folder, others)
-    return images
-
-
-def _images_below(folder: Path) -> tuple[list[Path], int]:
-    """The images, and how many other files there are."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
     images = [file for file in files if file.suffix.lower() in ENDINGS]
-    return images, len(files) - len(images)
+    if len(images) < len(files) and not quiet:
+        log.warning("%s: %d files are no images and left out", folder, len(files) - len(images))
+    return images
 
 
 def guess_image_schema(folder: Path) -> ImageSchema:
@@ -91,7 +86,7 @@ def guess_image_schema(folder: Path) -> ImageSchema:
         )
     sizes: Counter[tuple[int, int]] = Counter()
     grey = True
-    for file in _images_below(part)[0]:
+    for file in image_files(part, quiet=True):
         with _opened(file, Image) as image:
             sizes[image.height, image.width] += 1
             grey = grey and image.mode in ("1", "L", "LA")

@@ -1,6 +1,6 @@
 """Each node's own examples from its own folder: `train` and, if wanted, `test`.
 
-With a schema they are tables or images as people have them; without one, numbers that are ready for a model.
+With a schema they are tables or images; without one, numbers that are ready for a model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,30 +20,28 @@ from dpps.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class NodeFiles:
-    """What one node's folder holds: (inputs, labels) to train on, and to test on where there is such a file."""
+    """What one node's folder holds: (inputs, labels) to train on, and to test on if there is such a file."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor] | None
     columns: tuple[str, ...] | None = None
-    """The names in the first line of a CSV file, where columns are known by their place; with a schema they are known by their names."""
+    """The names in the first line of a CSV file that is read without a schema."""
 
 
 def check_headers(found: Mapping[Path, tuple[str, ...] | None]) -> None:
-    """Columns are known by their place, so all nodes' files must name the same columns in the same order."""
-    named = {folder: names for folder, names in found.items() if names is not None}
-    if not named:
-        return
-    first, expected = next(iter(named.items()))
-    for folder, names in named.items():
+    """Refuse files whose columns have other names or another order: without a schema, columns are known by their place."""
+    named = [(path, names) for path, names in found.items() if names is not None]
+    for path, names in named[1:]:
+        first, expected = named[0]
         if len(names) != len(expected):
             raise UsageError(
-                f"--node-data: {folder} has {len(names)} columns and {first} has {len(expected)}: all nodes' files must have "
+                f"--node-data: {path} has {len(names)} columns and {first} has {len(expected)}: all nodes' files must have "
                 "the same columns, in the same order"
             )
         for place, (own, other) in enumerate(zip(names, expected, strict=True), start=1):
             if own != other:
                 raise UsageError(
-                    f"--node-data: column {place} is {own!r} in {folder} and {other!r} in {first}: bring the columns of all "
+                    f"--node-data: column {place} is {own!r} in {path} and {other!r} in {first}: bring the columns of all "
                     "nodes' files into the same order, under the same names"
                 )
 
@@ -64,10 +62,13 @@ def node_folder(template: Path, node: int, alone: bool) -> Path:
 def read_node(
     folder: Path, classes: int, schema: Schema | ImageSchema | None = None, remarks: Remarks | None = None
 ) -> NodeFiles:
-    """Read `train` and perhaps `test` in a node's folder: tables, or folders of images folder with one
-    sub-folder per class.
+    """Read `train` and perhaps `test` in a node's folder: tables, or folders of images with one sub-folder per class.
 
-    Without a schema every label must lie in 0..classes-1. With `remarks`, tables of several nodes are read together.
+    Args:
+        folder: of the node.
+        classes: without a schema, every label must be one of 0..classes-1.
+        schema: what the columns or images mean.
+        remarks: collects the warnings about tables of several nodes.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--node-data: {folder} is a file: name the folder that holds it")
@@ -76,17 +77,29 @@ def read_node(
             f"--node-data: there is no folder {folder}: name another or make it; {{rank}} counts the nodes from 0 to --nodes - 1"
         )
     if isinstance(schema, ImageSchema):
-        seen = labelled_images(folder / "test", schema) if (folder / "test").exists() else None
-        return NodeFiles(labelled_images(folder / "train", schema), seen)
-    train, test = node_table(folder), _find(folder, "test")
+        train, test = folder / "train", folder / "test"
+        return NodeFiles(
+            labelled_images(train, schema), labelled_images(test, schema) if test.exists() else None
+        )
+    paths = [node_table(folder)]
+    if (found := _find(folder, "test")) is not None:
+        paths.append(found)
     if schema is not None:
         with nullcontext(remarks) if remarks else Remarks() as told:
-            own = encode(read_table(train), schema, told)
-            return NodeFiles(own, None if test is None else encode(read_table(test), schema, told))
-    found = {path: _labelled(path, classes) for path in (train, test) if path is not None}
-    check_headers({path: columns for path, (_, columns) in found.items()})
-    examples, columns = found[train]
-    return NodeFiles(examples, None if test is None else found[test][0], columns)
+            parts = [encode(read_table(path), schema, told) for path in paths]
+        return NodeFiles(parts[0], parts[1] if found else None)
+    parts, headers = [], {}
+    for path in paths:
+        inputs, labels, headers[path] = _read_numbers(path, labelled=True)
+        assert labels is not None
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise UsageError(
+                f"{path}: labels run from {low} to {high}, with --classes {classes} they must lie in 0 to {classes - 1}"
+            )
+        parts.append((inputs, labels))
+    check_headers(headers)
+    return NodeFiles(parts[0], parts[1] if found else None, headers[paths[0]])
 
 
 def node_table(place: Path) -> Path:
@@ -107,18 +120,6 @@ def _find(folder: Path, part: str) -> Path | None:
     return found[0] if found else None
 
 
-def _labelled(path: Path, classes: int) -> tuple[tuple[Tensor, Tensor], tuple[str, ...] | None]:
-    """Inputs and labels as they stand there, and the names of the columns."""
-    inputs, labels, columns = _read_numbers(path, labelled=True)
-    assert labels is not None
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
-        raise UsageError(
-            f"{path}: labels run from {int(labels.min())} to {int(labels.max())}, with --classes {classes} "
-            f"they must lie in 0 to {classes - 1}"
-        )
-    return (inputs, labels), columns
-
-
 def read_examples(
     path: Path,
     width: int,
@@ -130,10 +131,10 @@ def read_examples(
     """The examples in one file, for a model that is trained, and their labels (None unless `labelled`).
 
     Args:
-        path: as `train` and `test` in a node's folder; without a schema the label may be left out where it is not asked for.
-        width: how many numbers the model reads of one example of a table without a schema.
-        labelled: whether labels are asked for; otherwise they are not looked at.
-        columns: what the columns were called in training, the label last, where they are known by their place.
+        path: as `train` and `test` in a node's folder; without a schema the label may be left out if it is not asked for.
+        width: without a schema, how many numbers the model reads of one example.
+        labelled: whether labels are asked for; otherwise they are ignored.
+        columns: without a schema, the names of the columns in training, the label last.
         schema: how tables became numbers in training.
     """
     if isinstance(schema, ImageSchema):
@@ -153,7 +154,7 @@ def read_examples(
 def _read_numbers(
     path: Path, *, labelled: bool, width: int | None = None
 ) -> tuple[Tensor, Tensor | None, tuple[str, ...] | None]:
-    """Inputs, labels if asked for, and what the file calls its columns, the label last; `width` numbers per example if given."""
+    """Inputs, labels if asked for, and the names of the columns, the label last; `width` numbers per example if given."""
     names, y = None, None
     if path.suffix == ".npz":
         arrays = read_arrays(path)
@@ -172,7 +173,16 @@ def _read_numbers(
             raise UsageError(f"{path} has {found} columns: the model reads {width}, {label}")
         values = _values(table, table.names if labelled else table.names[:width])
         x, y = values[:, :width], values[:, -1] if labelled else None
-    inputs = _as_inputs(path, x)
+    if x.dtype.kind not in "biuf" or x.ndim < 2 or not x.size:
+        raise UsageError(
+            f"{path}: the inputs are {x.dtype} of shape {x.shape}: numbers are needed, one example or more, examples first"
+        )
+    inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    if x.dtype == np.uint8:  # images as bytes
+        inputs /= 255
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        bad = int(np.argmin(np.isfinite(x.reshape(len(x), -1)).all(1)))
+        raise UsageError(f"{path}: example {bad} holds NaN or infinity: repair or leave it out")
     if y is None:
         return inputs, None, names
     if y.ndim != 1 or y.dtype.kind not in "iuf" or not np.array_equal(y, np.rint(y)):
@@ -195,17 +205,3 @@ def _values(table: Table, names: Sequence[str]) -> np.ndarray:
                 )
             values[row, place] = number
     return values
-
-
-def _as_inputs(path: Path, x: np.ndarray) -> Tensor:
-    if x.dtype.kind not in "biuf" or x.ndim < 2 or not x.size:
-        raise UsageError(
-            f"{path}: the inputs are {x.dtype} of shape {x.shape}: numbers are needed, one example or more, examples first"
-        )
-    inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    if x.dtype == np.uint8:  # images as bytes
-        inputs /= 255
-    bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1)) if x.dtype.kind == "f" else np.empty(0)
-    if bad.size:
-        raise UsageError(f"{path}: example {int(bad[0])} holds NaN or infinity: repair or leave it out")
-    return inputs

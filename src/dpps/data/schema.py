@@ -1,8 +1,8 @@
-"""The public description of tables or images: what columns, ranges, categories and targets all nodes agree on before they read their data.
+"""The public description of tables or images: the columns, ranges, categories and targets that all nodes agree on before they read data.
 
-Everything that turns a cell into a number comes from here and nothing from the data of any node: ranges scale, their middle stands
-for what is missing, and declared values are the categories. So no statistic of private data is computed, and none leaves. What is
-predicted is declared in `[target]`, by a task of `dpps.tasks`; its columns are never inputs.
+Everything that turns a cell into a number comes from here, and nothing from the data of any node: ranges scale, the middle of a range
+stands for a missing value, and the declared values are the categories. So no statistic of private data is computed, and none leaves.
+`[target]` declares what is predicted, by a task of `dpps.tasks`; its columns are never inputs.
 """
 
 import hashlib
@@ -10,9 +10,10 @@ import json
 import logging
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from itertools import pairwise
@@ -26,82 +27,35 @@ from torch.utils.data import TensorDataset
 
 from dpps.data.tables import Table, as_number, frame_table, read_table
 from dpps.errors import MismatchError, UsageError, quoted, unknown
-from dpps.tasks import TASKS, Classification, Draft, TargetColumn, Task, parse_target, rounded_range
+from dpps.tasks import TASKS, Classification, Column, Draft, Task, parse_target, rounded_range
+from dpps.tasks.task import canonical, numbers, only, texts
 
 log = logging.getLogger(__name__)
 
-KINDS = ("number", "category", "date", "ignore")
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None", "?")
-"""What stands in a cell whose value is not known, unless the schema says otherwise."""
+"""Cells whose value is not known, unless the schema says otherwise."""
 CODES = 6
-"""Whole numbers of at most so many different values that occur again and again are rather codes of categories than amounts."""
+"""Whole numbers of at most so many different values that occur again and again are codes of categories rather than amounts."""
 OFTEN = 0.05
-"""From this part of missing cells on, a draft gives what is missing an input of its own."""
-_EPOCH = "1970-01-01"
+"""From this share of missing cells on, a draft gives missing values an input of their own."""
 MOST_CATEGORIES = 20
-"""A text column with more different values is rather a name or a remark than a category, and is ignored."""
+"""A text column with more different values is a name or a remark rather than a category, and is ignored."""
 DATES = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y%m%d")
-"""Ways to write a date that are tried when a schema is drafted."""
-_KEYS = ("label", "classes", "target", "missing", "decimal", "columns")
-_IMAGE_KEYS = ("classes", "images")
-_COLUMN_KEYS = {
-    "number": ("name", "kind", "range", "missing"),
-    "category": ("name", "kind", "values", "aliases", "undeclared", "missing"),
-    "date": ("name", "kind", "since", "range", "format", "missing"),
-    "ignore": ("name", "kind"),
+"""Date formats that a draft tries; the last one for numbers only."""
+_EPOCH = "1970-01-01"
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "number": ("range", "missing"),
+    "category": ("values", "aliases", "undeclared", "missing"),
+    "date": ("since", "range", "format", "missing"),
+    "ignore": (),
 }
+"""What a schema says about a column of each kind."""
+_USUAL: Mapping[str, Any] = {"aliases": {}, "undeclared": "refuse", "format": DATES[0], "missing": False}
+"""What need not be said."""
 
 ASKED = ("range", "edges")
-"""What a person can be asked for, of a number or of the target."""
+"""What a person can be asked for, about a number or the target."""
 TARGET = "[target]"
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column.
-
-    Attributes:
-        name: as in the header.
-        kind: "number", "category", "date" or "ignore".
-        range: of a number: what is mapped to -1 and to 1. What lies outside counts as the nearer end. Of a date: in days.
-        values: of a category. The first is the one that all inputs are 0 for; each other one has an input of its own.
-        undeclared: "missing" if any other value of a category counts as missing; "refuse" if it is a mistake.
-        missing: whether there is an input that is 1 where the value is not known. Without one, what is not known lies in the
-            middle of a range, or between all values of a category.
-        aliases: other ways to write a value of a category.
-        since: of a date: the public day from which days are counted, as 2000-01-31.
-        format: of a date: how it is written, as Python's `strptime` has it.
-    """
-
-    name: str
-    kind: str
-    range: tuple[float, float] = (-1.0, 1.0)
-    values: tuple[str, ...] = ()
-    undeclared: str = "refuse"
-    missing: bool = False
-    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    since: str = ""
-    format: str = DATES[0]
-
-    @property
-    def width(self) -> int:
-        """How many inputs of the model it becomes."""
-        if self.kind == "ignore":
-            return 0
-        return (len(self.values) - 1 if self.kind == "category" else 1) + self.missing
-
-    @property
-    def square(self) -> float:
-        """The mean square of its inputs, if every value is as likely as every other."""
-        if self.kind == "ignore":
-            return 0.0
-        return (len(self.values) - 1) / len(self.values) if self.kind == "category" else 1 / 3
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """Of a category: the place of each value and of its aliases."""
-        found = {value: k for k, value in enumerate(self.values)}
-        return found | {canonical(a): found[value] for value, others in self.aliases.items() for a in others}
 
 
 @dataclass(frozen=True)
@@ -141,18 +95,14 @@ class Schema:
         return () if self.target is None else tuple(column.name for column in self.target.columns)
 
     @property
+    def used(self) -> tuple[Column, ...]:
+        """The columns that become inputs."""
+        return tuple(column for column in self.columns if column.kind != "ignore")
+
+    @property
     def described(self) -> tuple[Column, ...]:
-        """All columns whose values are declared, those of the target included."""
-        return self.used + tuple(
-            Column(
-                c.name,
-                c.kind,
-                c.range,
-                c.values,
-                aliases={value: tuple(a for a, of in c.aliases.items() if of == value) for value in c.values},
-            )
-            for c in (() if self.target is None else self.target.columns)
-        )
+        """All columns whose values are declared, including those of the target."""
+        return self.used + (() if self.target is None else self.target.columns)
 
     @property
     def width(self) -> int:
@@ -161,17 +111,12 @@ class Schema:
 
     @property
     def shape(self) -> tuple[int]:
-        """Of what a model reads of one example."""
+        """The shape of one example's inputs."""
         return (self.width,)
 
     @property
-    def used(self) -> tuple[Column, ...]:
-        """The columns that become inputs."""
-        return tuple(column for column in self.columns if column.kind != "ignore")
-
-    @property
     def length(self) -> float:
-        """How long an example's inputs are, with a 1 for the bias, if every value is as likely as every other."""
+        """The length of an example's inputs, with a 1 for the bias, if all values are equally likely."""
         return math.sqrt(1 + sum(column.square for column in self.columns))
 
     def checksum(self) -> str:
@@ -183,30 +128,29 @@ class Schema:
 
         Args:
             guessed: a remark behind everything that was guessed.
-            known: columns whose range was not, and "[target]" where its range or edges were not.
+            known: columns whose range was given by a person, and "[target]" if its range or edges were.
         """
-        lines = [f"missing = {_toml(self.missing)}"]
+
+        def lines(given: Mapping[str, Any], whose: str) -> list[str]:
+            names = self.targets if whose == TARGET else ()
+            sure = {key for key in given if (key in ASKED and whose in known) or given[key] in names}
+            return [f"{key} = {_toml(value)}{'' if key in sure else guessed}" for key, value in given.items()]
+
+        found = [f"missing = {_toml(self.missing)}"]
         if self.decimal != ".":
-            lines.append(f"decimal = {_toml(self.decimal)}")
+            found.append(f"decimal = {_toml(self.decimal)}")
         if self.target is not None:
-            lines += ["", "[target]", f"kind = {_toml(self.target.kind)}"]
-            lines += [
-                f"{key} = {_toml(value)}"
-                + ("" if value in self.targets or (key in ASKED and TARGET in known) else guessed)
-                for key, value in self.target.declaration().items()
+            found += [
+                "",
+                TARGET,
+                f"kind = {_toml(self.target.kind)}",
+                *lines(self.target.declaration(), TARGET),
             ]
         for column in self.columns:
-            name, kind = _toml(column.name), _toml(column.kind)
-            lines += ["", "[[columns]]", f"name = {name}", f"kind = {kind}{guessed}"]
-            given = {key: getattr(column, key) for key in _COLUMN_KEYS[column.kind][2:]}
-            plain = {f.name: f.default for f in fields(Column)}
-            plain |= {"range": None, "values": None, "aliases": {}}
-            lines += [
-                f"{k} = {_toml(v)}" + ("" if k in ASKED and column.name in known else guessed)
-                for k, v in given.items()
-                if v != plain[k]
-            ]
-        return "\n".join(lines) + "\n"
+            given = {key: getattr(column, key) for key in ("kind", *_KEYS[column.kind])}
+            said = {key: value for key, value in given.items() if value != _USUAL.get(key)}
+            found += ["", "[[columns]]", f"name = {_toml(column.name)}", *lines(said, column.name)]
+        return "\n".join(found) + "\n"
 
 
 @dataclass(frozen=True)
@@ -223,7 +167,7 @@ class ImageSchema:
 
     @property
     def length(self) -> None:
-        """Of images it is not known."""
+        """Not known for images."""
 
     def checksum(self) -> str:
         """Equal for schemas that say the same."""
@@ -234,17 +178,22 @@ class ImageSchema:
         return f"classes = {_toml(self.classes)}\nimages = {_toml(self.shape)}  # channels, height, width\n"
 
 
-def canonical(text: str) -> str:
-    """A class or category as it is compared: whole numbers lose the `.0` that other programs add,
-    and true and false are written small."""
-    if text.lower() in ("true", "false"):
-        return text.lower()
-    whole = text.removesuffix(".0")
-    return whole if whole.removeprefix("-").isdecimal() else text
+def _toml(value: Any) -> str:
+    """A value in TOML, which escapes one character more than JSON."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# Reading
 
 
 def read_schema(path: str | Path) -> Schema | ImageSchema:
-    """Read and check a schema file, of tables or, where it has an entry `images`, of images."""
+    """Read and check a schema file, of tables or, if it has an entry `images`, of images."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -257,15 +206,31 @@ def read_schema(path: str | Path) -> Schema | ImageSchema:
 
 
 def parse_schema(table: Mapping[str, Any], where: str) -> Schema | ImageSchema:
-    """The schema in a TOML table, of tables or, where it has an entry `images`, of images; `where` is the file, for messages."""
+    """The schema in a TOML table, of tables or, if it has an entry `images`, of images; `where` is the file, for messages."""
     return _parse_images(table, where) if "images" in table else _parse_columns(table, where)
 
 
+def _parse_images(table: Mapping[str, Any], where: str) -> ImageSchema:
+    only(table, ("classes", "images"), f"{where}, which describes images,")
+    classes: Any = table.get("classes")
+    shape = table["images"]
+    named = isinstance(classes, list) and all(isinstance(name, str) and name for name in classes)
+    if not named or len(set(classes)) < max(2, len(classes)):
+        raise UsageError(f"{where}: classes is {classes!r}: name two or more sub-folders, each once")
+    sized = (
+        isinstance(shape, list) and len(shape) == 3 and all(type(size) is int and size > 0 for size in shape)
+    )
+    if not sized or shape[0] not in (1, 3):
+        raise UsageError(
+            f"{where}: images is {shape!r}: give channels (1 for grey, 3 for colour), height and width, such "
+            "as images = [3, 32, 32]"
+        )
+    return ImageSchema(tuple(classes), (shape[0], shape[1], shape[2]))
+
+
 def _parse_columns(table: Mapping[str, Any], where: str) -> Schema:
-    for key in table:
-        if key not in _KEYS:
-            raise unknown(f"entry in {where}", key, _KEYS)
-    task = _target(table, where)
+    only(table, ("label", "classes", "target", "missing", "decimal", "columns"), where)
+    task = _parse_target(table, where)
     missing = table.get("missing", list(MISSING))
     if not isinstance(missing, list) or not all(isinstance(word, str) for word in missing):
         raise UsageError(
@@ -277,14 +242,13 @@ def _parse_columns(table: Mapping[str, Any], where: str) -> Schema:
     entries = table.get("columns")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{where}: columns are missing: write [[columns]] with name and kind for each")
-    columns = tuple(_column(entry, k, where) for k, entry in enumerate(entries, start=1))
-    names = [column.name for column in columns]
-    targets = () if task is None else [target.name for target in task.columns]
-    for name in names:
-        if names.count(name) > 1 or name in targets:
-            whose = "the target and a column" if name in targets else "two columns"
-            raise UsageError(f"{where}: {whose} are called {name!r}: leave one out")
+    columns = tuple(_parse_column(entry, k, where) for k, entry in enumerate(entries, start=1))
     schema = Schema(columns, task, tuple(missing), decimal)
+    names = Counter([*schema.targets, *(column.name for column in columns)])
+    for name, count in names.items():
+        if count > 1:
+            whose = "the target and a column" if name in schema.targets else "two columns"
+            raise UsageError(f"{where}: {whose} are called {name!r}: leave one out")
     if not schema.width:
         raise UsageError(
             f"{where}: no column is of the kind number, category or date: a model needs one input or more"
@@ -292,158 +256,83 @@ def _parse_columns(table: Mapping[str, Any], where: str) -> Schema:
     return schema
 
 
-def _target(table: Mapping[str, Any], where: str) -> Task | None:
-    """What `[target]` declares; or `label` and `classes`, which are the same as a target of the kind class; None: neither."""
-    if not {"target", "label", "classes"} & table.keys():
-        return None
+def _parse_target(table: Mapping[str, Any], where: str) -> Task | None:
+    """What `[target]` declares, or `label` and `classes`, which mean a target of the kind class. None: neither."""
+    old = [key for key in ("label", "classes") if key in table]
     if "target" in table:
-        for key in ("label", "classes"):
-            if key in table:
-                raise UsageError(f"{where}: there are both [target] and {key}: keep [target]")
-        entry = table["target"]
-        if isinstance(entry, Mapping) and isinstance(entry.get("classes"), list):
-            entry = {
-                **entry,
-                "classes": list(_texts(entry["classes"], f"{where}, [target]: classes", least=2)),
-            }
-        return parse_target(entry, where)
+        if old:
+            raise UsageError(f"{where}: there are both [target] and {old[0]}: keep [target]")
+        return parse_target(table["target"], where)
+    if not old:
+        return None
     label = table.get("label")
     if not isinstance(label, str) or not label:
         raise UsageError(
             f'{where}: label is {label!r}: name the column to predict, such as label = "diagnosis", or write [target]'
         )
-    return Classification(_texts(table.get("classes"), f"{where}: classes", least=2), label)
+    return Classification(texts(table, "classes", where, 2), label)
 
 
-def _parse_images(table: Mapping[str, Any], where: str) -> ImageSchema:
-    for key in table:
-        if key not in _IMAGE_KEYS:
-            raise unknown(f"entry in {where}, which describes images,", key, _IMAGE_KEYS)
-    classes, shape = table.get("classes"), table["images"]
-    if (
-        not isinstance(classes, list)
-        or not all(isinstance(name, str) and name for name in classes)
-        or len(set(classes)) < max(2, len(classes))
-    ):
-        raise UsageError(f"{where}: classes is {classes!r}: name two or more sub-folders, each once")
-    if (
-        not isinstance(shape, list)
-        or len(shape) != 3
-        or not all(type(size) is int and size > 0 for size in shape)
-        or shape[0] not in (1, 3)
-    ):
-        raise UsageError(
-            f"{where}: images is {shape!r}: give channels (1 for grey, 3 for colour), height and width, such "
-            "as images = [3, 32, 32]"
-        )
-    return ImageSchema(tuple(classes), (shape[0], shape[1], shape[2]))
-
-
-def _column(entry: Mapping[str, Any], place: int, where: str) -> Column:
+def _parse_column(entry: Mapping[str, Any], place: int, where: str) -> Column:
     name, kind = entry.get("name"), entry.get("kind")
     if not isinstance(name, str) or not name:
         raise UsageError(f'{where}: entry {place} of columns has no name: add name = "..." as in the header')
     where = f"{where}, column {name!r}"
-    if kind not in KINDS:
-        raise unknown(f"kind in {where}", kind, KINDS)
-    for key in entry:
-        if key not in _COLUMN_KEYS[kind]:
-            raise unknown(f"entry in {where} of the kind {kind}", key, _COLUMN_KEYS[kind])
-    if kind == "ignore":
-        return Column(name, kind)
-    missing = entry.get("missing", False)
-    if not isinstance(missing, bool):
-        raise UsageError(f"{where}: missing is {missing!r}: give true (an input of its own) or false")
-    if kind == "number":
-        return Column(name, kind, range=_range(entry.get("range"), where), missing=missing)
-    if kind == "date":
-        return _date_column(entry, name, missing, where)
-    undeclared = entry.get("undeclared", "refuse")
-    if undeclared not in ("refuse", "missing"):
-        raise unknown(f"undeclared in {where}", undeclared, ("refuse", "missing"))
-    values = _texts(entry.get("values"), f"{where}: values", least=1)
-    aliases = _aliases(entry.get("aliases", {}), values, where)
-    return Column(name, kind, values=values, undeclared=undeclared, missing=missing, aliases=aliases)
-
-
-def _date_column(entry: Mapping[str, Any], name: str, missing: bool, where: str) -> Column:
-    since, written = entry.get("since"), entry.get("format", DATES[0])
-    days = as_days(str(since), DATES[0], _EPOCH)
-    if days is None:
-        raise UsageError(f'{where}: since is {since!r}: give a day in quotes, such as since = "2000-01-01"')
-    if not isinstance(written, str) or "%" not in written:
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise unknown(f"kind in {where}", kind, tuple(_KEYS))
+    only(entry, ("name", "kind", *_KEYS[kind]), f"{where} of the kind {kind}")
+    found = {key: entry[key] for key in _KEYS[kind] if key in entry}
+    if not isinstance(found.get("missing", False), bool):
         raise UsageError(
-            f'{where}: format is {written!r}: say how dates are written, such as format = "%d.%m.%Y"'
+            f"{where}: missing is {found['missing']!r}: give true (an input of its own) or false"
         )
-    found = _range(entry.get("range"), where)
-    return Column(name, "date", range=found, missing=missing, since=str(since), format=written)
+    if kind in ("number", "date"):
+        found["range"] = numbers(entry, "range", where, "[0, 120]", count=2)
+    if kind == "category":
+        if found.get("undeclared", "refuse") not in ("refuse", "missing"):
+            raise unknown(f"undeclared in {where}", found["undeclared"], ("refuse", "missing"))
+        found["values"] = texts(entry, "values", where, 1)
+        found["aliases"] = _parse_aliases(found.get("aliases", {}), found["values"], where)
+    if kind == "date":
+        since, written = entry.get("since"), entry.get("format", DATES[0])
+        if as_days(str(since), DATES[0], _EPOCH) is None:
+            raise UsageError(
+                f'{where}: since is {since!r}: give a day in quotes, such as since = "2000-01-01"'
+            )
+        if not isinstance(written, str) or "%" not in written:
+            raise UsageError(
+                f'{where}: format is {written!r}: say how dates are written, such as format = "%d.%m.%Y"'
+            )
+        found["since"] = str(since)
+    return Column(name, kind, **found)
 
 
-def as_days(text: str, written: str, since: str) -> float | None:
-    """How many days a date lies after another one, written as 2000-01-31; None: it is no date. A time of the day is left out."""
-    text = text.strip()
-    if written == DATES[0]:
-        text = text[:10] if len(text) > 10 and text[10] in "T " else text
-    try:
-        return float((datetime.strptime(text, written) - datetime.strptime(since, DATES[0])).days)
-    except ValueError:
-        return None
-
-
-def _aliases(found: Any, values: tuple[str, ...], where: str) -> dict[str, tuple[str, ...]]:
+def _parse_aliases(found: Any, values: tuple[str, ...], where: str) -> dict[str, tuple[str, ...]]:
     """Other ways to write values, each for one of them."""
     if not isinstance(found, Mapping):
         raise UsageError(
             f'{where}: aliases is {found!r}: give other ways to write a value, such as aliases = {{"F" = ["f", "female"]}}'
         )
-    taken = set(values)
-    aliases = {}
-    for value, others in found.items():
+    taken, aliases = set(values), {}
+    for value in found:
         if canonical(value) not in values:
             raise unknown(f"value in aliases of {where}", value, values)
-        texts = _texts(others, f"{where}: aliases of {value!r}", least=1)
-        for text in texts:
-            if text in taken:
-                raise UsageError(f"{where}: the alias {text!r} stands for two values: leave one out")
-            taken.add(text)
-        aliases[canonical(value)] = texts
+        aliases[canonical(value)] = others = texts(found, value, f"{where}: aliases", 1)
+        if twice := taken.intersection(others):
+            raise UsageError(f"{where}: the alias {min(twice)!r} stands for two values: leave one out")
+        taken.update(others)
     return aliases
 
 
-def _range(found: Any, where: str) -> tuple[float, float]:
-    if (
-        not isinstance(found, list)
-        or len(found) != 2
-        or not all(type(end) in (int, float) and as_number(str(end)) is not None for end in found)
-        or not found[0] < found[1]
-    ):
-        raise UsageError(
-            f"{where}: range is {found}: give the lowest and a higher highest possible value, such as range = [0, 120]"
-        )
-    return float(found[0]), float(found[1])
-
-
-def _texts(found: Any, where: str, least: int) -> tuple[str, ...]:
-    """Texts, or whole numbers as texts; each once."""
-    if not isinstance(found, list) or not all(type(value) in (str, int) for value in found):
-        raise UsageError(
-            f'{where} is {found!r}: give a list of texts or whole numbers, such as ["no", "yes"]'
-        )
-    texts = tuple(canonical(str(value)) for value in found)
-    if len(set(texts)) < len(texts) or len(texts) < least:
-        raise UsageError(f"{where} is {found}: give {least} or more, each once")
-    return texts
-
-
-def _toml(value: Any) -> str:
-    """Text, number or a list of them, as TOML has it (which escapes one character more than JSON)."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(key)} = {_toml(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(part) for part in value) + "]"
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+def as_days(text: str, written: str, since: str) -> float | None:
+    """How many days a date lies after another one, written as 2000-01-31; None: it is no date. A time of day is left out."""
+    text = text.strip()
+    if written == DATES[0] and text[10:11] in ("T", " "):
+        text = text[:10]
+    try:
+        return float((datetime.strptime(text, written) - datetime.strptime(since, DATES[0])).days)
+    except ValueError:
+        return None
 
 
 # Guessing
@@ -452,82 +341,76 @@ def _toml(value: Any) -> str:
 def guess_schema(
     table: Table, label: str | None = None, task: str = "classification", **columns: str
 ) -> Schema:
-    """A first schema: kinds, rounded ranges, categories, classes and edges as this table has them; `columns` are further columns of the target,
-    by the names that the task has for them (`time` and `event`).
+    """A first schema: kinds, rounded ranges, categories, classes and edges as this table has them.
 
     What is guessed is read off private data and becomes public with the schema: better give a made-up example of the data.
+
+    Args:
+        table: the table.
+        label: the column to predict.
+        task: what is predicted.
+        columns: further columns of the target, by the names that the task has for them (`time` and `event`).
     """
     columns |= {} if label is None else {"label": label}
     for role, name in columns.items():
         if name not in table.names:
             raise unknown(f"{role} for {table.path}", name, table.names)
-    decimal = _decimal(table)
-    cells = {
-        role: [cell for cell in table.columns[name] if cell not in MISSING] for role, name in columns.items()
+    known = {name: [c for c in cells if c not in MISSING] for name, cells in table.columns.items()}
+    decimal = _decimal(table, known)
+    drafts = {
+        role: Draft(
+            name, _values(known[name]), tuple(table.number(c, decimal) for c in known[name]), len(table)
+        )
+        for role, name in columns.items()
     }
-    texts = {role: _values(found) for role, found in cells.items()}
-    numbers = {role: [table.number(cell, decimal) for cell in found] for role, found in cells.items()}
-    drafts = {role: Draft(columns[role], texts[role], tuple(numbers[role]), len(table)) for role in columns}
-    found = TASKS[task].draft(drafts, str(table.path)) if columns else None
-    inputs = tuple(_guess(name, table, decimal) for name in table.names if name not in columns.values())
-    schema = Schema(inputs, found, decimal=decimal)
+    target = TASKS[task].draft(drafts, str(table.path)) if columns else None
+    inputs = [name for name in table.names if name not in columns.values()]
+    schema = Schema(
+        tuple(_guess(name, known[name], table, decimal) for name in inputs), target, decimal=decimal
+    )
     # as it will be read
     return _parse_columns(tomllib.loads(schema.to_toml()), f"the schema of {table.path}")
 
 
-def _decimal(table: Table) -> str:
-    """A comma where cells of some column are numbers only if it is one, and of none if it is a point."""
-    if table.separator == ";":
-        return "."  # both are read between semicolons
-    known = [[c for c in cells if c not in MISSING] for cells in table.columns.values()]
+def _decimal(table: Table, known: Mapping[str, Sequence[str]]) -> str:
+    """A comma, if that makes numbers of more columns than a point does. Between semicolons both are read."""
 
     def count(decimal: str) -> int:
-        return sum(
-            bool(cells) and all(table.number(c, decimal) is not None for c in cells) for cells in known
-        )
+        return sum(all(table.number(c, decimal) is not None for c in cells) for cells in known.values())
 
-    return "," if count(",") > count(".") else "."
+    return "," if table.separator != ";" and count(",") > count(".") else "."
 
 
-def _guess(name: str, table: Table, decimal: str) -> Column:
-    cells = table.columns[name]
-    known = [cell for cell in cells if cell not in MISSING]
-    often = len(known) < (1 - OFTEN) * len(cells)
-    numbers = [table.number(cell, decimal) for cell in known]
-    finite = [number for number in numbers if number is not None]
-    written = next(
-        (f for f in DATES if known and all(as_days(c, f, _EPOCH) is not None for c in known)), None
-    )
-    if written is not None and not (written == "%Y%m%d" and len(finite) < len(known)):
-        return _guess_date(name, known, written)
-    if known and len(finite) == len(known):
+def _guess(name: str, known: Sequence[str], table: Table, decimal: str) -> Column:
+    """A column, by its cells that are not missing."""
+    if not known:
+        return Column(name, "ignore")
+    often = len(known) < (1 - OFTEN) * len(table)
+    finite = [number for cell in known if (number := table.number(cell, decimal)) is not None]
+    numeric = len(finite) == len(known)
+    for written in DATES if numeric else DATES[:-1]:
+        if all(as_days(cell, written, _EPOCH) is not None for cell in known):
+            days = min(as_days(cell, written, _EPOCH) or 0.0 for cell in known)
+            since = f"{(datetime.strptime(_EPOCH, DATES[0]) + timedelta(days=days)).year:04d}-01-01"
+            last = max(as_days(cell, written, since) or 0.0 for cell in known)
+            return Column(name, "date", rounded_range([0.0, max(last, 1.0)]), since=since, format=written)
+    values = _values(known)
+    if numeric:
         if len(finite) > 10 and all(b - a == 1 for a, b in pairwise(sorted(finite))):
             return Column(name, "ignore")  # running numbers, in any order: they name records
-        codes = sorted({*finite})
-        if len(known) > 4 * len(codes) and all(code.is_integer() for code in codes) and len(codes) <= CODES:
-            return Column(name, "category", values=_values(cells), missing=often)  # sex, stages, yes and no
-        return Column(name, "number", rounded_range(finite))
-    values = _values(cells)
-    if not values or len(values) > MOST_CATEGORIES or len(values) == len(known) > 2:
+        codes = {*finite}
+        if len(codes) > CODES or len(known) <= 4 * len(codes) or not all(c.is_integer() for c in codes):
+            return Column(name, "number", rounded_range(finite))  # no codes of sex, stages, yes and no
+    elif len(values) > MOST_CATEGORIES or len(values) == len(known) > 2:
         return Column(name, "ignore")
     return Column(name, "category", values=values, missing=often)
 
 
-def _guess_date(name: str, cells: Sequence[str], written: str) -> Column:
-    days = [as_days(cell, written, _EPOCH) or 0.0 for cell in cells]
-    first = datetime.strptime(_EPOCH, DATES[0]) + timedelta(days=min(days))
-    since = f"{first.year:04d}-01-01"
-    counted = [as_days(cell, written, since) or 0.0 for cell in cells]
-    return Column(name, "date", rounded_range([0.0, max(*counted, 1.0)]), since=since, format=written)
-
-
-def _values(cells: Sequence[str]) -> tuple[str, ...]:
-    """The different values, in the order of numbers where all are numbers, otherwise of the alphabet."""
-    found = {canonical(cell) for cell in cells if cell not in MISSING}
-    numbers = {value: as_number(value) for value in found}
-    if None in numbers.values():
-        return tuple(sorted(found))
-    return tuple(sorted(found, key=lambda value: (numbers[value], value)))
+def _values(cells: Iterable[str]) -> tuple[str, ...]:
+    """The different values, in the order of numbers if all are numbers, otherwise of the alphabet."""
+    found = sorted({canonical(cell) for cell in cells})
+    amounts = [as_number(value) for value in found]
+    return tuple(found if None in amounts else sorted(found, key=float))
 
 
 # From tables to tensors: one example at a time, with nothing computed over the data
@@ -550,8 +433,8 @@ def table_dataset(source: Any, schema: Schema | str | Path) -> TensorDataset:
 
 
 class Remarks:
-    """What must be said of tables that are read together, once for all of them, when the last one is read. Values outside of their
-    range are often a wrong unit, and columns that the schema does not know a wrong name."""
+    """Warnings about tables that are read together, logged once for all of them at the end. Values outside of their range are often
+    a wrong unit, and columns that the schema does not know a wrong name."""
 
     def __init__(self) -> None:
         self._outside: dict[str, list[tuple[Path, int, int]]] = {}
@@ -576,28 +459,27 @@ class Remarks:
         if kind is not None:  # what is refused is not read
             return
         if self._outside:
-            paths = [path for found in self._outside.values() for path, _, _ in found]
-            sums = {
-                name: (sum(n for _, n, _ in found), sum(n for *_, n in found))
+            listed = ", ".join(
+                f"{sum(n for _, n, _ in found)} of {sum(n for *_, n in found)} of {name}"
                 for name, found in self._outside.items()
-            }
-            listed = ", ".join(f"{outside} of {of} of {name}" for name, (outside, of) in sums.items())
+            )
             log.warning(
                 "%s: values outside of the declared range count as its ends, %s: is it the right unit?",
-                *(_files(paths), listed),
+                _files(path for found in self._outside.values() for path, _, _ in found),
+                listed,
             )
         if self._unknown:
-            paths = [path for found in self._unknown.values() for path in found]
-            log.warning("%s: not in the schema and left out: %s", _files(paths), ", ".join(self._unknown))
+            paths = _files(path for found in self._unknown.values() for path in found)
+            log.warning("%s: not in the schema and left out: %s", paths, ", ".join(self._unknown))
 
 
-def _files(paths: Sequence[Path]) -> str:
+def _files(paths: Iterable[Path]) -> str:
     first, *others = dict.fromkeys(paths)
     return f"{first} and {len(others)} more" if others else str(first)
 
 
 def encode(table: Table, schema: Schema, remarks: Remarks | None = None) -> tuple[Tensor, Tensor]:
-    """Inputs of shape (examples, `schema.width`) and targets as the schema's task has them; `remarks` of tables that are read together."""
+    """Inputs of shape (examples, `schema.width`), and targets as the schema's task has them; `remarks` collects those of several tables."""
     schema.check_target(f"of {table.path}")
     # first: a missing target is refused before columns left out give a warning
     targets = schema.task.targets([_target_values(table, column, schema) for column in schema.task.columns])
@@ -608,20 +490,69 @@ def encode_inputs(table: Table, schema: Schema, remarks: Remarks | None = None) 
     """Numbers in [-1, 1] by their declared range and categories as 0 and 1, in the order of the schema, not of the file."""
     known = {*schema.targets, *(column.name for column in schema.columns)}
     with nullcontext(remarks) if remarks else Remarks() as told:
-        parts = [_INPUTS[column.kind](table, column, schema, told) for column in schema.used]
+        parts = [_inputs(table, column, schema, told) for column in schema.used]
         told.unknown(table, (name for name in table.names if name not in known))
     return torch.from_numpy(np.concatenate(parts, axis=1))
 
 
-def _target_values(table: Table, column: TargetColumn, schema: Schema) -> np.ndarray:
-    """A column of the target: numbers, or the places of values among those that are declared."""
-    places = {name: k for k, name in enumerate(column.values)}
-    places |= {alias: places[value] for alias, value in column.aliases.items()}
+def _inputs(table: Table, column: Column, schema: Schema, remarks: Remarks) -> np.ndarray:
+    """A column's part of the inputs, (examples, `column.width`). A number goes from its range to -1..1. A category has one input for each
+    declared value but the first. A missing value is in the middle of its range or between all categories, unless it has an input of its own."""
+    values = column_values(table, column, schema, remarks)
+    if column.kind != "category":
+        low, high = column.range
+        scaled = (np.clip(values, low, high) - (low / 2 + high / 2)) / (high / 2 - low / 2)
+        parts = [np.nan_to_num(scaled, nan=0.0), *([np.isnan(values)] if column.missing else [])]
+        return np.stack(parts, axis=1).astype(np.float32)
+    count = len(column.values)
+    codes = np.zeros((count + 1, column.width), dtype=np.float32)
+    codes[1:count, : count - 1] = np.eye(count - 1)
+    codes[-1] = np.eye(1, column.width, column.width - 1) if column.missing else 1 / count
+    coded: np.ndarray = codes[values.astype(np.int64)]  # -1, a missing value, is the last
+    return coded
 
-    def number(cell: str, row: int) -> float:
-        found: float | None = table.number(cell, schema.decimal)
-        if column.kind == "category":
-            found = places.get(canonical(cell), places.get(cell.lower()))
+
+def column_values(table: Table, column: Column, schema: Schema, remarks: Remarks) -> np.ndarray:
+    """The values of a column: numbers as they are and dates in days, NaN where one is missing; categories by their place among the declared
+    values, -1 where one is missing. Numbers outside of their range go to the remarks."""
+    category, read = column.kind == "category", _reader(table, column, schema)
+    wrong, remedy = {
+        "number": (
+            "and the schema says number",
+            "add it to `missing` in the schema if it means that the value is not known",
+        ),
+        "date": (
+            f"and the schema says that dates are written as {column.format}",
+            "correct the schema, or add it to `missing` there if it means that the date is not known",
+        ),
+        "category": (
+            f"which is not one of the declared values {quoted(column.values)}",
+            'declare it or an alias in the schema, or write undeclared = "missing" there',
+        ),
+    }[column.kind]
+
+    def decode(cell: str, row: int) -> float:
+        missing = cell in schema.missing
+        found = None if missing and not category else read(cell)
+        if found is not None:
+            return found
+        if missing or column.undeclared == "missing":
+            return -1.0 if category else np.nan
+        raise MismatchError(f"{table.place(row, column.name)} is {cell!r}, {wrong}: correct it", remedy)
+
+    values = _decoded(table, column.name, schema, decode)
+    if not category:
+        remarks.outside(table, column, values)
+    return values
+
+
+def _target_values(table: Table, column: Column, schema: Schema) -> np.ndarray:
+    """A column of the target: numbers, or the places of values among those that are declared, also if written in capitals."""
+    read, places = _reader(table, column, schema), column.places
+
+    def decode(cell: str, row: int) -> float:
+        found = read(cell)
+        found = places.get(cell.lower()) if found is None else found
         if found is not None:
             return found
         where = table.place(row, column.name)
@@ -634,81 +565,21 @@ def _target_values(table: Table, column: TargetColumn, schema: Schema) -> np.nda
             )
         raise UsageError(f"{where} is {cell!r} and the schema says number: correct it, or leave the line out")
 
-    return _decoded(table, column.name, schema, number)
+    return _decoded(table, column.name, schema, decode)
 
 
-def column_values(table: Table, column: Column, schema: Schema, remarks: Remarks) -> np.ndarray:
-    """The values of a column: numbers as they stand there and dates in days, NaN where one is missing; categories by their place
-    among the declared values, -1 where one is missing. Numbers outside of their range go to the remarks."""
-    places = column.numbers
-
-    def number(cell: str, row: int) -> float:
-        if cell in schema.missing:
-            return np.nan
-        if (found := table.number(cell, schema.decimal)) is None:
-            raise MismatchError(
-                f"{table.place(row, column.name)} is {cell!r} and the schema says number: correct it",
-                "add it to `missing` in the schema if it means that the value is not known",
-            )
-        return found
-
-    def date(cell: str, row: int) -> float:
-        if cell in schema.missing:
-            return np.nan
-        if (found := as_days(cell, column.format, column.since)) is None:
-            raise MismatchError(
-                f"{table.place(row, column.name)} is {cell!r} and the schema says that dates are written as {column.format}: correct it",
-                "correct the schema, or add it to `missing` there if it means that the date is not known",
-            )
-        return found
-
-    def category(cell: str, row: int) -> float:
-        if (found := places.get(canonical(cell))) is not None:
-            return found
-        if cell in schema.missing or column.undeclared == "missing":
-            return -1
-        raise MismatchError(
-            f"{table.place(row, column.name)} is {cell!r}, not one of the declared values {quoted(column.values)}: correct it",
-            'declare it or an alias in the schema, or write undeclared = "missing" there',
-        )
-
-    decode = {"number": number, "date": date, "category": category}[column.kind]
-    values = _decoded(table, column.name, schema, decode)
-    if column.kind != "category":
-        remarks.outside(table, column, values)
-    return values
-
-
-def _numbers(table: Table, column: Column, schema: Schema, remarks: Remarks) -> np.ndarray:
-    """From its range to -1..1. What is missing is in the middle of the range, and where the schema says so has an input of its own."""
-    values, (low, high) = column_values(table, column, schema, remarks), column.range
-    middle, half = low / 2 + high / 2, high / 2 - low / 2
-    scaled: np.ndarray = np.nan_to_num((np.clip(values, low, high) - middle) / half, nan=0.0)
-    parts = [scaled, np.isnan(values)] if column.missing else [scaled]
-    return np.stack(parts, axis=1).astype(np.float32)
-
-
-def _categories(table: Table, column: Column, schema: Schema, remarks: Remarks) -> np.ndarray:
-    """One input for each declared value but the first. What is missing has an input of its own where the schema says so; otherwise it
-    lies between all values."""
-    places, values = column_values(table, column, schema, remarks).astype(np.int64), len(column.values)
-    codes = np.zeros((values + 1, column.width), dtype=np.float32)
-    codes[1:values, : values - 1] = np.eye(values - 1)
-    codes[-1] = np.eye(1, column.width, column.width - 1) if column.missing else 1 / values
-    coded: np.ndarray = codes[places]  # -1 is the last
-    return coded
-
-
-_INPUTS: dict[str, Callable[[Table, Column, Schema, Remarks], np.ndarray]] = {
-    "number": _numbers,
-    "category": _categories,
-    "date": _numbers,
-}
-"""By the kind of a column: its part of the inputs, (examples, `column.width`)."""
+def _reader(table: Table, column: Column, schema: Schema) -> Callable[[str], float | None]:
+    """What a cell of a column means; None: nothing."""
+    if column.kind == "number":
+        return lambda cell: table.number(cell, schema.decimal)
+    if column.kind == "date":
+        return lambda cell: as_days(cell, column.format, column.since)
+    places = column.places
+    return lambda cell: places.get(canonical(cell))
 
 
 def _decoded(table: Table, name: str, schema: Schema, decode: Callable[[str, int], float]) -> np.ndarray:
-    """A number for every cell of a column; each different cell is decoded once, with the row where it first stands."""
+    """A number for every cell of a column; each different cell is decoded once, with the row where it first occurs."""
     if name not in table.columns:
         what = "label" if name in schema.targets else "column"
         near = get_close_matches(name, table.names, n=1, cutoff=0.5)
@@ -718,8 +589,8 @@ def _decoded(table: Table, name: str, schema: Schema, decode: Callable[[str, int
             "rename the column there",
             "correct the schema",
         )
-    numbers: dict[str, float] = {}
-    for row, cell in enumerate(table.columns[name]):
-        if cell not in numbers:
-            numbers[cell] = decode(cell, row)
-    return np.array([numbers[cell] for cell in table.columns[name]], dtype=np.float64)
+    cells, numbers_of = table.columns[name], {}
+    for row, cell in enumerate(cells):
+        if cell not in numbers_of:
+            numbers_of[cell] = decode(cell, row)
+    return np.array([numbers_of[cell] for cell in cells], dtype=np.float64)

@@ -46,9 +46,23 @@ def split(labels: npt.ArrayLike, nodes: int, how: str, seed: int) -> list[Index]
         order = rng.permutation(len(known))
         return [order[node::nodes] for node in range(nodes)]
     if name == "dirichlet":
-        return _dirichlet(known, nodes, _alpha(value, how), rng)
+        try:
+            alpha = float(value)
+        except ValueError:
+            alpha = math.nan
+        # The upper bound keeps the Gamma draws behind a Dirichlet one finite; the shares are equal long before.
+        if not 0 < alpha <= 1e9:
+            raise UsageError(
+                f"split {how!r}: ALPHA must be above 0 and at most 1e9, for example dirichlet:0.5"
+            )
+        return _dirichlet(known, nodes, alpha, rng)
     if name == "label":
-        return _by_label(known, nodes, _labels_per_node(value, how, len(np.unique(known))), rng)
+        classes = len(np.unique(known))
+        if not value.isdecimal() or not 1 <= int(value) <= classes:
+            raise UsageError(
+                f"split {how!r}: K must be a whole number from 1 to {classes}, for example label:2"
+            )
+        return _by_label(known, nodes, int(value), rng)
     raise unknown("split", how, ("iid", "dirichlet:ALPHA", "label:K"))
 
 
@@ -84,22 +98,20 @@ def hold_out(parts: Sequence[Index], fraction: float, seed: int) -> tuple[list[I
 def hold_out_own(
     x: Tensor, labels: Tensor, part: float, seed: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """About this part of a node's own examples is kept back for testing: (for training), (kept back).
+    """Keep back about this part of a node's own examples for testing: (for training), (kept back).
 
     Where an example goes depends on its own content and the public seed alone, so one example more or less moves no other one:
     otherwise what is promised for one example would not hold.
     """
-    kept = torch.tensor(
-        [_chance(seed, example, label) < part for example, label in zip(x, labels, strict=True)]
-    )
+
+    def chance(example: Tensor, label: Tensor) -> float:
+        """Between 0 and 1, the same for equal examples."""
+        target = label.numpy().tobytes() if label.is_floating_point() else str(int(label)).encode()
+        content = b"|".join((str(seed).encode(), example.numpy().tobytes(), target))
+        return int.from_bytes(hashlib.sha256(content).digest()[:8]) / 2**64
+
+    kept = torch.tensor([chance(*one) < part for one in zip(x, labels, strict=True)])
     return (x[~kept], labels[~kept]), (x[kept], labels[kept])
-
-
-def _chance(seed: int, example: Tensor, label: Tensor) -> float:
-    """Between 0 and 1, the same for equal examples."""
-    target = label.numpy().tobytes() if label.is_floating_point() else str(int(label)).encode()
-    content = b"|".join((str(seed).encode(), example.numpy().tobytes(), target))
-    return int.from_bytes(hashlib.sha256(content).digest()[:8]) / 2**64
 
 
 def _generator(*key: int) -> np.random.Generator:
@@ -149,20 +161,3 @@ def _holders(classes: int, nodes: int, per_node: int, rng: np.random.Generator) 
 def _shuffled_by_label(labels: Index, rng: np.random.Generator) -> list[Index]:
     order = rng.permutation(len(labels))
     return [order[labels[order] == label] for label in np.unique(labels)]
-
-
-def _alpha(value: str, how: str) -> float:
-    try:
-        alpha = float(value)
-    except ValueError:
-        alpha = math.nan
-    # The upper bound keeps the Gamma draws behind a Dirichlet one finite; the shares are equal long before.
-    if not 0 < alpha <= 1e9:
-        raise UsageError(f"split {how!r}: ALPHA must be above 0 and at most 1e9, for example dirichlet:0.5")
-    return alpha
-
-
-def _labels_per_node(value: str, how: str, classes: int) -> int:
-    if not value.isdecimal() or not 1 <= int(value) <= classes:
-        raise UsageError(f"split {how!r}: K must be a whole number from 1 to {classes}, for example label:2")
-    return int(value)

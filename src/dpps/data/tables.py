@@ -1,12 +1,11 @@
-"""Reads tables: CSV (comma, semicolon or tab; quoted), Parquet, .npz and data frames,
-as columns of text with the place of every cell."""
+"""Reads tables as columns of text: CSV (comma, semicolon or tab; quoted), Parquet, .npz and data frames."""
 
 import csv
 import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,11 @@ class Table:
 
     Attributes:
         path: the file.
-        columns: the cells of every column, under its name; one without a name is "column 1", "column 2", ...
+        columns: the cells of every column by its name; a column without a name is "column 1", "column 2", ...
             A value that is not there is the empty text.
-        lines: where each row begins, as an editor counts lines; in other files the number of the row, from 1.
+        lines: the line in which each row of a text file begins; in other files the number of the row, from 1.
         headed: whether the file names its columns.
-        separator: between cells of a text file; empty in other files.
+        separator: between the cells of a text file; empty in other files.
     """
 
     path: Path
@@ -49,10 +48,8 @@ class Table:
 
     def content(self) -> str:
         """A checksum of its rows, in whatever order they are."""
-        rows = (
-            hashlib.sha256("\0".join(row).encode()).digest()
-            for row in zip(*self.columns.values(), strict=True)
-        )
+        cells = zip(*self.columns.values(), strict=True)
+        rows = (hashlib.sha256("\0".join(row).encode()).digest() for row in cells)
         return hashlib.sha256("\0".join(self.names).encode() + b"".join(sorted(rows))).hexdigest()
 
     def number(self, cell: str, decimal: str = ".") -> float | None:
@@ -60,14 +57,14 @@ class Table:
         return as_number(cell, ";" if decimal == "," else self.separator)
 
     def place(self, row: int, column: str) -> str:
-        """Where a cell stands: file, line and column, counted from 1."""
+        """Where a cell is: file, line and column, counted from 1."""
         name = f" ({column})" if self.headed else ""
         kind = "line" if self.separator else "row"
         return f"{self.path}, {kind} {self.lines[row]}, column {self.names.index(column) + 1}{name}"
 
 
 def as_number(text: str, separator: str = "") -> float | None:
-    """The finite number that a cell shows, or None. Between semicolons `1,5` is one and a half, as spreadsheets write it."""
+    """The finite number in a cell, or None. Between semicolons `1,5` is one and a half, as spreadsheets write it."""
     if separator == ";" and text.count(",") == 1 and "." not in text:
         text = text.replace(",", ".")
     try:
@@ -83,11 +80,11 @@ def read_table(path: Path, headed: bool | None = True) -> Table:
     `headed`: whether the first line of a text file holds column names; None: it does unless all its cells are numbers.
     """
     if path.suffix not in ENDINGS:
-        raise UsageError(f"{path} is no table that is known here: give one of {', '.join(ENDINGS)}")
+        raise UsageError(f"{path} is no table that can be read: give one of {', '.join(ENDINGS)}")
     try:
         if path.suffix in TEXT:
             return _read_text(path, headed)
-        return _read_parquet(path) if path.suffix == ".parquet" else _of_arrays(path, read_arrays(path))
+        return _read_parquet(path) if path.suffix == ".parquet" else _read_npz(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror or error}): name another file") from error
 
@@ -100,17 +97,22 @@ def frame_table(frame: Any) -> Table:
         raise UsageError(
             f"the table is a {type(frame).__name__}: give a file, a pandas frame, or what has to_pandas()"
         )
-    series = [frame.iloc[:, k] for k in range(frame.shape[1])]
-    columns = [
-        [None if missing else value for value, missing in zip(each.tolist(), each.isna(), strict=True)]
-        for each in series
-    ]
-    return _of_values(Path("data frame"), [str(name) for name in frame.columns], columns)
+    columns = [frame.iloc[:, k] for k in range(frame.shape[1])]
+    values = [each.astype(object).where(each.notna(), None).tolist() for each in columns]
+    return _of_values(Path("data frame"), [str(name) for name in frame.columns], values)
 
 
 def _read_text(path: Path, headed: bool | None) -> Table:
-    text = _decoded(path)
-    # the separator is what stands most often in the first line, outside of quotes
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise UsageError(
+            f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8: save the file as UTF-8 (in "
+            "a spreadsheet: CSV UTF-8)"
+        ) from error
+    # the separator is what occurs most often in the first line, outside of quotes
     first = re.sub(r'"[^"]*"', "", text.lstrip("\r\n")).partition("\n")[0]
     separator = max(SEPARATORS, key=first.count)
     records, starts = _records(path, text, separator)
@@ -122,33 +124,18 @@ def _read_text(path: Path, headed: bool | None) -> Table:
     for record, line in zip(records, starts, strict=True):
         if len(record) != width:
             raise UsageError(
-                f"{path}, line {line}: {len(record)} cells and {width} in line {starts[0]} (separated by "
-                f"{SEPARATORS[separator]}): add "
-                'what is missing, or put a cell that holds the separator in quotes ("a, b")'
+                f"{path}, line {line}: {len(record)} cells and {width} in line {starts[0]} (separated by {SEPARATORS[separator]}): "
+                'add what is missing, or put a cell that holds the separator in quotes ("a, b")'
             )
     names = [(cell if headed else "") or f"column {k}" for k, cell in enumerate(records[0], start=1)]
     columns = [list(cells) for cells in zip(*records[headed:], strict=True)]
     return _checked(path, names, columns, starts[headed:], headed, separator)
 
 
-def _decoded(path: Path) -> str:
-    content = path.read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UsageError(
-            f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8: save the file as UTF-8 (in "
-            "a spreadsheet: CSV UTF-8)"
-        ) from error
-
-
 def _records(path: Path, text: str, separator: str) -> tuple[list[list[str]], list[int]]:
     """Every record that is not blank, without white space around its cells, and the line it begins in."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    records: list[list[str]] = []
-    starts: list[int] = []
-    start = 1
+    records, starts, start = [], [], 1
     try:
         for record in reader:
             cells = [cell.strip() for cell in record]
@@ -187,8 +174,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise UsageError(f"{path} is no .npz file of numbers or texts: {error}") from error
 
 
-def _of_arrays(path: Path, found: dict[str, np.ndarray]) -> Table:
-    """Arrays of one dimension, each named as its column."""
+def _read_npz(path: Path) -> Table:
+    found = read_arrays(path)
     for name, array in found.items():
         if array.ndim != 1:
             raise UsageError(
@@ -198,19 +185,19 @@ def _of_arrays(path: Path, found: dict[str, np.ndarray]) -> Table:
     return _of_values(path, list(found), [array.tolist() for array in found.values()])
 
 
-def _of_values(path: Path, names: list[str], columns: Sequence[Iterable[object]]) -> Table:
-    """A table from values of any type, as they would stand in a CSV file."""
-    texts = [[_as_text(value) for value in column] for column in columns]
-    lengths = {len(column) for column in texts} or {0}
+def _of_values(path: Path, names: list[str], columns: Sequence[Sequence[object]]) -> Table:
+    """A table from values of any type, written as in a CSV file."""
+    lengths = {len(column) for column in columns} or {0}
     if len(lengths) > 1:
         raise UsageError(
             f"{path}: columns of {min(lengths)} and {max(lengths)} values: all need the same number"
         )
+    texts = [[_as_text(value) for value in column] for column in columns]
     return _checked(path, names, texts, range(1, min(lengths) + 1))
 
 
 def _as_text(value: object) -> str:
-    """What is not there (null, NaN) is empty."""
+    """The text of a value; empty for null and NaN."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value).strip()

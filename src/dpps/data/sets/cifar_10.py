@@ -14,10 +14,8 @@ RECORD = 1 + 3 * 32 * 32
 
 def read_cifar_files(files: Files) -> tuple[Bytes, Bytes]:
     """Images and labels of all batches."""
-    batches = [parsed(file, parse_cifar) for file in files]
-    return np.concatenate([images for images, _ in batches]), np.concatenate(
-        [labels for _, labels in batches]
-    )
+    images, labels = zip(*(parsed(file, parse_cifar) for file in files), strict=True)
+    return np.concatenate(images), np.concatenate(labels)
 
 
 def parse_cifar(content: bytes, path: Path) -> tuple[Bytes, Bytes]:
