@@ -1,14 +1,16 @@
-r"""Questions, each a block of numbers per record whose length is at most 1, so that one record's share of a sum is bounded.
+r"""Questions about all records, and their answers.
 
-A question turns every record into a vector (`encode`), the sum of which is released with noise, and turns a noised sum into an
-answer with an interval (`answer`). Everything else about it is public: the column's range or categories come from the schema, bins
-and time points from the question. Nothing is ever taken from the data.
+A question turns every record into a vector of length at most 1 (`encode`), so that one record's share of the sum is bounded. The sum
+is released with noise, and the question turns it into an answer with an interval (`answer`). Everything else is public: ranges and
+categories come from the schema, bins and time points from the question, and nothing from the data.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from torch import Tensor
+
+from dpps.errors import UsageError, unknown
 
 Array = NDArray[np.float64]
 Z = 1.959963984540054
@@ -87,19 +91,20 @@ class Answer:
     counts: Array | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """As `answers.json` has it; None for what noise has swallowed."""
+        """As in `answers.json`; None for what is too noisy."""
 
         def plain(numbers: Array) -> Any:
             shown = [None if bad else float(x) for x, bad in zip(numbers, self.too_noisy, strict=True)]
             return shown if self.labels else shown[0]
 
-        found: dict[str, Any] = {"query": self.query}
-        if self.labels:
-            found[self.axis] = list(self.labels)
-        found |= {"value": plain(self.value), "low": plain(self.low), "high": plain(self.high)}
-        found |= {"noise": plain(self.noise), "method": self.method}
-        found["too_noisy"] = self.too_noisy.tolist() if self.labels else bool(self.too_noisy[0])
-        return found if self.counts is None else found | {"counts": self.counts.tolist()}
+        return {
+            "query": self.query,
+            **({self.axis: list(self.labels)} if self.labels else {}),
+            **{name: plain(getattr(self, name)) for name in ("value", "low", "high", "noise")},
+            "method": self.method,
+            "too_noisy": self.too_noisy.tolist() if self.labels else bool(self.too_noisy[0]),
+            **({} if self.counts is None else {"counts": self.counts.tolist()}),
+        }
 
 
 class Question(ABC):
@@ -149,10 +154,8 @@ class Count(Question):
         return np.ones((length(records), 1))
 
     def answer(self, sums: Array, noise: float) -> Answer:
-        reach = np.full(1, Z * noise)
-        return Answer(
-            self.text, sums, np.maximum(sums - reach, 0), sums + reach, reach / Z, "noise", np.zeros(1, bool)
-        )
+        low, high = np.maximum(sums - Z * noise, 0), sums + Z * noise
+        return Answer(self.text, sums, low, high, np.full(1, noise), "noise", np.zeros(1, bool))
 
 
 class Histogram(Question):
@@ -164,9 +167,7 @@ class Histogram(Question):
 
     def __init__(self, text: str, axes: Sequence[tuple[str, tuple[str, ...], Array | None]]) -> None:
         self.text, self._axes = text, axes
-        self._labels: list[tuple[str, ...]] = [()]
-        for _, names, _ in axes:
-            self._labels = [(*before, name) for before in self._labels for name in (*names, "missing")]
+        self._labels = list(product(*((*names, "missing") for _, names, _ in axes)))
         self.width = len(self._labels)
 
     def encode(self, records: Records) -> Array:
@@ -174,10 +175,8 @@ class Histogram(Question):
         for column, names, edges in self._axes:
             values = records[column]
             if edges is not None:
-                inside = np.clip(
-                    np.searchsorted(edges, np.nan_to_num(values), "right") - 1, 0, len(names) - 1
-                )
-                values = np.where(np.isnan(values), -1, inside)
+                bins = np.searchsorted(edges, np.nan_to_num(values), "right") - 1
+                values = np.where(np.isnan(values), -1, np.clip(bins, 0, len(names) - 1))
             place = place * (len(names) + 1) + np.where(values < 0, len(names), values)
         return one_hot(place, self.width)
 
@@ -199,11 +198,6 @@ def between_roots(square: Array, linear: Array, constant: Array) -> tuple[Array,
     bad = square <= 0
     twice = np.where(bad, 1.0, 2 * square)
     return (linear - root) / twice, (linear + root) / twice, bad
-
-
-def with_jacobian(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
-    """The values of a function, and a row of derivatives for each."""
-    return function(at), torch.func.jacrev(function)(at)
 
 
 def length(records: Records) -> int:
@@ -228,37 +222,31 @@ class Moments(Question):
         self.text, self.variables = text, tuple(variables)
         self.terms: list[tuple[Number | Category, str]] = []
         for column in variables:
-            named = (
-                [column.name]
-                if isinstance(column, Number)
-                else [f"{column.name}={x}" for x in column.values[1:]]
-            )
-            self.terms += [(column, name) for name in named]
-        d, numbers = len(variables), sum(isinstance(column, Number) for column in variables)
+            if isinstance(column, Number):
+                self.terms.append((column, column.name))
+            else:
+                self.terms += [(column, f"{column.name}={value}") for value in column.values[1:]]
         self._squares = [i for i, (column, _) in enumerate(self.terms) if isinstance(column, Number)]
-        different = [
+        pairs = [
             (i, j)
             for i in range(len(self.terms))
             for j in range(i)
             if self.terms[i][0] is not self.terms[j][0]
         ]
-        self._pairs = torch.tensor(different, dtype=torch.int64).reshape(-1, 2).T
+        self._pairs = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
+        d, numbers = len(variables), len(self._squares)
         self.bound = (self.a**2 + d + self.b**2 * numbers / 4 + self.c**2 * d * (d - 1) / 2) ** 0.5
-        self.width = 1 + len(self.terms) + len(self._squares) + len(different)
+        self.width = 1 + len(self.terms) + numbers + len(pairs)
 
     def encode(self, records: Records) -> Array:
         x = np.column_stack([_inputs(column, records[column.name]) for column in self.variables])
         whole = np.asarray(~np.isnan(x).any(1))
         x = np.where(whole[:, None], x, 0.0)
         i, j = self._pairs.numpy()
-        parts = [
-            np.full((len(x), 1), self.a),
-            x,
-            self.b * (x[:, self._squares] ** 2 - 0.5),
-            self.c * x[:, i] * x[:, j],
-        ]
-        block: Array = np.concatenate(parts, 1) * whole[:, None] / self.bound
-        return block
+        squares, products = self.b * (x[:, self._squares] ** 2 - 0.5), self.c * x[:, i] * x[:, j]
+        block = np.column_stack([np.full(len(x), self.a), x, squares, products])
+        scaled: Array = block * whole[:, None] / self.bound
+        return scaled
 
     def matrix(self, sums: Tensor) -> Tensor:
         """The sums of (1, x)(1, x)' over the records, from those of the block."""
@@ -315,7 +303,7 @@ class Smooth(Moments):
 
     @abstractmethod
     def estimate(self, m: Tensor) -> Tensor:
-        """The values, in scaled numbers."""
+        """The values, on the scale on which their interval is symmetric."""
 
     @abstractmethod
     def sampling(self, m: Tensor) -> Tensor:
@@ -325,28 +313,21 @@ class Smooth(Moments):
     def firmness(self, m: Tensor) -> Tensor:
         """One number that is positive by nature, and by which the estimate divides."""
 
-    @abstractmethod
-    def in_units(self, value: Array, low: Array, high: Array, sd: Array) -> tuple[Array, Array, Array, Array]:
-        """Values, interval and noise in the columns' own units."""
-
     labels: tuple[Any, ...] = ()
     axis = "labels"
 
     def answer(self, sums: Array, noise: float) -> Answer:
         given = torch.from_numpy(sums)
-        m = self.matrix(given)
-        firm, slope = with_jacobian(lambda sums: self.firmness(self.matrix(sums)), given)
-        bad = not bool(m[0, 0] > 1) or not firm > self.clear * noise * float(slope.norm())
-        if bad:
+        m, jacobian = self.matrix(given), torch.func.jacrev(lambda x: self.estimate(self.matrix(x)))
+        slope = torch.func.jacrev(lambda x: self.firmness(self.matrix(x)))(given)
+        if not m[0, 0] > 1 or not self.firmness(m) > self.clear * noise * float(slope.norm()):
             none = np.full(max(1, len(self.labels)), np.nan)
             lost = np.ones(len(none), bool)
             return Answer(self.text, none, none, none, none, "delta", lost, self.labels, self.axis)
-        value, jacobian = with_jacobian(lambda sums: self.estimate(self.matrix(sums)), given)
-        sd = noise * jacobian.norm(dim=1)
+        value, sd = self.estimate(m), noise * jacobian(given).norm(dim=1)
         reach = Z * (sd**2 + self.sampling(m).clamp(min=0)).sqrt()
-        v, d, r = value.numpy(), sd.numpy(), reach.numpy()
-        found = self.in_units(v, v - r, v + r, d)
-        return Answer(self.text, *found, "delta", np.zeros(len(v), bool), self.labels, self.axis)
+        v, r, clear = value.numpy(), reach.numpy(), np.zeros(len(value), bool)
+        return Answer(self.text, v, v - r, v + r, sd.numpy(), "delta", clear, self.labels, self.axis)
 
 
 def _covariance(m: Tensor) -> Tensor:
@@ -365,16 +346,16 @@ class Variance(Smooth):
         self._factor = (number.span / 2) ** 2
 
     def estimate(self, m: Tensor) -> Tensor:
-        return _covariance(m).reshape(-1)
+        return self._factor * _covariance(m).reshape(-1)
 
     firmness = estimate
 
     def sampling(self, m: Tensor) -> Tensor:
-        return 2 * _covariance(m).reshape(-1) ** 2 / m[0, 0]
+        return 2 * self.estimate(m) ** 2 / m[0, 0]
 
-    def in_units(self, value: Array, low: Array, high: Array, sd: Array) -> tuple[Array, Array, Array, Array]:
-        f = self._factor
-        return value * f, np.maximum(low, 0) * f, high * f, sd * f
+    def answer(self, sums: Array, noise: float) -> Answer:
+        found = super().answer(sums, noise)
+        return replace(found, low=np.maximum(found.low, 0))
 
 
 class Correlation(Smooth):
@@ -397,8 +378,10 @@ class Correlation(Smooth):
     def sampling(self, m: Tensor) -> Tensor:
         return (1 / (m[0, 0] - 3).clamp(min=1)).expand(len(self.labels))
 
-    def in_units(self, value: Array, low: Array, high: Array, sd: Array) -> tuple[Array, Array, Array, Array]:
-        return np.tanh(value), np.tanh(low), np.tanh(high), sd * (1 - np.tanh(value) ** 2)
+    def answer(self, sums: Array, noise: float) -> Answer:
+        found = super().answer(sums, noise)
+        value, low, high = (np.tanh(x) for x in (found.value, found.low, found.high))
+        return replace(found, value=value, low=low, high=high, noise=found.noise * (1 - value**2))
 
 
 class Regression(Smooth):
@@ -408,37 +391,34 @@ class Regression(Smooth):
 
     def __init__(self, text: str, outcome: Number, inputs: Sequence[Number | Category]) -> None:
         super().__init__(text, [*inputs, outcome])
-        self._outcome = outcome
         self.labels = ("intercept", *(name for _, name in self.terms[:-1]))
-        columns = [column for column, _ in self.terms[:-1]]
-        # an input of the scale [-1, 1] is (x - middle) / half; indicators are as they are
-        half = np.array([c.span / 2 if isinstance(c, Number) else 1.0 for c in columns])
-        middle = np.array([(c.low + c.high) / 2 if isinstance(c, Number) else 0.0 for c in columns])
-        self._to_units = torch.eye(len(self.labels), dtype=torch.float64)
-        self._to_units[0, 1:] = torch.from_numpy(-middle / half)
-        self._to_units[1:, 1:] = torch.diag(torch.from_numpy(1 / half))
-
-    def _solved(self, m: Tensor) -> Tensor:
-        solved: Tensor = torch.linalg.solve(m[:-1, :-1], m[:-1, -1])
-        return solved
+        # a number on the scale [-1, 1] is (x - middle) / half; indicators are as they are
+        columns = [column for column, _ in self.terms]
+        half = torch.tensor(
+            [c.span / 2 if isinstance(c, Number) else 1.0 for c in columns], dtype=torch.float64
+        )
+        middle = torch.tensor(
+            [c.low + c.span / 2 if isinstance(c, Number) else 0.0 for c in columns], dtype=torch.float64
+        )
+        self._to_units = torch.diag(torch.cat([half.new_ones(1), 1 / half[:-1]]))
+        self._to_units[0, 1:] = -middle[:-1] / half[:-1]
+        self._to_units *= half[-1]
+        self._start = middle[-1] * torch.eye(1, len(self.labels), dtype=torch.float64)[0]  # of the intercept
 
     def estimate(self, m: Tensor) -> Tensor:
-        return self._to_units @ self._solved(m)
+        """In the columns' own units."""
+        solved: Tensor = torch.linalg.solve(m[:-1, :-1], m[:-1, -1])
+        return self._to_units @ solved + self._start
 
     def firmness(self, m: Tensor) -> Tensor:
         smallest: Tensor = torch.linalg.eigvalsh(_covariance(m)[:-1, :-1])[0]
         return smallest
 
     def sampling(self, m: Tensor) -> Tensor:
-        beta = self._solved(m)
-        left = ((m[-1, -1] - beta @ m[:-1, -1]) / (m[0, 0] - len(beta)).clamp(min=1)).clamp(min=0)
+        beta: Tensor = torch.linalg.solve(m[:-1, :-1], m[:-1, -1])
+        left: Tensor = ((m[-1, -1] - beta @ m[:-1, -1]) / (m[0, 0] - len(beta)).clamp(min=1)).clamp(min=0)
         inverse: Tensor = torch.linalg.inv(m[:-1, :-1])
         return left * (self._to_units @ inverse @ self._to_units.T).diagonal()
-
-    def in_units(self, value: Array, low: Array, high: Array, sd: Array) -> tuple[Array, Array, Array, Array]:
-        half, middle = self._outcome.span / 2, (self._outcome.low + self._outcome.high) / 2
-        moved = np.array([middle] + [0.0] * (len(value) - 1))
-        return value * half + moved, low * half + moved, high * half + moved, sd * half
 
 
 # Quantiles and survival curves: running counts over a public grid, all of them at once.
@@ -451,18 +431,13 @@ class Regression(Smooth):
 
 
 @lru_cache(maxsize=32)
-def root(bins: int) -> Array:
-    """R: R R is the matrix with +1 on and below its diagonal and -1 above it."""
+def running_counts(bins: int) -> tuple[Array, Array]:
+    """R over and times the length of its columns: columns of length 1 for records to send, and what their noised sum is multiplied by."""
     turn = np.exp(1j * np.pi * np.arange(bins) / bins)  # makes a circulant matrix of a negacyclic one
-    values = np.fft.fft(turn * np.ones(bins))
-    first = (np.fft.ifft(np.sqrt(values)) / turn).real
+    first = (np.fft.ifft(np.sqrt(np.fft.fft(turn))) / turn).real
     shift = np.subtract.outer(np.arange(bins), np.arange(bins))
-    found: Array = np.where(shift >= 0, first[shift], -first[shift])
-    return found
-
-
-def _column_length(bins: int) -> float:
-    return float(np.linalg.norm(root(bins)[:, 0]))
+    root, size = np.where(shift >= 0, first[shift], -first[shift]), np.linalg.norm(first)
+    return root / size, root * size
 
 
 class Quantiles(Question):
@@ -477,11 +452,11 @@ class Quantiles(Question):
         x = self._number.scaled(records[self._number.name])
         missing = np.isnan(x)
         place = np.clip(np.floor((np.nan_to_num(x) + 1) / 2 * self.width), 0, self.width - 1).astype(np.int64)
-        block: Array = (root(self.width) / _column_length(self.width))[:, place].T * ~missing[:, None]
+        block: Array = running_counts(self.width)[0][:, place].T * ~missing[:, None]
         return block
 
     def answer(self, sums: Array, noise: float) -> Answer:
-        r = root(self.width) * _column_length(self.width)
+        r = running_counts(self.width)[1]
         below = r @ sums  # as many records at or below a threshold as above it: 0
         count = max(below[-1], 1.0)
         edges = np.linspace(-1, 1, self.width + 1)
@@ -526,14 +501,13 @@ class Survival(Question):
         whole = ~np.isnan(time) & (event >= 0)
         place = np.searchsorted(self._times, np.nan_to_num(time), "left")
         died = (event == self._happened) & (place < len(self._times))
-        code = (root(self._bins) / _column_length(self._bins))[:, place].T
+        code = running_counts(self._bins)[0][:, place].T
         block: Array = np.concatenate([code * (whole & died)[:, None], code * (whole & ~died)[:, None]], 1)
         return block
 
     def _curve(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logarithm of survival, events and numbers at risk at each time."""
-        r = torch.from_numpy(root(self._bins) * _column_length(self._bins))
-        runs = r @ sums.reshape(2, -1).T
+        runs = torch.from_numpy(running_counts(self._bins)[1]) @ sums.reshape(2, -1).T
         runs = (runs + runs[-1]) / 2  # at or below each threshold: events, censored
         events = runs[:-1, 0].diff(prepend=torch.zeros(1, dtype=torch.float64))
         gone = torch.cat([torch.zeros(1, dtype=torch.float64), runs[:-2].sum(1)])
@@ -543,9 +517,8 @@ class Survival(Question):
 
     def answer(self, sums: Array, noise: float) -> Answer:
         given = torch.from_numpy(sums)
-        log, jacobian = with_jacobian(lambda x: self._curve(x)[0], given)
-        risk, risk_jacobian = with_jacobian(lambda x: self._curve(x)[2], given)
-        events = self._curve(given)[1]
+        log, events, risk = self._curve(given)
+        jacobian, _, risk_jacobian = torch.func.jacrev(self._curve)(given)
         sd = noise * jacobian.norm(dim=1)
         left = (risk - events).clamp(min=1)
         greenwood = (events.clamp(min=0) / (risk.clamp(min=1) * left)).cumsum(0)
@@ -553,7 +526,251 @@ class Survival(Question):
         lost = risk < 2 * Z * noise * risk_jacobian.norm(dim=1)
         bad = lost.cummax(0).values | (reach > 1.5)
         value = np.minimum.accumulate(np.clip(log.exp().numpy(), 0, 1))
-        low, high = np.clip((log - reach).exp().numpy(), 0, 1), np.clip((log + reach).exp().numpy(), 0, 1)
-        return Answer(
-            self.text, value, low, high, value * sd.numpy(), "Greenwood", bad.numpy(), self._times, "times"
+        low, high = ((log + sign * reach).exp().clamp(0, 1).numpy() for sign in (-1, 1))
+        sd = value * sd.numpy()
+        return Answer(self.text, value, low, high, sd, "Greenwood", bad.numpy(), self._times, "times")
+
+
+# From the text of a question, such as `mean(age, by=sex)`, to the question
+
+_WORD = r"""(?:"[^"]*"|'[^']*'|[^\s=,~+"'\[\]]+)"""
+_PART = re.compile(
+    rf"""\s*(?:(?P<given>{_WORD})
+    | (?P<option>{_WORD})\s*=\s*(?P<value>{_WORD}|\[[^\]]*\])
+    | (?P<outcome>{_WORD})\s*~\s*(?P<inputs>{_WORD}(?:\s*\+\s*{_WORD})*))\s*(?:,|$)""",
+    re.VERBOSE,
+)
+"""What stands between commas: a column or number, `option=value`, or a formula."""
+MOST_BINS = 4096
+_EVERYWHERE = ("by", "weight")  # options of every question
+
+
+class Call:
+    """A question as it was written.
+
+    Attributes:
+        text: all of it.
+        name: of the question, such as `mean`.
+        columns: what is public of every column.
+        given: what stands in the parentheses without a name.
+        options: what is given by name, such as `bins=10`.
+        formula: the outcome and the inputs of `y ~ x1 + x2`.
+    """
+
+    def __init__(self, text: str, columns: Columns) -> None:
+        outer = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
+        if outer is None:
+            raise UsageError(
+                f"the question {text!r} cannot be read: write it as mean(age) or table(sex, stage)"
+            )
+        self.text, self.columns = text.strip(), columns
+        self.name, inner = outer.groups()
+        if self.name not in QUESTIONS:
+            raise unknown("question", self.name, tuple(QUESTIONS))
+        self.given: list[str] = []
+        self.options: dict[str, str | list[float]] = {}
+        self.formula: tuple[str, list[str]] | None = None
+        place = 0
+        while inner[place:].strip():
+            part = _PART.match(inner, place)
+            if part is None:
+                raise UsageError(
+                    f"{self.text}: {inner[place:].strip()!r} cannot be read: separate columns by commas, write options as bins=10, and "
+                    "close quotes and brackets"
+                )
+            place = part.end()
+            if part["given"]:
+                self.given.append(_bare(part["given"]))
+            elif part["option"]:
+                value = part["value"]
+                self.options[_bare(part["option"])] = self._list(value) if value[0] == "[" else _bare(value)
+            else:
+                self.formula = _bare(part["outcome"]), [_bare(x) for x in re.findall(_WORD, part["inputs"])]
+
+    def _list(self, listed: str) -> list[float]:
+        try:
+            return [float(part) for part in listed[1:-1].split(",")]
+        except ValueError:
+            raise UsageError(f"{self.text}: {listed} is no list of numbers: write [0, 18, 65]") from None
+
+    def column(self, name: str) -> Number | Category:
+        """The column of this name."""
+        if name not in self.columns:
+            raise unknown(f"column in {self.text}", name, sorted(self.columns))
+        return self.columns[name]
+
+    def number(self, name: str) -> Number:
+        """The column of this name, if it holds numbers."""
+        found = self.column(name)
+        if not isinstance(found, Number):
+            raise UsageError(
+                f"{self.text}: {name} is a category: ask for histogram({name}), or declare it as a number with its range"
+            )
+        return found
+
+    def category(self, name: str) -> Category:
+        """The column of this name, if it holds categories."""
+        found = self.column(name)
+        if not isinstance(found, Category):
+            raise UsageError(f"{self.text}: {name} is a number: only a category can be used there")
+        return found
+
+    def expect(self, least: int, most: int | None = None) -> list[str]:
+        """What was given, refused if it is too little or too much."""
+        if not least <= len(self.given) <= (most or least):
+            wanted = f"{least} or more" if most else str(least)
+            raise UsageError(f"{self.text}: {len(self.given)} given in parentheses, {wanted} expected")
+        return self.given
+
+    def list_of(self, option: str) -> list[float] | None:
+        """An option that is a list of increasing numbers, such as `times=[12, 24]`."""
+        found = self.options.get(option)
+        if found is None or isinstance(found, str):
+            return None
+        if len(found) < 2 or any(not a < b for a, b in pairwise(found)):
+            raise UsageError(
+                f"{self.text}: {option}={found}: give two or more numbers, each above the one before it"
+            )
+        return found
+
+    def whole(self, option: str, usual: int, least: int = 2) -> int:
+        """An option that is a whole number."""
+        found = self.options.get(option, str(usual))
+        if not isinstance(found, str) or not found.isdecimal() or not least <= int(found) <= MOST_BINS:
+            raise UsageError(
+                f"{self.text}: {option}={found}: give a whole number from {least} to {MOST_BINS}"
+            )
+        return int(found)
+
+    def weight(self) -> float:
+        """The share of the noise budget that the question asks for, relative to the others'."""
+        try:
+            found = float(str(self.options.get("weight", 1)))
+        except ValueError:
+            found = 0.0
+        if not 1e-3 <= found <= 1e3:
+            raise UsageError(
+                f"{self.text}: weight={self.options['weight']}: give a number from 0.001 to 1000; 2 halves the noise "
+                "compared with a question of weight 1"
+            )
+        return found
+
+
+def _bare(word: str) -> str:
+    """Without its quotes."""
+    return word[1:-1] if word[0] in "\"'" else word
+
+
+def ask(text: str, columns: Columns) -> Question:
+    """The question in a text such as `quantiles(age, 0.25, 0.5, 0.75)`, about columns of which this is public."""
+    call = Call(text, columns)
+    make, allowed = QUESTIONS[call.name]
+    for option in call.options:
+        if option not in (*allowed, *_EVERYWHERE):
+            raise unknown(f"option of {call.name} in {text}", option, (*allowed, *_EVERYWHERE))
+    if (call.formula is not None) != (call.name == "regression"):
+        raise UsageError(f"{text}: a formula belongs to regression, such as regression(pressure ~ age + sex)")
+    question = make(call)
+    by = call.options.get("by")
+    if by is not None:
+        question = Grouped(question, call.category(str(by)))
+    question.weight = call.weight()
+    return question
+
+
+class Grouped(Question):
+    """A question asked for every value of a category: a record's block stands in its own group's place."""
+
+    def __init__(self, question: Question, by: Category) -> None:
+        self._question, self._by = question, by
+        self.text, self.largest_sum = question.text, question.largest_sum
+        self.width = question.width * len(by.values)
+
+    def encode(self, records: Records) -> Array:
+        block, group = self._question.encode(records), records[self._by.name]
+        own = one_hot(group, len(self._by.values)) * (group >= 0)[:, None]
+        return (own[:, :, None] * block[:, None, :]).reshape(len(block), self.width)
+
+    def answer(self, sums: Array, noise: float) -> Answer:
+        each = [self._question.answer(part, noise) for part in sums.reshape(len(self._by.values), -1)]
+        labels = tuple(
+            (group, *(label if isinstance(label, tuple) else (label,)))
+            for group, a in zip(self._by.values, each, strict=True)
+            for label in (a.labels or ((),))
         )
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(a, name) for a in each])
+            for name in ("value", "low", "high", "noise", "too_noisy", "counts")
+            if getattr(each[0], name) is not None
+        }
+        return replace(each[0], labels=labels, **joined)
+
+
+def _axis(call: Call, name: str) -> tuple[str, tuple[str, ...], Array | None]:
+    """A column as an axis of a histogram: its name, its cells, and the edges of a number's bins."""
+    column = call.column(name)
+    if isinstance(column, Category):
+        return name, column.values, None
+    if "bins" not in call.options:
+        raise UsageError(
+            f"{call.text}: {name} is a number: say which bins, as bins=10 or bins=[0, 18, 65, 120]"
+        )
+    edges = np.array(call.list_of("bins") or np.linspace(column.low, column.high, call.whole("bins", 10) + 1))
+    return name, tuple(f"{a:g} to {b:g}" for a, b in pairwise(edges)), edges
+
+
+def _histogram(call: Call) -> Question:
+    axes = 1 if call.name == "histogram" else 2
+    return Histogram(call.text, [_axis(call, name) for name in call.expect(axes)])
+
+
+def _quantiles(call: Call) -> Question:
+    name, *given = call.expect(2, 1000)
+    try:
+        at = tuple(float(p) for p in given)
+    except ValueError:
+        at = (-1.0,)
+    if not all(0 < p < 1 for p in at):
+        raise UsageError(
+            f"{call.text}: quantiles are numbers between 0 and 1, such as quantiles(age, 0.25, 0.5, 0.75)"
+        )
+    return Quantiles(call.text, call.number(name), at, call.whole("bins", 128, 8))
+
+
+def _regression(call: Call) -> Question:
+    assert call.formula is not None
+    outcome, inputs = call.formula
+    if outcome in inputs or len(set(inputs)) < len(inputs):
+        raise UsageError(f"{call.text}: every column may stand in a formula once")
+    return Regression(call.text, call.number(outcome), [call.column(name) for name in inputs])
+
+
+def _survival(call: Call) -> Question:
+    name, event_name = call.expect(2)
+    time, event = call.number(name), call.category(event_name)
+    if len(event.values) != 2:
+        raise UsageError(
+            f"{call.text}: {event.name} has {len(event.values)} values: an event either happened or not, so declare two"
+        )
+    happened = str(call.options.get("event", event.values[1]))
+    if happened not in event.values:
+        raise unknown(f"value of {event.name} in {call.text}", happened, event.values)
+    times = call.list_of("times") or np.linspace(time.low, time.high, call.whole("bins", 24) + 1)[1:].tolist()
+    return Survival(call.text, time, event.name, event.values.index(happened), tuple(times))
+
+
+QUESTIONS: Mapping[str, tuple[Callable[[Call], Question], Sequence[str]]] = {
+    "count": (lambda call: Count(call.text, *call.expect(0)), ()),
+    "mean": (lambda call: Mean(call.text, call.number(*call.expect(1))), ()),
+    "variance": (lambda call: Variance(call.text, call.number(*call.expect(1))), ()),
+    "histogram": (_histogram, ("bins",)),
+    "table": (_histogram, ("bins",)),
+    "quantiles": (_quantiles, ("bins",)),
+    "correlation": (
+        lambda call: Correlation(call.text, [call.number(name) for name in call.expect(2, 1000)]),
+        (),
+    ),
+    "regression": (_regression, ()),
+    "km": (_survival, ("times", "bins", "event")),
+}
+"""What can be asked, and the options of each."""

@@ -1,8 +1,8 @@
 """One release for all questions: a record becomes one vector, and the sum of all vectors leaves once, with noise.
 
 Every question is a block of length at most 1, times its weight; the squares of all weights add up to 1. So one record moves the
-sum by at most 1, and one charge pays for all questions. A release is a run of one round, in which the shared parameters are the
-sums and every node's only update is its own sum: contract, ledger, deployments and resuming are those of every run.
+sum by at most 1, and one charge pays for all questions. A release is a run of one round: the shared parameters are the sums, and
+every node's only update is its own sum. Contract, ledger, deployments and resuming are those of every run.
 """
 
 import json
@@ -38,8 +38,7 @@ from dpps.runs.folder import RunFolder
 from dpps.runs.run import Run
 from dpps.runs.summary import Description, fingerprint, model_facts
 from dpps.sensitivity import Unclipped
-from dpps.statistics.asking import ask
-from dpps.statistics.questions import Answer, Array, Category, Columns, Number, Question, Records
+from dpps.statistics.questions import Answer, Array, Category, Columns, Number, Question, Records, ask
 from dpps.topology import parse
 from dpps.transport import Fabric
 
@@ -99,7 +98,7 @@ def stats(
 def open_survey(
     questions: Sequence[str], schema: Schema | str | Path, person: str | None, nodes: int, *limits: Any
 ) -> tuple["Survey", Schema, Unit]:
-    """The questions as they are understood, what they are asked about, and who is protected; `limits` as of `choose_unit`."""
+    """Parse the questions and the schema, and choose who is protected; `limits` as in `choose_unit`."""
     known = schema if isinstance(schema, Schema) else read_schema(Path(schema))
     if not isinstance(known, Schema):
         raise UsageError(f"the schema {schema} describes images: questions are asked about tables")
@@ -112,7 +111,7 @@ def open_survey(
 
 
 def topology_of(nodes: int) -> str:
-    """The one that takes the fewest gossip steps until all have the same sums."""
+    """The topology that needs the fewest gossip steps until all nodes have the same sums."""
     return f"base-{min(2, nodes - 1)}"
 
 
@@ -185,11 +184,11 @@ class Survey:
     def __init__(self, questions: Sequence[str], columns: Columns, person: str | None = None) -> None:
         if not questions:
             raise UsageError("there is no question: ask one or more, such as count() or mean(age)")
-        if len(set(questions)) < len(questions):
-            twice = next(text for text in questions if list(questions).count(text) > 1)
-            raise UsageError(
-                f"{twice} is asked twice: every question takes its share of the budget; ask it once"
-            )
+        for text in questions:
+            if list(questions).count(text) > 1:
+                raise UsageError(
+                    f"{text} is asked twice: every question takes its share of the budget; ask it once"
+                )
         self.questions: list[Question] = [ask(text, columns) for text in questions]
         self.columns, self.person = columns, person
         weights = np.array([question.weight for question in self.questions])
@@ -212,8 +211,8 @@ class Survey:
             raise UsageError(
                 "the questions are about persons, or they are not: name the person of every record, or of none"
             )
-        blocks = [w * q.encode(records) for w, q in zip(self.weights, self.questions, strict=True)]
-        vectors = np.concatenate(blocks, axis=1)
+        parts = zip(self.weights, self.questions, strict=True)
+        vectors = np.concatenate([w * q.encode(records) for w, q in parts], axis=1)
         if persons is not None:
             _, person, count = np.unique(persons, return_inverse=True, return_counts=True)
             averages = np.zeros((len(count), self.width))
@@ -224,7 +223,7 @@ class Survey:
         return total
 
     def expected(self, unit: Unit, nodes: int, records: int) -> list[Answer]:
-        """What answers would look like if so many records in all were spread evenly over what is public: before any data are read."""
+        """What answers would look like if the records of all nodes were spread evenly over what is public. Reads no data."""
         draw = np.random.default_rng(0)
         drawn = {
             name: draw.uniform(c.low, c.high, records)
@@ -245,6 +244,7 @@ class Survey:
 # Who is protected
 
 _FIXED = "ranges, bins and questions were fixed before the data were read"
+_MORE = "further questions and runs on the same data add up; questions chosen by looking at the data are not counted"
 
 
 @dataclass(frozen=True)
@@ -287,10 +287,7 @@ class OneRecord(Record):
 
     def not_covered(self) -> str:
         several = "" if self.person else "who owns several records, or "
-        return (
-            f"a person {several}whose records lie with several nodes is protected less; further questions and runs on the same "
-            f"data add up; questions chosen by looking at the data are not counted{self.trust.not_covered()}"
-        )
+        return f"a person {several}whose records lie with several nodes is protected less; {_MORE}{self.trust.not_covered()}"
 
 
 class WholeNode(Contribution):
@@ -305,10 +302,7 @@ class WholeNode(Contribution):
         return f"{super().who()}; {_FIXED}"
 
     def not_covered(self) -> str:
-        return (
-            "people whose records lie with several nodes are protected once per node; further questions and runs on the same data "
-            f"add up; questions chosen by looking at the data are not counted{self.trust.not_covered()}"
-        )
+        return f"people whose records lie with several nodes are protected once per node; {_MORE}{self.trust.not_covered()}"
 
 
 def _promise(total: Total) -> str:
@@ -464,10 +458,10 @@ class Release(Run):
         cls, survey: Survey, schema: Schema, sources: Sequence[Any], nodes: int, unit: Unit, **options: Any
     ) -> "Release":
         """The release of the tables of the nodes held here: files, folders or frames. Without a seed, nobody knows the noise."""
-        files = [isinstance(source, (str, Path)) for source in sources]
+        paths = [source for source in sources if isinstance(source, (str, Path))]
         tables = [
-            read_table(node_table(Path(source))) if is_file else frame_table(source)
-            for source, is_file in zip(sources, files, strict=True)
+            read_table(node_table(Path(source))) if isinstance(source, (str, Path)) else frame_table(source)
+            for source in sources
         ]
         columns = {column.name: column for column in schema.described}
         sums = []
@@ -477,8 +471,8 @@ class Release(Run):
                 persons = None if survey.person is None else _persons(table, survey.person, schema)
                 _check_table(table, schema, persons, unit)
                 sums.append(survey.sums(read, persons))
-        if all(files):
-            options["sources"] = tuple(map(str, sources))
+        if len(paths) == len(sources):
+            options["sources"] = tuple(map(str, paths))
         else:
             options["contents"] = tuple(table.content() for table in tables)
         options |= {"secure_noise": options.get("seed") is None, "schema": schema.to_toml()}
@@ -488,17 +482,16 @@ class Release(Run):
         """Everything is released at once."""
         return 1
 
-    def _check_data(self, data: NodeData, rows: Sequence[int], _: Sequence[tuple[Any, Tensor]]) -> None:
+    def _check_data(self, data: NodeData, rows: Sequence[int]) -> None:
         """Sums need no scaling, and how large they are is for nobody to read."""
 
     def _make_protocol(self, calibration: Calibration | None, fabric: Fabric) -> DPPS:
         protocol = super()._make_protocol(calibration, fabric)
         assert isinstance(protocol, OnceOnly)
         # what partners in other processes share is drawn anew when they start again, and would not cancel a kept message
-        shared = (
-            calibration is not None and calibration.partners is not None and self.deployment.processes > 1
-        )
-        if self.folder is not None and self.deployment.repeats_rounds and not shared:
+        partners = None if calibration is None else calibration.partners
+        repeats = self.deployment.repeats_rounds and (partners is None or self.deployment.processes == 1)
+        if self.folder is not None and repeats:
             protocol.kept = self.folder.message
         protocol.place = self._place
         return protocol
@@ -553,11 +546,8 @@ def planned_noise(unit: Unit, nodes: int) -> float:
 def _of_sum(calibration: Calibration, scale: float, released: Sequence[int]) -> float:
     """What the noise of these nodes' messages adds up to; that of partners cancels if both are among them."""
     if calibration.partners is None:
-        return (
-            scale
-            * (math.sqrt(2) if calibration.mechanism.name == Laplace.name else 1.0)
-            * math.sqrt(len(released))
-        )
+        laplace = calibration.mechanism.name == Laplace.name
+        return scale * (math.sqrt(2) if laplace else 1.0) * math.sqrt(len(released))
     shares, pairs = calibration.partners.shares(), calibration.partners.among()
     left = int((np.isin(pairs, list(released)).sum(1) == 1).sum())
     return scale * math.sqrt(len(released) * shares.independent**2 + left * shares.pair**2)
@@ -596,9 +586,9 @@ class Found(Mapping[str, Answer]):
         with needs_extra("tables"):
             import pandas
 
+        numbers = ("value", "low", "high", "noise", "too_noisy")
         return pandas.DataFrame(
-            {"query": a.query, "label": label, "value": a.value[k], "low": a.low[k], "high": a.high[k]}
-            | {"noise": a.noise[k], "too_noisy": bool(a.too_noisy[k])}
+            {"query": a.query, "label": label, **{name: getattr(a, name)[k] for name in numbers}}
             for a in self.answers
             for k, label in enumerate(a.labels or ("",))
         )

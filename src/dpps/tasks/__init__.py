@@ -12,8 +12,8 @@ if TYPE_CHECKING:  # imported when first asked for
     from dpps.tasks.survival import Hazards, Survival
     from dpps.tasks.task import (
         TASKS,
+        Column,
         Draft,
-        TargetColumn,
         Task,
         compare,
         measure,

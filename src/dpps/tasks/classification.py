@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.tasks.task import TASKS, Draft, TargetColumn, Task, column, only, roles
+from dpps.tasks.task import TASKS, Column, Draft, Task, column, only, roles, texts
 
 
 @TASKS.register("classification")
@@ -38,32 +38,22 @@ class Classification(Task):
     @classmethod
     def parse(cls, entry: Mapping[str, Any], where: str) -> Self:
         only(entry, ("column", "classes", "weights"), where)
-        classes = entry.get("classes")
-        if (
-            not isinstance(classes, list | tuple)
-            or not all(type(c) in (str, int) for c in classes)
-            or len({*map(str, classes)}) < max(2, len(classes))
-        ):
-            raise UsageError(
-                f'{where}: classes is {classes!r}: give two or more texts or whole numbers, each once, such as ["no", "yes"]'
-            )
         weights = entry.get("weights")
-        if weights is not None and not (
-            isinstance(weights, list | tuple) and all(type(w) in (int, float) for w in weights)
-        ):
-            raise UsageError(
-                f"{where}: weights is {weights!r}: give one number for each class, such as [1, 6]"
-            )
-        found = None if weights is None else tuple(map(float, weights))
-        return cls(tuple(map(str, classes)), column(entry, "column", where), found)
+        if weights is not None:
+            if not isinstance(weights, list | tuple) or any(type(w) not in (int, float) for w in weights):
+                raise UsageError(
+                    f"{where}: weights is {weights!r}: give one number for each class, such as [1, 6]"
+                )
+            weights = tuple(map(float, weights))
+        return cls(texts(entry, "classes", where, 2), column(entry, "column", where), weights)
 
     @classmethod
     def draft(cls, columns: Mapping[str, Draft], where: str) -> Self:
         (label,) = roles(columns, ("label",), cls.name)
         if len(label.texts) < 2 or len(label.texts) > max(20, label.rows // 2):
             raise UsageError(
-                f"{where}: the label {label.name!r} has {len(label.texts)} different values in {label.rows} examples: a column with 2 "
-                "or more classes that occur again and again is needed; choose another label, or --task regression for a number"
+                f"{where}: the label {label.name!r} has {len(label.texts)} different values in {label.rows} examples: choose a label "
+                "with 2 or more classes that occur again and again, or --task regression for a number"
             )
         return cls(label.texts, label.name)
 
@@ -90,8 +80,8 @@ class Classification(Task):
         return {"column": self.label, "classes": self.classes, **written}
 
     @property
-    def columns(self) -> tuple[TargetColumn, ...]:
-        return (TargetColumn(self.label, "category", self.classes),)
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(self.label, "category", values=self.classes),)
 
     def targets(self, columns: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.asarray(columns[0]).astype(np.int64))

@@ -72,12 +72,10 @@ class Estimate:
         whole = math.fsum(variances)
         if not math.isfinite(whole) or not math.isfinite(value):
             return cls(value, None, None, examples)
-        inverse = (
-            math.fsum((v / whole) ** 2 / f for v, f in zip(variances, freedom, strict=True)) if whole else 0.0
-        )
-        error = math.sqrt(whole)
+        shares = ((v / whole) ** 2 / f for v, f in zip(variances, freedom, strict=True))
+        inverse = math.fsum(shares) if whole else 0.0
         quantile = float(stdtrit(1 / inverse if inverse else math.inf, (1 + CONFIDENCE) / 2))
-        return cls(value, error, quantile * error, examples)
+        return cls(value, math.sqrt(whole), quantile * math.sqrt(whole), examples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,54 +84,57 @@ class Measured:
 
     Attributes:
         value: the number.
-        parts: by node. Of a share: 1 for every example that counts and 0 for the others, or a difference of such.
+        parts: by node. For a share: 1 for every example that counts and 0 for the others, or a difference of such.
             Otherwise what the number would be without each example.
         share: whether it is a share of examples, or a difference of two shares.
+        single: whether it is of one model, not a difference.
     """
 
     value: float
     parts: tuple[Values, ...]
     share: bool = False
     single: bool = True
-    """Whether it is of one model, not a difference."""
 
     @property
     def examples(self) -> int:
         """Of all nodes together."""
-        return sum(len(part) for part in self.parts)
+        return sum(map(len, self.parts))
 
     def __sub__(self, other: "Measured") -> "Measured":
         """The difference on the same examples."""
-        if self.share != other.share or [len(p) for p in self.parts] != [len(p) for p in other.parts]:
-            raise ValueError("only the same number of the same examples can be compared")
         parts = tuple(a - b for a, b in zip(self.parts, other.parts, strict=True))
         return Measured(self.value - other.value, parts, self.share, single=False)
 
     def estimate(self) -> Estimate:
         """With its standard error."""
         n = self.examples
-        if self.share:
-            variances = [(len(p) / n) ** 2 * _of_share(p, self.single) for p in self.parts]
-            freedom = [_freedom(len(p), self) for p in self.parts]
-            return Estimate.of(self.value, variances, freedom, n)
-        sizes = [len(part) for part in self.parts]
-        if n < 2:
+        if n < 2 and not self.share:
             return Estimate(self.value, None, None, n)
-        everybody = float(np.concatenate(self.parts).mean())
-        variances, freedom = [], []
-        for part, size in zip(self.parts, sizes, strict=True):
+        variances = [self._variance(part) for part in self.parts]
+        return Estimate.of(self.value, variances, [self.freedom(len(part)) for part in self.parts], n)
+
+    def freedom(self, examples: int) -> float:
+        """Degrees of freedom of a variance. The formula for a difference of shares is for the normal distribution."""
+        return math.inf if self.share and not self.single else max(1, examples - 1)
+
+    def _variance(self, part: Values) -> float:
+        """What one node adds to the variance."""
+        n = len(part)
+        if not self.share:
             # one example alone has no spread of its own
-            centre = float(part.mean()) if size > 1 else everybody
-            factor = (size - 1) / size if size > 1 else 1.0
-            variances.append(factor * float(np.square(part - centre).sum()))
-            freedom.append(_freedom(size, self))
-        return Estimate.of(self.value, variances, freedom, n)
+            centre = float(part.mean() if n > 1 else np.concatenate(self.parts).mean())
+            return ((n - 1) / n if n > 1 else 1.0) * float(np.square(part - centre).sum())
+        weight = (n / self.examples) ** 2
+        if self.single:
+            near = (float(part.sum()) + 2) / (n + 4)
+            return weight * near * (1 - near) / max(1, n - 1)
+        mean_square, centre = (float(np.square(part).sum()) + 1) / (n + 2), float(part.sum()) / (n + 2)
+        return weight * (mean_square - centre**2) / (n + 2)
 
 
 def share(values: Sequence[Values]) -> Measured:
-    """The share of examples that count, pooled over the nodes: by node, for every example 1 or 0, or the share of several models."""
-    whole = np.concatenate(values)
-    return Measured(float(whole.mean()), tuple(values), share=True)
+    """The share of examples that count, pooled over the nodes: by node, 1 or 0 for every example, or the share of several models."""
+    return Measured(float(np.concatenate(values).mean()), tuple(values), share=True)
 
 
 def mean(values: Sequence[Values]) -> Measured:
@@ -149,34 +150,6 @@ def from_mean(values: Sequence[Values], function: Callable[[Values], Values]) ->
     if n < 2:
         return Measured(value, tuple(np.full(len(v), np.nan) for v in values))
     return Measured(value, tuple(function((total - v) / (n - 1)) for v in values))
-
-
-def ratio(above: Sequence[Values], below: Sequence[Values], whole: tuple[float, float]) -> Measured:
-    """The ratio of two sums (`whole`), and of what is left of them without each example; by node, what it adds to the upper and the lower."""
-    top, bottom = whole
-    left = [bottom - b for b in below]
-    parts = [
-        np.where(rest > 0, (top - a) / np.where(rest > 0, rest, 1.0), np.nan)
-        for a, rest in zip(above, left, strict=True)
-    ]
-    return Measured(top / bottom, tuple(parts))
-
-
-def _freedom(examples: int, of: Measured) -> float:
-    """Degrees of freedom of a variance. The formula for a difference of shares is for the normal distribution."""
-    return math.inf if of.share and not of.single else max(1, examples - 1)
-
-
-def _of_share(values: Values, single: bool) -> float:
-    n, added = len(values), len(values) + 2
-    if single:
-        near = (float(values.sum()) + 2) / (n + 4)
-        return near * (1 - near) / max(1, n - 1)
-    mean_square, centre = (float(np.square(values).sum()) + 1) / added, float(values.sum()) / added
-    return (mean_square - centre**2) / added
-
-
-# All nodes
 
 
 @dataclass(frozen=True)
@@ -209,18 +182,20 @@ class Estimates:
 
 
 def of_nodes(pooled: Measured, nodes: Sequence[Measured | None]) -> Estimates:
-    """The estimates of all nodes, from a number of all their examples and the same number of each; None where it is not defined for one, which
-    the mean over nodes leaves out."""
-    single = tuple(None if each is None else each.estimate() for each in nodes)
-    known = [(each, m) for each, m in zip(single, nodes, strict=True) if each is not None and m is not None]
-    count = len(known)
-    variances = [math.nan if e.standard_error is None else (e.standard_error / count) ** 2 for e, _ in known]
-    freedom = [_freedom(m.examples, m) for _, m in known]
-    value = math.fsum(e.value for e, _ in known) / count if count else math.nan
-    over_nodes = Estimate.of(value, variances or [math.nan], freedom or [1.0], pooled.examples)
-    few = [m is not None and not m.share and m.examples < LEAST for m in nodes]
-    rows = (replace(e, margin=None) if e is not None and f else e for e, f in zip(single, few, strict=True))
-    return Estimates(pooled.estimate(), over_nodes, tuple(rows))
+    """The estimates of all nodes.
+
+    Args:
+        pooled: the number of all their examples together.
+        nodes: the same number of each node. None where it is not defined: the mean over nodes leaves it out.
+    """
+    known = [(m, m.estimate()) for m in nodes if m is not None]
+    errors = [math.nan if e.standard_error is None else e.standard_error for _, e in known] or [math.nan]
+    variances = [(error / len(errors)) ** 2 for error in errors]
+    freedom = [m.freedom(m.examples) for m, _ in known] or [1.0]
+    value = math.fsum(e.value for _, e in known) / len(known) if known else math.nan
+    over_nodes = Estimate.of(value, variances, freedom, pooled.examples)
+    rows = iter([e if m.share or m.examples >= LEAST else replace(e, margin=None) for m, e in known])
+    return Estimates(pooled.estimate(), over_nodes, tuple(None if m is None else next(rows) for m in nodes))
 
 
 def of_one_set(models: Sequence[Measured]) -> Estimates:

@@ -1,9 +1,13 @@
-"""Metrics by name, of one node or of several together, each with what its standard error needs.
+"""Metrics by name, of one node or of several together, with what their standard errors need.
 
-A metric is a function of (outputs, targets) that gives one number; `Metric.measured` takes the examples of several nodes and also
-says how the number depends on every one of them. Outputs of classifiers are logits (n, classes), and targets class numbers (n,).
-Outputs of numbers have the shape of their targets. Outputs of survival models are logits of hazards (n, intervals), and targets
-(n, 2): the time, and 1 where the event was observed, 0 where the patient left before.
+A metric is a function of (outputs, targets) that gives one number. `Metric.measured` takes the examples of several nodes and also
+says how the number depends on each of them.
+
+| about | outputs | targets |
+|---|---|---|
+| classes | logits (n, classes) | class numbers (n,) |
+| numbers | as the targets | any shape |
+| times | logits of hazards (n, intervals) | (n, 2): the time, and 1 if the event was observed, 0 if the patient left before |
 
 Nothing here is noised: a metric of private examples is for the node's own eyes.
 """
@@ -11,17 +15,20 @@ Nothing here is noised: a metric of private examples is for the node's own eyes.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy.special import logsumexp, softmax
 from torch import Tensor
 
 from dpps.errors import UsageError
 from dpps.registry import Registry
-from dpps.tasks.estimates import Estimate, Measured, Values, from_mean, mean, ratio, share
+from dpps.tasks.estimates import Estimate, Measured, Values, from_mean, mean, share
 
 Set = tuple[Tensor, Tensor]
 """Outputs and targets of one node."""
@@ -60,36 +67,34 @@ class Metric:
         Raises:
             UsageError: it is not defined for them.
         """
-        if self.about is not None:
-            for outputs, targets in sets:
-                _CHECKS[self.about](outputs, targets)
+        for outputs, targets in sets:
+            _check(self.about, outputs, targets)
         return self.of_sets(sets)
 
     @property
     def title(self) -> str:
-        """Its name at the head of something: RMSE, C-index, Accuracy."""
+        """Its name as a heading: RMSE, C-index, Accuracy."""
         short = len(self.name) <= 5 and self.name != "brier"
         return self.name.upper() if short else self.name.capitalize()
 
     def text(self, value: float) -> str:
-        """A value as people read it."""
+        """A value for people."""
         if math.isnan(value):
             return "not defined"
         return f"{100 * value:.2f} %" if self.percent else _written(value, 4)
 
     def interval(self, found: Estimate) -> str:
-        """A value with its 95 % interval as people read it."""
+        """A value with its 95 % interval for people."""
         if found.margin is None:
             return self.text(found.value)
-        margin = f"{100 * found.margin:.2f}" if self.percent else _written(found.margin, 2)
-        return f"{self.text(found.value).removesuffix(' %')} ± {margin}{' %' if self.percent else ''}"
+        margin = f"{100 * found.margin:.2f} %" if self.percent else _written(found.margin, 2)
+        return f"{self.text(found.value).removesuffix(' %')} ± {margin}"
 
     def change(self, value: float, margin: float | None) -> str:
-        """A change with its 95 % interval as people read it."""
+        """A change with its 95 % interval for people."""
         if self.percent:
             return f"{100 * value:+.1f}{'' if margin is None else f' ± {100 * margin:.1f}'} points"
-        spread = "" if margin is None else f" ± {_written(margin, 2)}"
-        return f"{_written(value, 3, '+')}{spread}"
+        return _written(value, 3, "+") + ("" if margin is None else f" ± {_written(margin, 2)}")
 
 
 def _written(value: float, digits: int, sign: str = "") -> str:
@@ -106,36 +111,30 @@ METRICS: Registry[Metric] = Registry("metric", "dpps.tasks")
 def register(
     name: str, about: str, *, higher: bool | None = True, percent: bool = False
 ) -> Callable[[Callable[[Sequence[Set]], Measured]], Metric]:
-    """A decorator that makes a metric of a function of several nodes' examples and files it under this name."""
-
-    def file(function: Callable[[Sequence[Set]], Measured]) -> Metric:
-        return METRICS.register(name)(Metric(name, function, about, higher, percent))
-
-    return file
+    """A decorator that registers a function of several nodes' examples as a metric."""
+    return lambda function: METRICS.register(name)(Metric(name, function, about, higher, percent))
 
 
 def by_name(
     metrics: str | Function | Iterable[str | Function], find: Callable[[str], Metric] | None = None
 ) -> dict[str, Metric]:
-    """Metrics under the names that a summary gives them: their own, or those of the functions, numbered where these are alike.
+    """Metrics by the names that a summary gives them: their own, or those of the functions, numbered where two are the same.
 
     Args:
         metrics: names, metrics, or functions of (outputs, targets), whose standard errors are not known; or one alone.
-        find: finds a metric by its name, such as `Task.metric`; without it all names are known.
+        find: finds a metric by its name, such as `Task.metric`; by default among all metrics.
     """
     found: dict[str, Metric] = {}
-    several = isinstance(metrics, Iterable) and not isinstance(metrics, str) and not callable(metrics)
-    given: list[Any] = list(metrics) if several else [metrics]  # type: ignore[arg-type]
-    for metric in given:
+    given: Any = [metrics] if isinstance(metrics, str) or callable(metrics) else metrics
+    for metric in given if isinstance(given, Iterable) else [given]:
         if isinstance(metric, str):
-            found[metric] = METRICS[metric] if find is None else find(metric)
+            found[metric] = (find or METRICS.__getitem__)(metric)
         elif isinstance(metric, Metric):
             found[metric.name] = metric
         elif callable(metric):
             own = getattr(metric, "__name__", type(metric).__name__)
-            names = chain([own], (f"{own}-{k}" for k in count(2)))
-            name = next(name for name in names if name not in found)
-            found[name] = Metric(name, _by_function(metric), higher=None)
+            name = next(n for n in chain([own], (f"{own}-{k}" for k in count(2))) if n not in found)
+            found[name] = Metric(name, partial(_by_function, metric), higher=None)
         else:
             raise UsageError(
                 f"a metric is {metric!r}: give a name ({', '.join(METRICS.names())}) or a function of (outputs, targets)"
@@ -143,21 +142,17 @@ def by_name(
     return found
 
 
-def _by_function(function: Function) -> Callable[[Sequence[Set]], Measured]:
-    def measure(sets: Sequence[Set]) -> Measured:
-        outputs, targets = (torch.cat(list(part)) for part in zip(*sets, strict=True))
-        value = function(outputs, targets)
-        try:
-            return Measured(float(value), _unknown(sets))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"it returns a {type(value).__name__}: it must return one number") from error
-
-    return measure
+def _by_function(function: Function, sets: Sequence[Set]) -> Measured:
+    value = function(*(torch.cat(part) for part in zip(*sets, strict=True)))
+    try:
+        return Measured(float(value), _unknown(sets))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"it returns a {type(value).__name__}: it must return one number") from error
 
 
 def rehearse(metrics: Mapping[str, Metric], outputs: Tensor, targets: Tensor) -> None:
-    """Refuse a metric that does not suit outputs and targets of these shapes and types, or that returns no number. Both are made up, so that
-    the answer says nothing about anybody's data."""
+    """Refuse metrics that do not suit outputs and targets of these shapes and types, or that return no number. Both are made up, so
+    that the answer says nothing about anybody's data."""
     for name, metric in metrics.items():
         try:
             metric(outputs, targets)
@@ -169,45 +164,39 @@ def rehearse(metrics: Mapping[str, Metric], outputs: Tensor, targets: Tensor) ->
             continue
 
 
-# What outputs and targets must be
+_NEEDS = {
+    "classes": "needs logits (examples, classes) and class numbers (examples,), one example or more",
+    "numbers": "compares numbers of equal shapes, of one example or more",
+    "times": "needs logits of hazards (examples, intervals), and of every example its time and whether the event was observed, "
+    "one or more",
+}
 
 
-def _check_classes(outputs: Tensor, targets: Tensor) -> None:
-    if outputs.ndim != 2 or targets.ndim != 1 or len(outputs) != len(targets) or not len(targets):
+def _check(about: str | None, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse outputs and targets that a metric about this cannot compare."""
+    if about is None:
+        return
+    suits = {
+        "classes": outputs.ndim == 2 and targets.shape == outputs.shape[:1],
+        "numbers": targets.shape
+        in (outputs.shape, outputs.shape[:-1] if outputs.shape[-1:] == (1,) else None),
+        "times": outputs.ndim == 2 and targets.shape == (len(outputs), 2),
+    }
+    if not suits[about] or not len(targets):
         raise UsageError(
-            f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: this metric needs logits "
-            "(examples, classes) and class numbers (examples,), one example or more"
+            f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: this metric {_NEEDS[about]}"
         )
-    if targets.is_floating_point() or int(targets.min()) < 0 or int(targets.max()) >= outputs.shape[1]:
+    if about == "classes" and (
+        targets.is_floating_point() or int(targets.min()) < 0 or int(targets.max()) >= outputs.shape[1]
+    ):
         raise UsageError(
             f"targets run from {targets.min().item():g} to {targets.max().item():g} and there are "
             f"{outputs.shape[1]} outputs: this metric needs class numbers 0, 1, ...; for regression use rmse"
         )
 
 
-def _check_numbers(outputs: Tensor, targets: Tensor) -> None:
-    if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
-        outputs = outputs[..., 0]
-    if outputs.shape != targets.shape or not len(targets):
-        raise UsageError(
-            f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: this metric compares "
-            "numbers of equal shapes, of one example or more"
-        )
-
-
-def _check_times(outputs: Tensor, targets: Tensor) -> None:
-    if outputs.ndim != 2 or targets.shape != (len(outputs), 2) or not len(targets):
-        raise UsageError(
-            f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: this metric needs logits of "
-            "hazards (examples, intervals), and of every example its time and whether the event was observed, one or more"
-        )
-
-
-_CHECKS = {"classes": _check_classes, "numbers": _check_numbers, "times": _check_times}
-
-
 def _unknown(sets: Sequence[Set]) -> tuple[Values, ...]:
-    """Of a number whose standard error is not known."""
+    """The parts of a number whose standard error is not known."""
     return tuple(np.full(len(targets), np.nan) for _, targets in sets)
 
 
@@ -249,18 +238,17 @@ def _mean_where(above: Values, below: Values) -> float:
 
 
 def _of_confusion(sets: Sequence[Set], function: Callable[[Values], float]) -> Measured:
-    """A number that depends on how many examples of each class are taken for each class. Without one example, its cell of that
-    table has one less."""
+    """A function of the confusion matrix. Without one example, its cell is one less."""
     classes = sets[0][0].shape[1]
     cells = [(t * classes + o.argmax(1)).cpu().numpy() for o, t in sets]
     table = np.bincount(np.concatenate(cells), minlength=classes**2).astype(np.float64)
-    value, less = function(table.reshape(classes, classes)), np.full(classes**2, np.nan)
+    without = np.full(classes**2, np.nan)
     if table.sum() > 1:
         for cell in np.flatnonzero(table):
-            table[cell] -= 1
-            less[cell] = function(table.reshape(classes, classes))
-            table[cell] += 1
-    return Measured(value, tuple(less[cell] for cell in cells))
+            less = table.copy()
+            less[cell] -= 1
+            without[cell] = function(less.reshape(classes, classes))
+    return Measured(function(table.reshape(classes, classes)), tuple(without[cell] for cell in cells))
 
 
 @register("log-loss", "classes", higher=False)
@@ -271,14 +259,10 @@ def log_loss(sets: Sequence[Set]) -> Measured:
 
 @register("brier", "classes", higher=False)
 def brier(sets: Sequence[Set]) -> Measured:
-    """Mean squared difference of the probabilities and what happened: over all classes, halved, so that with two classes it is
+    """Mean squared difference of the probabilities and what happened, summed over the classes and halved: with two classes it is
     that of the probability of one of them."""
-
-    def each(outputs: Tensor, targets: Tensor) -> Values:
-        happened = F.one_hot(targets, outputs.shape[1]).double()
-        return _array((outputs.double().softmax(1) - happened).square().sum(1) / 2)
-
-    return mean([each(*one) for one in sets])
+    differences = [o.double().softmax(1) - F.one_hot(t, o.shape[1]) for o, t in sets]
+    return mean([_array(d.square().sum(1) / 2) for d in differences])
 
 
 @register("auroc", "classes")
@@ -293,39 +277,45 @@ def auroc(sets: Sequence[Set]) -> Measured:
     found = []
     for c in [1] if two else occurring:
         scores = [_array(o[:, 1] - o[:, 0] if two else o.double().softmax(1)[:, c]) for o, _ in sets]
-        found.append(_in_order(scores, [(t == c).cpu().numpy() for _, t in sets]))
-    known = [each for each in found if each is not None]
-    if not known:
+        wins = [_wins(score, (t == c).cpu().numpy()) for score, (_, t) in zip(scores, sets, strict=True)]
+        if (of_class := _of_pairs(wins)) is not None:
+            found.append(of_class)
+    if not found:
         examples = sum(len(targets) for _, targets in sets)
+        only = f" and all {examples} are of class {occurring[0]}" if len(occurring) == 1 else ""
         raise UsageError(
-            f"auroc needs examples of two classes or more at one node and all {examples} are of class {occurring[0]}: choose "
-            "another metric"
-            if len(occurring) == 1
-            else "auroc needs examples of two classes or more at one node: choose another metric"
+            f"auroc needs examples of two classes or more at one node{only}: choose another metric"
         )
-    parts = tuple(np.mean(each, axis=0) for each in zip(*(m.parts for m in known), strict=True))
-    return Measured(float(np.mean([m.value for m in known])), parts)
+    parts = tuple(np.mean(each, axis=0) for each in zip(*(m.parts for m in found), strict=True))
+    return Measured(float(np.mean([m.value for m in found])), parts)
 
 
-def _in_order(scores: Sequence[Values], positive: Sequence[np.ndarray]) -> Measured | None:
-    """Pairs of a positive and a negative example of one node in the right order, as a part of all such pairs."""
-    above, below = [], []
-    for s, high in zip(scores, positive, strict=True):
-        order = np.sort(s[~high]), np.sort(s[high])
-        won = np.where(high, _below(order[0], s), len(order[1]) - _below(order[1], s))
-        above.append(won)
-        below.append(np.where(high, len(order[0]), len(order[1])).astype(np.float64))
-    pairs = sum(float(b[high].sum()) for b, high in zip(below, positive, strict=True))
+def _wins(scores: Values, high: NDArray[np.bool_]) -> tuple[Values, Values]:
+    """Of every example: in how many pairs with the other kind it has the right order, and in how many pairs it is."""
+
+    def below(others: Values) -> Values:
+        """How many of the others are below each score, ties counted half."""
+        ordered = np.sort(others)
+        return (np.searchsorted(ordered, scores, "left") + np.searchsorted(ordered, scores, "right")) / 2
+
+    lows, highs = len(scores) - high.sum(), high.sum()
+    return np.where(high, below(scores[~high]), highs - below(scores[high])), np.where(
+        high, lows, highs
+    ) * 1.0
+
+
+def _of_pairs(nodes: Sequence[tuple[Values, Values]]) -> Measured | None:
+    """The share of pairs in the right order, from what `_wins` gives for each node: every pair counts at both of its examples. None: there is no pair."""
+    won, pairs = (sum(float(node[k].sum()) for node in nodes) / 2 for k in (0, 1))
     if not pairs:
         return None
-    won_pairs = sum(float(a[high].sum()) for a, high in zip(above, positive, strict=True))
-    return ratio(above, below, (won_pairs, pairs))
+    return Measured(won / pairs, tuple(_ratio(won - own_won, pairs - own) for own_won, own in nodes))
 
 
-def _below(ordered: Values, values: Values) -> Values:
-    """How many of the ordered numbers are smaller than each value, those that are equal counted half."""
-    left, right = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
-    return (left + right) / 2
+def _ratio(above: Values, below: Values) -> Values:
+    """NaN where nothing is left below."""
+    found: Values = np.divide(above, below, out=np.full_like(below, np.nan), where=below > 0)
+    return found
 
 
 @register("calibration", "classes", higher=False)
@@ -351,65 +341,41 @@ def calibration_slope(sets: Sequence[Set]) -> Measured:
 
     With two classes the logistic regression of the class on the difference of the logits, with an intercept; with more, without.
     """
-    design = [_design(outputs, targets) for outputs, targets in sets]
-    x, offset = (np.concatenate([part[k] for part in design]) for k in (0, 1))
-    beta = np.zeros(x.shape[2])
-    beta[0] = 1.0
+    logits = np.concatenate([_array(outputs) for outputs, _ in sets])
+    happened = np.eye(logits.shape[1])[np.concatenate([targets.cpu().numpy() for _, targets in sets])]
+    x = logits[:, :, None]  # what the slope (and the intercept) multiplies, for every example and class
+    if logits.shape[1] == 2:
+        x = np.stack([logits, np.broadcast_to([0.0, 1.0], logits.shape)], axis=2)
+
+    def likelihood(beta: Values) -> tuple[float, Values, Values]:
+        """Minus the log-likelihood of all examples, and of each one its gradient and its Hessian."""
+        z = x @ beta
+        p = softmax(z, 1)
+        centre = np.einsum("ec,ecp->ep", p, x)
+        hessians = np.einsum("ec,ecp,ecq->epq", p, x, x) - centre[:, :, None] * centre[:, None, :]
+        loss = float((logsumexp(z, 1) - (z * happened).sum(1)).sum())
+        return loss, centre - np.einsum("ec,ecp->ep", happened, x), hessians
+
+    beta = np.array([1.0, 0.0][: x.shape[2]])
+    loss, gradients, hessians = likelihood(beta)
     for _ in range(_STEPS):
-        gradient, hessian = _likelihood(x, offset, beta)
+        hessian = hessians.sum(0)
         if np.linalg.cond(hessian) > 1e12:
             raise UsageError("calibration-slope is not defined: the examples do not determine it")
-        step = np.linalg.solve(hessian, gradient.sum(0))
+        step = np.linalg.solve(hessian, gradients.sum(0))
         if np.abs(step).max() < 1e-8 * (1 + np.abs(beta).max()):
             break
-        now = _minus_log(x, offset, beta)
-        while _minus_log(x, offset, beta - step) > now and np.abs(step).max() > 1e-12:
+        while (tried := likelihood(beta - step))[0] > loss and np.abs(step).max() > 1e-12:
             step = step / 2
-        beta = beta - step
+        beta, (loss, gradients, hessians) = beta - step, tried
     else:
         raise UsageError("calibration-slope is not defined: the model separates the classes without error")
-    gradient, hessian = _likelihood(x, offset, beta)
+    # without an example: one step of Newton's method, with the example's leverage
     inverse = np.linalg.inv(hessian)
-    p = _softmax(np.einsum("ecp,p->ec", x, beta))
-    spread = np.einsum("ec,ecp,ecq->epq", p, x, x) - np.einsum(
-        "ep,eq->epq", *2 * [np.einsum("ec,ecp->ep", p, x)]
-    )
-    leverage = np.einsum("pq,eqp->e", inverse, spread)
-    without = beta[0] + (gradient @ inverse)[:, 0] / np.clip(1 - leverage, 0.1, None)
+    leverage = np.einsum("pq,eqp->e", inverse, hessians)
+    without = beta[0] + (gradients @ inverse)[:, 0] / np.clip(1 - leverage, 0.1, None)
     ends = np.cumsum([len(targets) for _, targets in sets])[:-1]
     return Measured(float(beta[0]), tuple(np.split(without, ends)))
-
-
-def _design(outputs: Tensor, targets: Tensor) -> tuple[Values, Values]:
-    """Of every example and class what the slope (and the intercept) multiplies, and which class happened."""
-    logits = _array(outputs)
-    happened = np.eye(logits.shape[1])[targets.cpu().numpy()]
-    if logits.shape[1] != 2:
-        return logits[:, :, None], happened
-    intercept = np.broadcast_to(np.array([0.0, 1.0]), logits.shape)
-    return np.stack([logits, intercept], axis=2), happened
-
-
-def _likelihood(x: Values, happened: Values, beta: Values) -> tuple[Values, Values]:
-    """Every example's gradient of minus the log-likelihood, and the Hessian of all."""
-    p = _softmax(np.einsum("ecp,p->ec", x, beta))
-    gradient = np.einsum("ec,ecp->ep", p - happened, x)
-    centre = np.einsum("ec,ecp->ep", p, x)
-    hessian = np.einsum("ec,ecp,ecq->pq", p, x, x) - centre.T @ centre
-    return gradient, hessian
-
-
-def _minus_log(x: Values, happened: Values, beta: Values) -> float:
-    """Minus the log-likelihood of all examples."""
-    z = np.einsum("ecp,p->ec", x, beta)
-    top = z.max(1, keepdims=True)
-    return float((top[:, 0] + np.log(np.exp(z - top).sum(1)) - (z * happened).sum(1)).sum())
-
-
-def _softmax(z: Values) -> Values:
-    e = np.exp(z - z.max(1, keepdims=True))
-    found: Values = e / e.sum(1, keepdims=True)
-    return found
 
 
 @dataclass(frozen=True)
@@ -458,7 +424,7 @@ class ClassRow:
 
 def per_class(outputs: Tensor, targets: Tensor) -> list[ClassRow]:
     """A row for every output of the model, whether the class occurs or not."""
-    _check_classes(outputs, targets)
+    _check("classes", outputs, targets)
     classes, predicted = outputs.shape[1], outputs.argmax(1)
     counts = [
         torch.bincount(found, minlength=classes).tolist()
@@ -497,22 +463,16 @@ def r2(sets: Sequence[Set]) -> Measured:
     targets = [_array(t.reshape(len(t), -1)) for _, t in sets]
     squares = [np.square(_errors(*one)) * t.shape[1] for one, t in zip(sets, targets, strict=True)]
     whole = np.concatenate(targets)
-    n, centre = len(whole), whole.mean(0)
-    spread = [np.square(t - centre).sum(1) for t in targets]
-    total = float(sum(s.sum() for s in spread))
+    spread = [np.square(t - whole.mean(0)).sum(1) for t in targets]
+    missed, total, n = (float(sum(s.sum() for s in squares)), float(sum(s.sum() for s in spread)), len(whole))
     if n < 2 or not total:
         raise UsageError("r2 needs examples with different targets: choose another metric")
-    missed = ratio(squares, [s * n / (n - 1) for s in spread], (float(sum(s.sum() for s in squares)), total))
-    return Measured(1 - missed.value, tuple(1 - part for part in missed.parts))
+    nodes = zip(squares, spread, strict=True)
+    parts = [1 - _ratio(missed - own, total - s * n / (n - 1)) for own, s in nodes]
+    return Measured(1 - missed / total, tuple(parts))
 
 
 # Times
-
-
-def risk_of(outputs: Tensor) -> Tensor:
-    """One number per example: the cumulative hazard at the last edge. With proportional hazards it is in the order of the
-    proportional part."""
-    return F.softplus(outputs.double()).sum(1)
 
 
 @register("c-index", "times")
@@ -521,23 +481,24 @@ def c_index(sets: Sequence[Set]) -> Measured:
 
     Two patients are comparable if the event of the earlier one was observed.
     """
-    above, below = zip(*(_comparable(_array(risk_of(o)), _array(t)) for o, t in sets), strict=True)
-    pairs = sum(float(b.sum()) for b in below) / 2
-    if not pairs:
+    # the cumulative hazard at the last edge; with proportional hazards it is in the order of the proportional part
+    risks = [_array(F.softplus(o.double()).sum(1)) for o, _ in sets]
+    found = _of_pairs([_comparable(risk, _array(t)) for risk, (_, t) in zip(risks, sets, strict=True)])
+    if found is None:
         raise UsageError(
             "c-index needs two patients of one node of whom the earlier had the event: choose another metric"
         )
-    return ratio(above, below, (sum(float(a.sum()) for a in above) / 2, pairs))
+    return found
 
 
 def _comparable(risk: Values, targets: Values) -> tuple[Values, Values]:
     """Of every patient: in how many pairs it is in the right order, and in how many it can be compared."""
     time, event = targets[:, 0], targets[:, 1] > 0
-    n = len(time)
-    won, pairs = np.zeros(n), np.zeros(n)
+    won, pairs = np.zeros(len(time)), np.zeros(len(time))
     early = np.flatnonzero(event)
-    for first in range(0, len(early), max(1, _PAIRS // max(1, n))):
-        rows = early[first : first + max(1, _PAIRS // max(1, n))]
+    at_once = max(1, _PAIRS // max(1, len(time)))
+    for first in range(0, len(early), at_once):
+        rows = early[first : first + at_once]
         later = (time[rows, None] < time) | ((time[rows, None] == time) & ~event)
         right = later * ((risk[rows, None] > risk) + 0.5 * (risk[rows, None] == risk))
         won[rows] += right.sum(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpps.errors import UsageError
 from dpps.tasks.metrics import Set
-from dpps.tasks.task import TASKS, Draft, TargetColumn, Task, column, numbers, only, roles, rounded_range
+from dpps.tasks.task import TASKS, Column, Draft, Task, column, numbers, only, roles, rounded_range
 
 
 @TASKS.register("regression")
@@ -47,12 +47,8 @@ class Regression(Task):
     @classmethod
     def parse(cls, entry: Mapping[str, Any], where: str) -> Self:
         only(entry, ("column", "range"), where)
-        ends = numbers(entry, "range", where, "[0, 60]")
-        if len(ends) != 2:
-            raise UsageError(
-                f"{where}: range is {list(ends)}: give the lowest and the highest possible value, such as range = [0, 60]"
-            )
-        return cls(*ends, column(entry, "column", where))
+        low, high = numbers(entry, "range", where, "[0, 60]", count=2)
+        return cls(low, high, column(entry, "column", where))
 
     @classmethod
     def draft(cls, columns: Mapping[str, Draft], where: str) -> Self:
@@ -63,20 +59,16 @@ class Regression(Task):
         return {"column": self.label, "range": (self.low, self.high)}
 
     @property
-    def columns(self) -> tuple[TargetColumn, ...]:
-        return (TargetColumn(self.label, "number", range=(self.low, self.high)),)
-
-    @property
-    def _middle(self) -> float:
-        return self.low / 2 + self.high / 2
-
-    @property
-    def _half(self) -> float:
-        return self.high / 2 - self.low / 2
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(self.label, "number", (self.low, self.high)),)
 
     def targets(self, columns: Sequence[np.ndarray]) -> Tensor:
         within = np.clip(np.asarray(columns[0], dtype=np.float64), self.low, self.high)
-        return torch.from_numpy((within - self._middle) / self._half).float()[:, None]
+        middle, half = self.low / 2 + self.high / 2, self.high / 2 - self.low / 2
+        return torch.from_numpy((within - middle) / half).float()[:, None]
+
+    def _unscaled(self, values: Tensor) -> Tensor:
+        return values.double() * (self.high / 2 - self.low / 2) + (self.low / 2 + self.high / 2)
 
     @property
     def outputs(self) -> int:
@@ -90,10 +82,8 @@ class Regression(Task):
         return targets.double().mean(0).float()
 
     def predictions(self, outputs: Tensor) -> dict[str, list[Any]]:
-        return {"prediction": (outputs.double()[:, 0] * self._half + self._middle).tolist()}
+        return {"prediction": self._unscaled(outputs)[:, 0].tolist()}
 
     def in_units(self, outputs: Tensor, targets: Tensor) -> Set:
-        first, second = (
-            part.double().reshape(len(targets), -1) * self._half + self._middle for part in (outputs, targets)
-        )
-        return first, second
+        rows = len(targets)
+        return self._unscaled(outputs).reshape(rows, -1), self._unscaled(targets).reshape(rows, -1)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from dpps.errors import UsageError
 from dpps.tasks.estimates import Measured, mean
 from dpps.tasks.metrics import Metric, Set
-from dpps.tasks.task import TASKS, Draft, TargetColumn, Task, column, numbers, only, roles, rounded_range
+from dpps.tasks.task import TASKS, Column, Draft, Task, column, numbers, only, roles, rounded_range
 
 START = -3.0
 """Of every bias: an event in 5 % of the intervals, which is public and near what most studies have."""
@@ -33,19 +33,17 @@ SHARE = 0.5
 """How much a parameter of the baseline moves its bias. Biases rank nobody: halved gradients leave them less of the clip."""
 
 _DRAFTED = 6  # intervals of a draft
-_OBSERVED = {"false": "0", "no": "0", "n": "0", "true": "1", "yes": "1", "y": "1"}
+_OBSERVED = {"0": ("false", "no", "n"), "1": ("true", "yes", "y")}
 
 
 class Hazards(nn.Module):
     """A network with one output, and a bias for every interval: logits of proportional hazards. The network's own last bias would
-    be one too many: it is zero and stays so."""
+    be redundant: it is zero and stays so."""
 
     def __init__(self, network: nn.Module, intervals: int) -> None:
         super().__init__()
         self.network = network
-        last = [
-            module for module in network.modules() if any(True for _ in module.parameters(recurse=False))
-        ][-1]
+        last = [module for module in network.modules() if list(module.parameters(recurse=False))][-1]
         if isinstance(last, nn.Linear) and last.bias is not None:
             nn.init.zeros_(last.bias)
             last.bias.requires_grad_(False)
@@ -107,35 +105,31 @@ class Survival(Task):
     @classmethod
     def parse(cls, entry: Mapping[str, Any], where: str) -> Self:
         only(entry, ("time", "event", "edges"), where)
-        edges = numbers(entry, "edges", where, "[365, 730, 1825]")
-        names = column(entry, "time", where), column(entry, "event", where)
-        if names[0] == names[1]:
-            raise UsageError(f"{where}: time and event are both {names[0]!r}: they are two columns")
-        return cls(edges, *names)
+        time, event = column(entry, "time", where), column(entry, "event", where)
+        if time == event:
+            raise UsageError(f"{where}: time and event are both {time!r}: they are two columns")
+        return cls(numbers(entry, "edges", where, "[365, 730, 1825]"), time, event)
 
     @classmethod
     def draft(cls, columns: Mapping[str, Draft], where: str) -> Self:
         time, event = roles(columns, ("time", "event"), cls.name)
-        others = [text for text in event.texts if text not in ("0", "1") and text.lower() not in _OBSERVED]
+        known = Column(event.name, "category", values=("0", "1"), aliases=_OBSERVED).places
+        others = [text for text in event.texts if text.lower() not in known]
         if others:
             raise UsageError(
                 f"{where}: the event {event.name!r} is {others[0]!r} somewhere: write 1 where it was observed and 0 where it was not"
             )
         longest = rounded_range([0.0, max(0.0, *time.amounts(where))])[1]
-        return cls(
-            tuple(float(f"{longest * k / _DRAFTED:.3g}") for k in range(1, _DRAFTED + 1)),
-            time.name,
-            event.name,
-        )
+        edges = tuple(float(f"{longest * k / _DRAFTED:.3g}") for k in range(1, _DRAFTED + 1))
+        return cls(edges, time.name, event.name)
 
     def declaration(self) -> dict[str, Any]:
         return {"time": self.time, "event": self.event, "edges": self.edges}
 
     @property
-    def columns(self) -> tuple[TargetColumn, ...]:
-        return TargetColumn(self.time, "number", range=(0.0, self.edges[-1])), TargetColumn(
-            self.event, "category", ("0", "1"), _OBSERVED
-        )
+    def columns(self) -> tuple[Column, ...]:
+        time = Column(self.time, "number", (0.0, self.edges[-1]))
+        return time, Column(self.event, "category", values=("0", "1"), aliases=_OBSERVED)
 
     def targets(self, columns: Sequence[np.ndarray]) -> Tensor:
         time, event = (np.asarray(part, dtype=np.float64) for part in columns)

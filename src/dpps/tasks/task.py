@@ -1,8 +1,7 @@
-"""The base class of tasks: what is predicted, how a model learns it, and how its predictions are measured
-and written.
+"""The base class of tasks: what is predicted, how a model learns it, and how its predictions are measured and written.
 
-A task is one object. The target's columns and everything that turns a cell into a number are public, as all of a schema: nothing is
-computed over anybody's data. Command line, runs, predictions and reports ask the task, so adding one is one file here::
+Everything that turns a cell of the target's columns into a number is public, as all of a schema: nothing is computed over anybody's
+data. Command line, runs, predictions and reports ask the task, so a new task is one file here::
 
     @TASKS.register("count")
     @dataclass(frozen=True)
@@ -10,6 +9,7 @@ computed over anybody's data. Command line, runs, predictions and reports ask th
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,32 +26,69 @@ from dpps.tasks.metrics import METRICS, Metric, Set
 
 
 @dataclass(frozen=True)
-class TargetColumn:
-    """A column of the target.
+class Column:
+    """What is public about one column of a table.
 
     Attributes:
-        name: as in the header of a table.
-        kind: "number", or "category" of which `values` are allowed, which become 0, 1, ...
-        values: of a category.
-        aliases: other ways to write a value of a category, in small letters.
-        range: of a number: the lowest and the highest value that is possible.
+        name: as in the header.
+        kind: "number", "category", "date" or "ignore".
+        range: of a number: what is mapped to -1 and to 1. What lies outside counts as the nearer end. Of a date: in days.
+        values: of a category. The first is the one that all inputs are 0 for; each other one has an input of its own.
+        undeclared: "missing" if any other value of a category counts as missing; "refuse" if it is a mistake.
+        missing: whether there is an input that is 1 where the value is not known. Without one, a missing value counts as the
+            middle of the range, or lies between all values of a category.
+        aliases: other ways to write a value of a category.
+        since: of a date: the public day from which days are counted, as 2000-01-31.
+        format: of a date: how it is written, as in Python's `strptime`.
     """
 
     name: str
     kind: str
-    values: tuple[str, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)
     range: tuple[float, float] = (-1.0, 1.0)
+    values: tuple[str, ...] = ()
+    undeclared: str = "refuse"
+    missing: bool = False
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    since: str = ""
+    format: str = "%Y-%m-%d"
+
+    @property
+    def width(self) -> int:
+        """How many inputs of the model it becomes."""
+        if self.kind == "ignore":
+            return 0
+        return (len(self.values) - 1 if self.kind == "category" else 1) + self.missing
+
+    @property
+    def square(self) -> float:
+        """The mean square of its inputs, if all values are equally likely."""
+        if self.kind == "ignore":
+            return 0.0
+        return (len(self.values) - 1) / len(self.values) if self.kind == "category" else 1 / 3
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Of a category: the place of each value and of its aliases."""
+        found = {value: k for k, value in enumerate(self.values)}
+        return found | {canonical(a): found[value] for value, others in self.aliases.items() for a in others}
+
+
+def canonical(text: str) -> str:
+    """A class or category as it is compared: whole numbers lose the `.0` that other programs add, and true and false are lower case."""
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    whole = text.removesuffix(".0")
+    return whole if whole.removeprefix("-").isdecimal() else text
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What one table has in a column of the target.
+    """What one table has in a column of the target, to draft a task from.
 
     Attributes:
         name: of the column.
         texts: its different values, in order.
-        numbers: the number in each cell that is not missing; None where it is none.
+        numbers: the number in each cell that is not missing; None where the cell holds a text.
         rows: how many rows the table has.
     """
 
@@ -61,7 +98,7 @@ class Draft:
     rows: int
 
     def amounts(self, where: str) -> list[float]:
-        """The numbers, refused if one is none."""
+        """The numbers; texts are refused."""
         found = [number for number in self.numbers if number is not None]
         if not found or len(found) < len(self.numbers):
             raise UsageError(
@@ -82,12 +119,12 @@ class Task(ABC):
     metrics: ClassVar[tuple[str, ...]]
     """What is measured; the first is the headline."""
     output_noise: ClassVar[float] = 1.0
-    """The standard deviation of an output that the noise of a whole run may cause: the step of the rule for linear models."""
+    """The standard deviation that the noise of a whole run may cause in an output, for the rule for linear models."""
     steepest: ClassVar[float] = 4.0
     """The largest rate of the rule for linear models, times the squared length of an example's inputs: 2 over the curvature of the
-    loss in the outputs. Beyond it a run without noise would swing. A cross-entropy has the curvature 1/2."""
+    loss in the outputs. Beyond it a run without noise would oscillate. A cross-entropy has the curvature 1/2."""
     example: ClassVar[Mapping[str, Any]]
-    """What `parse` reads, as an example for people, and for tests, whose numbers are around 20."""
+    """An example of what `parse` reads, for people and for tests, whose numbers are around 20."""
 
     # The target
 
@@ -117,7 +154,7 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def columns(self) -> tuple[TargetColumn, ...]:
+    def columns(self) -> tuple[Column, ...]:
         """Where the target stands in a table. They are never inputs."""
 
     @abstractmethod
@@ -146,16 +183,16 @@ class Task(ABC):
 
     @property
     def weigh(self) -> Callable[[Tensor], Tensor] | None:
-        """From targets to one weight for every example, between 0 and 1; None: all count the same. Where gradients are clipped one by
-        one, it is applied after the clip."""
+        """A function from targets to one weight between 0 and 1 for every example; None: all count the same. Where gradients are
+        clipped one by one, it is applied after the clip."""
         return None
 
     # Predictions
 
     @abstractmethod
     def constant(self, targets: Tensor) -> Tensor:
-        """The outputs of the best prediction that is the same for everybody, (outputs of the model,): the baseline. Computed of
-        private targets, it is for the node's own eyes."""
+        """The baseline: the outputs of the best prediction that is the same for everybody, (outputs of the model,). It is computed
+        from private targets, so it is for the node's own eyes."""
 
     @abstractmethod
     def predictions(self, outputs: Tensor) -> dict[str, list[Any]]:
@@ -181,7 +218,7 @@ class Task(ABC):
         return self.metric(self.metrics[0])
 
     def measured(self, metric: Metric, sets: Sequence[Set]) -> Measured:
-        """A metric of the examples of several nodes together; one of a user's own has outputs and targets as they are."""
+        """A metric of the examples of several nodes together. A user's own metric gets outputs and targets as they are."""
         return metric.measured(sets if metric.about is None else [self.in_units(*one) for one in sets])
 
 
@@ -194,9 +231,7 @@ def measure(task: Task, metric: Metric, sets: Sequence[Set], *, common: bool = F
         sets: outputs and targets of each node.
         common: whether all nodes are measured on the same examples.
     """
-    if common:
-        return of_one_set([task.measured(metric, [one]) for one in sets])
-    return of_nodes(task.measured(metric, sets), [_or_none(task, metric, [one]) for one in sets])
+    return _estimates(lambda nodes: task.measured(metric, sets[nodes]), len(sets), common)
 
 
 def compare(
@@ -211,22 +246,25 @@ def compare(
         after: the same of the second model.
         common: whether all nodes are measured on the same examples.
     """
-    pairs = list(zip(before, after, strict=True))
+
+    def change(nodes: slice) -> Measured:
+        return task.measured(metric, after[nodes]) - task.measured(metric, before[nodes])
+
+    return _estimates(change, len(before), common)
+
+
+def _estimates(measured: Callable[[slice], Measured], nodes: int, common: bool) -> Estimates:
+    """From a number of the examples of some nodes; it may not be defined for one of them, such as the AUROC of one class."""
+    each = [slice(k, k + 1) for k in range(nodes)]
     if common:
-        return of_one_set([task.measured(metric, [b]) - task.measured(metric, [a]) for a, b in pairs])
-    nodes: list[Measured | None] = []
-    for one, other in pairs:
-        first, second = _or_none(task, metric, [one]), _or_none(task, metric, [other])
-        nodes.append(None if first is None or second is None else second - first)
-    return of_nodes(task.measured(metric, after) - task.measured(metric, before), nodes)
-
-
-def _or_none(task: Task, metric: Metric, sets: Sequence[Set]) -> Measured | None:
-    """None where it is not defined for one node, such as the AUROC of one class."""
-    try:
-        return task.measured(metric, sets)
-    except UsageError:
-        return None
+        return of_one_set([measured(one) for one in each])
+    found: list[Measured | None] = []
+    for one in each:
+        try:
+            found.append(measured(one))
+        except UsageError:
+            found.append(None)
+    return of_nodes(measured(slice(None)), found)
 
 
 TASKS: Registry[type[Task]] = Registry("task", "dpps.tasks")
@@ -241,23 +279,20 @@ def parse_target(entry: Any, where: str) -> Task:
         )
     kinds = {TASKS[name].kind: TASKS[name] for name in TASKS.names()}
     kind = entry.get("kind")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise unknown(f"kind of [target] in {where}", kind, tuple(kinds))
     return kinds[kind].parse({k: v for k, v in entry.items() if k != "kind"}, f"{where}, [target]")
 
 
 def roles(columns: Mapping[str, Draft], needed: Sequence[str], task: str) -> list[Draft]:
-    """The columns that a task needs, in this order, refused if there are others or one is not named."""
+    """The columns that a task needs, in this order. Others are refused, and so is a missing one."""
+    wanted = " and ".join(f"--{name} COLUMN" for name in needed)
     for name in needed:
         if name not in columns:
-            raise UsageError(
-                f"--{name} is missing: {task} needs {' and '.join(f'--{n} COLUMN' for n in needed)}"
-            )
+            raise UsageError(f"--{name} is missing: {task} needs {wanted}")
     for name in columns:
         if name not in needed:
-            raise UsageError(
-                f"--{name} {columns[name].name}: {task} has {' and '.join(f'--{n}' for n in needed)}; leave it out"
-            )
+            raise UsageError(f"--{name} {columns[name].name}: {task} needs only {wanted}; leave it out")
     return [columns[name] for name in needed]
 
 
@@ -276,17 +311,35 @@ def column(entry: Mapping[str, Any], key: str, where: str) -> str:
     return found
 
 
-def numbers(entry: Mapping[str, Any], key: str, where: str, example: str) -> tuple[float, ...]:
-    """Finite numbers, each larger than the one before."""
+def numbers(
+    entry: Mapping[str, Any], key: str, where: str, example: str, count: int | None = None
+) -> tuple[float, ...]:
+    """Finite numbers, each larger than the one before; `count` of them, if given."""
     found = entry.get(key)
-    rising = isinstance(found, list | tuple) and all(
-        type(x) in (int, float) and np.isfinite(x) for x in found
-    )
-    if not rising or any(a >= b for a, b in pairwise(found)):  # type: ignore[arg-type]
+    if (
+        not isinstance(found, list | tuple)
+        or not all(type(x) in (int, float) and abs(x) <= sys.float_info.max for x in found)
+        or any(a >= b for a, b in pairwise(found))
+        or len(found) != (count or len(found))
+    ):
         raise UsageError(
-            f"{where}: {key} is {found!r}: give numbers in rising order, such as {key} = {example}"
+            f"{where}: {key} is {found!r}: give {'numbers' if count is None else f'{count} numbers'} in rising order, "
+            f"such as {key} = {example}"
         )
-    return tuple(float(x) for x in found)  # type: ignore[union-attr]
+    return tuple(map(float, found))
+
+
+def texts(entry: Mapping[str, Any], key: str, where: str, least: int) -> tuple[str, ...]:
+    """Texts, or whole numbers as texts; each once."""
+    given: Any = entry.get(key)
+    listed = isinstance(given, list | tuple) and all(type(value) in (str, int) for value in given)
+    found = tuple(canonical(str(value)) for value in given) if listed else ()
+    if not listed or len(set(found)) < max(least, len(found)):
+        raise UsageError(
+            f"{where}: {key} is {given!r}: give {least} or more texts or whole numbers, each once, such as "
+            f'{key} = ["no", "yes"]'
+        )
+    return found
 
 
 def rounded_range(numbers: list[float]) -> tuple[float, float]:
