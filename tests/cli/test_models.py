@@ -200,7 +200,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def labelled(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    x, labels = run.results.tests
+    x, labels = run.tests
     path = tmp_path_factory.mktemp("data") / "test.npz"
     np.savez(path, x=(x * 255).round().numpy().astype(np.uint8), y=labels.numpy())
     return path

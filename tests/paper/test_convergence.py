@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import dpps
 from dpps.paper import Constants, Problem, Rates, convergence
-from dpps.paper.convergence import SIGMA
+from dpps.paper.convergence import SIGMA, TOPOLOGY
 from tests.support.paper import (
     CONNECTED,
     SLACK,
@@ -252,15 +252,12 @@ def known():
     )
 
 
-TOPOLOGY = dpps.DOut(convergence.NODES, convergence.OUT)
-
-
 def test_theorem_2_step_sizes_and_explicit_bound_hold_and_the_gradients_fall_with_t(known):
     k, totals = Constants.of(known, TOPOLOGY, *SIGMA), []
     for rounds in (1024, 2048):
         rates = convergence.theorem_rates(rounds)
         assert rates.hold(k)
-        found = convergence.simulate(known, rates, topology=TOPOLOGY, budget=convergence.BUDGET, sigma=SIGMA)
+        found = convergence.simulate(known, rates, budget=convergence.BUDGET, sigma=SIGMA)
         left, right = convergence.explicit_bound(k, rates, found, convergence.SHARED, convergence.BUDGET)
         assert 0 < left <= right
         totals.append((found.delta_s + found.delta_l).mean())
@@ -276,13 +273,11 @@ def test_theorem_2_step_size_conditions_can_fail(known):
 def test_theorem_2_noise_term_goes_with_one_over_b_squared_and_falls_faster_in_t_than_the_theorem_says(known):
     """From a stationary point with exact gradients there is nothing but noise, and it is gamma_n^2/gamma_s = T^(-3/2) large. The
     theorem's T^(-1/2) comes from bounding (b1), which is 0: the noise is independent of the gradient and has mean 0."""
-    start = convergence.stationary(known)
+    start = known.stationary()
 
     def noise_share(rounds, budget):
         rates = convergence.theorem_rates(rounds)
-        return convergence.simulate(
-            known, rates, topology=TOPOLOGY, budget=budget, start=start
-        ).delta_s.mean()
+        return convergence.simulate(known, rates, budget=budget, start=start).delta_s.mean()
 
     usual = noise_share(512, 20.0)
     assert usual / noise_share(512, 40.0) == pytest.approx(4, rel=0.1)

@@ -199,7 +199,7 @@ def test_theorem_2_asks_for_a_noise_rate_that_makes_epsilon_of_a_round_grow_with
         protocol = dpps.DPPS(dpps.Ring(3), dpps.Laplace(5.0, rates.gamma_n), Constant(1.0))
         return protocol.step(protocol.start(torch.zeros(3, 2))).epsilon
 
-    assert epsilon(1000) == pytest.approx(5.0 * 1000 / convergence.GAMMA_N)
+    assert epsilon(1000) == pytest.approx(5.0 * 1000 / 4)
     assert epsilon(100_000) == pytest.approx(100 * epsilon(1000))
 
 

@@ -1,6 +1,5 @@
 """`dpps data describe`: drafts a schema for your own tables."""
 
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from dpps.data.tables import read_table
 from dpps.disk import check_target, write_aside
 from dpps.errors import UsageError, quoted
 from dpps.tasks import TASKS, Classification, Task, parse_target
+from dpps.tasks.task import numbers
 
 _PUBLIC = """# Public: every node of a run reads its data by this file, and anybody may see it. Agree on it before the run.
 # Lines marked "guessed" come from one file. Correct them to what is known without looking at data: the range of a number that is
@@ -104,8 +104,8 @@ def _typed(question: str) -> str:
 
 
 def ask_ranges(schema: Schema, ask: Callable[[str], str]) -> tuple[Schema, set[str]]:
-    """The schema with the public ranges and edges that a person gives, and what they were given for. `ask` shows a question and returns the
-    answer; an empty one keeps the guess."""
+    """The schema with the public ranges and edges that a person gives, and the columns they were given for. `ask` shows a question and
+    returns the answer; an empty one keeps the guess."""
     known, columns, target = set(), list(schema.columns), schema.target
     print(
         "Give the lowest and the highest value that is possible, not those of your data (age: 0 120). Enter keeps the guess."
@@ -139,83 +139,75 @@ def ask_ranges(schema: Schema, ask: Callable[[str], str]) -> tuple[Schema, set[s
 
 
 def _with_range(column: Column, given: tuple[float, ...]) -> Column:
-    if len(given) != 2 or not -math.inf < given[0] < given[1] < math.inf:
-        raise UsageError(
-            f"{column.name}: {len(given)} numbers: give the lowest and then the highest, such as 0 120"
-        )
-    return replace(column, range=given)
+    low, high = numbers({"range": given}, "range", column.name, "[0, 120]", count=2)
+    return replace(column, range=(low, high))
 
 
 def _with_values(target: Task, key: str, given: tuple[float, ...]) -> Task:
-    return parse_target({**target.declaration(), "kind": target.kind, key: list(given)}, "what you typed")
+    return parse_target({**target.declaration(), "kind": target.kind, key: given}, "what you typed")
 
 
 def _guess(config: DescribeConfig) -> Schema | ImageSchema:
     given = {"label": config.label, "time": config.time, "event": config.event}
     columns = {role: name for role, name in given.items() if name is not None}
+    classes = TASKS[config.task] is Classification
     if config.file.is_dir():
         for role, name in columns.items():
             raise UsageError(
                 f"--{role} {name}: {config.file} is a folder, and its sub-folders are the classes: leave it out"
             )
-        if TASKS[config.task] is not Classification:
+        if not classes:
             raise UsageError(f"--task {config.task}: images have classes: leave it out")
         return guess_image_schema(config.file)
-    if not columns and TASKS[config.task] is not Classification:
+    if not columns and not classes:
         raise UsageError(f"--task {config.task} needs a target: name its columns, or leave it out")
     return guess_schema(read_table(config.file), task=config.task, **columns)
 
 
 def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
     console = plain_console(markup=False)
-    lines = Lines(box=None, pad_edge=False)
-    for title in ("column", "kind", "guessed"):
-        lines.add_column(title)
-    if isinstance(schema, Schema):
-        correct = "ranges by what is physically possible, and categories and classes by what can occur"
-        for column in schema.columns:
-            lines.add_row(column.name, column.kind, _guessed(column))
-        if schema.target is not None:
-            declared = schema.target.declaration().items()
-            shown = [f"{key} {_shown(value)}" for key, value in declared if not isinstance(value, str)]
-            lines.add_row(", ".join(schema.targets), "target", "; ".join(shown))
-    else:
+    lines = Lines("column", "kind", "guessed", box=None, pad_edge=False)
+    then = f"dpps train --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --model linear --shared all --baselines"
+    hint = ""
+    if isinstance(schema, ImageSchema):
         correct = "the classes by what can occur, and the size by what the model should read"
         lines.add_row("images", "channels, height, width", ", ".join(map(str, schema.shape)))
         lines.add_row("sub-folders", "target", quoted(schema.classes))
+    else:
+        correct = "ranges by what is physically possible, and categories and classes by what can occur"
+        for column in schema.columns:
+            lines.add_row(column.name, column.kind, _guessed(column))
+        if schema.target is None:
+            then = (
+                f"dpps stats --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --ask 'count()' (with --label COLUMN "
+                "a model can be trained)"
+            )
+        else:
+            declared = schema.target.declaration().items()
+            shown = [f"{key} {_shown(value)}" for key, value in declared if not isinstance(value, str)]
+            lines.add_row(", ".join(schema.targets), "target", "; ".join(shown))
+        classes = schema.target.classes if isinstance(schema.target, Classification) else ()
+        if len(classes) > _MANY_CLASSES and all(re.fullmatch(r"-?[\d.]+", name) for name in classes):
+            hint = f"The target has {len(classes)} classes, all numbers: to predict a number, add --task regression.\n"
     console.print(lines)
     console.print(
         f"\n{out} becomes PUBLIC, and these guesses come from the data. Before anybody else sees it, replace {correct}."
     )
-    if isinstance(schema, Schema) and isinstance(schema.target, Classification):
-        classes = schema.target.classes
-        if len(classes) > _MANY_CLASSES and all(re.fullmatch(r"-?[\d.]+", name) for name in classes):
-            console.print(
-                f"The target has {len(classes)} classes, all numbers: to predict a number, add --task regression."
-            )
-    if isinstance(schema, Schema) and schema.target is None:
-        console.print(
-            f"Then: dpps stats --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --ask 'count()' (with --label COLUMN "
-            "a model can be trained)"
-        )
-        return
-    console.print(
-        f"Then: dpps train --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --model linear --shared all --baselines"
+    console.print(f"{hint}Then: {then}")
+
+
+def _shown(value: Sequence[Any]) -> str:
+    return (
+        quoted(value)
+        if all(isinstance(part, str) for part in value)
+        else ", ".join(f"{part:g}" for part in value)
     )
-
-
-def _shown(value: Any) -> str:
-    numbers = isinstance(value, tuple) and not any(isinstance(part, str) for part in value)
-    return ", ".join(f"{part:g}" for part in value) if numbers else quoted(value)
 
 
 def _guessed(column: Column) -> str:
-    if column.kind == "number":
-        return f"{column.range[0]:g} to {column.range[1]:g}"
-    if column.kind == "date":
-        return f"{column.range[0]:g} to {column.range[1]:g} days since {column.since}, written as {column.format}"
-    return (
-        quoted(column.values)
-        if column.kind == "category"
-        else "(names a record, or has too many different texts)"
-    )
+    if column.kind == "category":
+        return quoted(column.values)
+    if column.kind == "ignore":
+        return "(names a record, or has too many different texts)"
+    days = f" days since {column.since}, written as {column.format}" if column.kind == "date" else ""
+    return f"{column.range[0]:g} to {column.range[1]:g}{days}"

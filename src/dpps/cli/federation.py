@@ -32,7 +32,7 @@ from dpps.errors import RunError, UsageError
 from dpps.logs import only_from
 from dpps.peers.contract import Federation, Rules, convene, expel, read_plan, renew
 from dpps.peers.identity import REQUEST, Identity, Key, Request, read_out
-from dpps.peers.join import Participation, against
+from dpps.peers.member import Participation, against
 from dpps.peers.status import (
     FINISHED,
     LEAVE,

@@ -1,7 +1,7 @@
 """The texts of `--help`, derived from the dataclass of a command's options; completion scripts and the reference use them, too.
 
-The text behind a field is its help: the first paragraph is the line of `--help`, the others are for the reference. Where a
-default depends on other options, the line ends with what it is, in brackets.
+The docstring of a field is its help: the first paragraph is the line of `--help`, the others are for the reference. Where a
+default depends on other options, the line ends with it, in brackets.
 """
 
 import ast
@@ -11,9 +11,10 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
+from itertools import pairwise
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rich.console import Console
 from rich.text import Text
@@ -69,19 +70,16 @@ def groups_of(kind: type[Any]) -> dict[str, list[Option]]:
             fields; `unused` are fields that the command does not have, although the class it extends does.
     """
     texts, hints = _texts(kind), get_type_hints(kind, include_extras=True)
-    titles: Mapping[str, str] = getattr(kind, "groups", {})
     found: dict[str, list[Option]] = {}
     title = OPTIONS
     for field in dataclasses.fields(kind):
-        title = titles.get(field.name, title)
-        if field.name in getattr(kind, "unused", ()):
-            continue
-        option = _option(field, hints[field.name], texts.get(field.name, ""))
-        found.setdefault(ARGUMENTS if option.positional else title, []).append(option)
+        title = getattr(kind, "groups", {}).get(field.name, title)
+        if field.name not in getattr(kind, "unused", ()):
+            option = _option(field, hints[field.name], texts.get(field.name, ""))
+            found.setdefault(ARGUMENTS if option.positional else title, []).append(option)
     also: Mapping[str, tuple[str, str]] = getattr(kind, "also", {})
     more = [Option(flag, value, help=text, is_path=value == "FILE") for flag, (value, text) in also.items()]
-    last = "run" if "run" in found else next(reversed(found), OPTIONS)
-    last = OPTIONS if last == ARGUMENTS else last
+    last = "run" if "run" in found else next((name for name in reversed(found) if name != ARGUMENTS), OPTIONS)
     found.setdefault(last, []).extend([*more, Option("--help", help="Show this help")])
     return found
 
@@ -92,16 +90,15 @@ def options_of(kind: type[Any]) -> list[Option]:
 
 
 def description(kind: type[Any]) -> list[str]:
-    """What a command says of itself, by paragraph; examples are kept as they are written."""
+    """The paragraphs of a command's docstring."""
     return inspect.cleandoc(kind.__doc__ or "").split("\n\n")
 
 
 def usage(kind: type[Any], prog: str) -> str:
     """How a command is typed."""
     options = options_of(kind)
-    words = [option.flag for option in options if option.positional and option.required]
-    words += [f"[{option.flag}]" for option in options if option.positional and not option.required]
-    words += [f"{o.flag} {o.value}" for o in options if o.required and not o.positional]
+    words = [o.flag if o.required else f"[{o.flag}]" for o in options if o.positional]
+    words += [o.spelled for o in options if o.required and not o.positional]
     return " ".join([prog, *words, "[options]"])
 
 
@@ -114,12 +111,8 @@ def print_help(kind: type[Any], prog: str, console: Console) -> None:
 
     put((prog, "bold"), usage(kind, prog).removeprefix(prog), "\n")
     for paragraph in description(kind):
-        put(
-            paragraph
-            if paragraph.startswith("Example")
-            else textwrap.fill(" ".join(paragraph.split()), width),
-            "\n",
-        )
+        example = paragraph.startswith("Example")
+        put(paragraph if example else textwrap.fill(" ".join(paragraph.split()), width), "\n")
     found = groups_of(kind)
     names = {option: f"  {option.spelled}" for options in found.values() for option in options}
     left = min(29, max(map(len, names.values()))) + 2
@@ -128,32 +121,34 @@ def print_help(kind: type[Any], prog: str, console: Console) -> None:
     for title, options in found.items():
         put((title, "bold"))
         for option in options:
-            name = names[option]
-            first, *rest = textwrap.wrap(option.line, width - left, break_on_hyphens=False) or [""]
-            if len(name) + 1 > left:
-                rest, first = [first, *rest], ""
-            put((name, "cyan"), f"{first:>{left - len(name) + len(first)}}" if first else "")
-            for line in rest:
+            name, lines = names[option], textwrap.wrap(option.line, width - left, break_on_hyphens=False)
+            if len(name) >= left:  # too long to stand before its text
+                lines.insert(0, "")
+            put((name, "cyan"), f"{'':{left - len(name)}}{lines[0]}" if lines[0] else "")
+            for line in lines[1:]:
                 put(" " * left, line)
         put()
 
 
 def _option(field: Any, hint: Any, text: str) -> Option:
-    kind, extras = _unwrapped(hint)
-    positional = any(extra is _POSITIONAL for extra in extras)
+    kind, extras = hint, list[Any]()
+    while hasattr(kind, "__metadata__"):
+        extras += kind.__metadata__
+        kind = kind.__origin__
+    positional = get_args(Positional[int])[1] in extras
     metavar = next((e.metavar for e in extras if getattr(e, "metavar", None)), None)
-    kinds = [k for k in get_args(kind) if k is not NoneType] if _is_union(kind) else [kind]
+    if NoneType in get_args(kind) or get_origin(kind) in (Union, UnionType):
+        kind = next(k for k in get_args(kind) if k is not NoneType)
+    several = get_origin(kind) is tuple
+    single = get_args(kind)[0] if several else kind
     choices: tuple[str, ...] = ()
     if metavar and metavar.startswith("{"):
         choices, metavar = tuple(metavar.strip("{}").split(",")), "NAME"
         choices = (*choices[:-2], "PREFIX,..") if choices[-1] == ".." else choices
-    elif get_origin(kinds[0]) is Literal:
-        choices, metavar = tuple(map(str, get_args(kinds[0]))), "NAME"
-    switch = kinds == [bool]
-    several = get_origin(kinds[0]) is tuple
+    elif get_origin(kind) is Literal:
+        choices, metavar = tuple(map(str, get_args(kind))), "NAME"
     if metavar is None:
-        metavar = "" if switch else _KINDS.get(get_args(kinds[0])[0] if several else kinds[0], "TEXT")
-        metavar = f"{metavar} .." if several else metavar
+        metavar = "" if kind is bool else _KINDS.get(single, "TEXT") + (" .." if several else "")
     default = None if field.default is MISSING else field.default
     flag = f"--{'no-' if default is True else ''}{field.name.replace('_', '-')}"
     first, _, rest = inspect.cleandoc(text).partition("\n\n")
@@ -166,7 +161,7 @@ def _option(field: Any, hint: Any, text: str) -> Option:
         help=help_,
         details=" ".join(rest.split()),
         required=field.default is MISSING and field.default_factory is MISSING,
-        is_path=Path in (*kinds, *(get_args(kinds[0]) if several else ())),
+        is_path=single is Path,
         positional=positional,
     )
 
@@ -179,33 +174,14 @@ def _default(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_POSITIONAL = get_args(Positional[int])[1]
-
-
-def _unwrapped(hint: Any) -> tuple[Any, list[Any]]:
-    """A type without its annotations, and these."""
-    extras: list[Any] = []
-    while hasattr(hint, "__metadata__"):
-        extras += hint.__metadata__
-        hint = hint.__origin__
-    return hint, extras
-
-
-def _is_union(kind: Any) -> bool:
-    return NoneType in get_args(kind) or str(get_origin(kind)).endswith("UnionType'>")
-
-
 def _texts(kind: type[Any]) -> dict[str, str]:
-    """The text behind every field, of the class and of those it extends."""
+    """The docstring of every field, of the class and of those it extends."""
     found: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        if not dataclasses.is_dataclass(each):
-            continue
+    for each in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(tree, ast.ClassDef)
-        for line, after in zip(tree.body, tree.body[1:], strict=False):
-            if not isinstance(line, ast.AnnAssign) or not isinstance(line.target, ast.Name):
-                continue
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                found[line.target.id] = str(after.value.value)
+        for pair in pairwise(tree.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                    found[name] = str(text)
     return found

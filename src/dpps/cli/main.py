@@ -1,5 +1,4 @@
-"""The program: the tree of commands, and the parsing of options. A command's module is imported when it is
-called."""
+"""The program: the tree of commands, and the parsing of options. A command's module is imported when it is called."""
 
 import importlib
 import logging
@@ -7,10 +6,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from itertools import chain
 from types import FrameType
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -39,8 +39,7 @@ class Command:
     def kind(self) -> type[Any]:
         """The dataclass of its options."""
         module, _, function = self.place.partition(":")
-        usual = f"{module}:{function.partition('_')[0].capitalize()}Config"
-        found: type[Any] = _found(self.options or usual)
+        found: type[Any] = _found(self.options or f"{module}:{function.partition('_')[0].capitalize()}Config")
         return found
 
 
@@ -50,8 +49,8 @@ class Group:
 
     help: str
     commands: Mapping[str, Command]
-    about: str = ""
-    """What `--help` says before the list."""
+    about: str
+    """What `--help` says after the list."""
 
 
 COMMANDS: dict[str, Command | Group] = {
@@ -110,10 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; by default those of this process.
     """
-    args, code = list(sys.argv[1:] if arguments is None else arguments), DONE
+    code = DONE
     try:
         with log_lines():
-            code = _dispatch(args)
+            code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         if sys.stdout is not None:
             sys.stdout.flush()
     except (UsageError, RunError) as error:
@@ -134,25 +133,26 @@ def _complain(words: str) -> None:
 
 
 def _dispatch(args: list[str]) -> int:
-    if not args or args[0] in ("-h", "--help"):
+    name, *words = args or ["--help"]
+    if name in ("-h", "--help"):
         _overview()
         return DONE
-    if args[0] in ("-V", "--version"):
+    if name in ("-V", "--version"):
         _versions()
         return DONE
-    name, *words = args
     if name in GONE:
         raise UsageError(f"dpps {name} is gone: {GONE[name]}")
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     found = COMMANDS[name]
     if isinstance(found, Group):
-        if not words or words[0] in ("-h", "--help"):
+        each, *words = words or ["--help"]
+        if each in ("-h", "--help"):
             _explain(name, found)
             return DONE
-        if words[0] not in found.commands:
-            raise unknown(f"command of dpps {name}", words[0], found.commands)
-        found, words = found.commands[words[0]], words[1:]
+        if each not in found.commands:
+            raise unknown(f"command of dpps {name}", each, found.commands)
+        found = found.commands[each]
     code: int = _found(found.place)(words)
     return code
 
@@ -180,11 +180,12 @@ def _overview() -> None:
 
 
 def _explain(name: str, group: Group) -> None:
-    out = plain_console(soft_wrap=False, markup=False)
+    out = plain_console(soft_wrap=False)
     out.print(f"dpps {name}: {group.help}\n")
-    plain_console(soft_wrap=False).print(_table(f"dpps {name}", group.commands))
-    out.print(f"\n{group.about}" if group.about else "")
-    out.print(f"dpps {name} {next(iter(group.commands))} --help has the options of a command.")
+    out.print(_table(f"dpps {name}", group.commands))
+    out.print(
+        f"\n{group.about}\ndpps {name} {next(iter(group.commands))} --help has the options of a command."
+    )
 
 
 def _table(before: str, listed: Mapping[str, Command | Group]) -> Table:
@@ -244,18 +245,18 @@ def parse_options(
 
 
 def _refuse_unknown(kind: type[Any], arguments: Sequence[str], prog: str) -> None:
-    unused = getattr(kind, "unused", ())
-    known = set()
-    for name in (field.name.replace("_", "-") for field in fields(kind) if field.name not in unused):
-        known |= {f"--{name}", f"--no-{name}"}
+    names = {field.name.replace("_", "-") for field in fields(kind)}
+    unused = {name.replace("_", "-") for name in getattr(kind, "unused", ())}
+    known = sorted(f"--{no}{name}" for name in names - unused for no in ("", "no-"))
     for word in arguments:
-        name = word.partition("=")[0].replace("_", "-")
-        if name.startswith("--") and name.removeprefix("--").replace("-", "_") in unused:
-            raise UsageError(f"{prog} has no option {name}, it would do nothing here: leave it out")
-        if name.startswith("--") and name not in known:
-            near = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise UsageError(f"{prog} has no option {name}: {hint}{prog} --help lists them")
+        flag = word.partition("=")[0].replace("_", "-")
+        if not flag.startswith("--") or flag in known:
+            continue
+        if flag.removeprefix("--") in unused:
+            raise UsageError(f"{prog} has no option {flag}, it would do nothing here: leave it out")
+        near = get_close_matches(flag, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"{prog} has no option {flag}: {hint}{prog} --help lists them")
 
 
 def _one_line(event: Any, arguments: Sequence[str], prog: str) -> str:
@@ -263,35 +264,29 @@ def _one_line(event: Any, arguments: Sequence[str], prog: str) -> str:
     from tyro import _errors as kinds
 
     if isinstance(event, kinds.MissingArgs):
-        return f"{prog} needs {' and '.join(_spelled(missing.arg) for missing in event.missing_arguments)}"
+        missing = [each.arg.lowered for each in event.missing_arguments]
+        named = ((each.name_or_flags[-1], each.metavar) for each in missing)
+        return f"{prog} needs {' and '.join(f'{n} {m}' if n.startswith('--') else str(m) for n, m in named)}"
     if isinstance(event, kinds.UnrecognizedArgs):
         return f"unexpected {' '.join(event.tokens)}: a value belongs right behind its option"
-    flag = event.argument.lowered.name_or_flags[-1] if getattr(event, "argument", None) else prog
+    argument = getattr(event, "argument", None)
+    flag = argument.lowered.name_or_flags[-1] if argument else prog
     if isinstance(event, kinds.InvalidChoice):
         return f"{flag} is {event.value!r}: choose one of {', '.join(map(repr, event.choices))}"
     if isinstance(event, kinds.BadValue):
         return f"{flag} needs a value"
-    message = str(getattr(event, "message", type(event).__name__))
-    expected = f"{getattr(event.argument, 'lowered', None) and event.argument.lowered.metavar} {message}"
-    for pattern, kind in ((r"\bfloat\b", "a number"), (r"\bint\b", "a whole number")):
-        if re.search(pattern, expected, re.IGNORECASE):
-            return f"{flag} is {_value_of(flag, arguments)!r}: it must be {kind}"
-    return f"{flag}: {' '.join(message.split())}"
-
-
-def _spelled(argument: Any) -> str:
-    """As --help spells it: a positional argument by what it stands for, an option by its name and that."""
-    name, metavar = argument.lowered.name_or_flags[-1], argument.lowered.metavar
-    return f"{name} {metavar}" if name.startswith("--") else str(metavar)
+    message = " ".join(str(getattr(event, "message", type(event).__name__)).split())
+    for kind, what in (("float", "a number"), ("int", "a whole number")):
+        if re.search(rf"\b{kind}\b", f"{argument and argument.lowered.metavar} {message}", re.IGNORECASE):
+            return f"{flag} is {_value_of(flag, arguments)!r}: it must be {what}"
+    return f"{flag}: {message}"
 
 
 def _value_of(flag: str, arguments: Sequence[str]) -> str:
     """The word that an option was given, also as --option=word."""
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    spelled = [word.replace("_", "-") if word.startswith("--") else word for word in words]
-    with suppress(ValueError, IndexError):
-        return words[spelled.index(flag) + 1]
-    return " ".join(arguments)
+    spelled = [word.replace("_", "-") for word in words]
+    return words[spelled.index(flag) + 1] if flag in spelled[:-1] else " ".join(arguments)
 
 
 # How commands print: consoles, and log lines
@@ -315,31 +310,26 @@ def working(console: Console, what: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def log_lines(formatter: logging.Formatter | None = None) -> Iterator[None]:
-    """Within, warnings and errors of the library are lines on the standard error: the message alone, or as a formatter makes it, which takes
-    the place of an outer one. A caller's own logging stays as it was."""
-    root, shown = logging.getLogger(), logging.StreamHandler(sys.stderr)
+    """Within, warnings and errors of the library are lines on the standard error: the message alone, or as a formatter makes it.
+
+    An inner formatter takes the place of an outer one. A caller's own logging stays as it was.
+    """
+    root, shown, name = logging.getLogger(), logging.StreamHandler(sys.stderr), "dpps.cli"
     shown.setFormatter(formatter or logging.Formatter("%(message)s"))
-    shown.set_name(_NAME)
-    outer = [handler for handler in root.handlers if handler.name == _NAME]
-    for handler in outer:
-        root.removeHandler(handler)
-    root.addHandler(shown)
+    shown.set_name(name)
+    outer = [handler for handler in root.handlers if handler.name == name]
+    root.handlers = [*(handler for handler in root.handlers if handler.name != name), shown]
     try:
         with only_from(logging.WARNING, root):
             yield
     finally:
-        root.removeHandler(shown)
-        for handler in outer:
-            root.addHandler(handler)
-
-
-_NAME = "dpps.cli"
+        root.handlers = [*(handler for handler in root.handlers if handler is not shown), *outer]
 
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None] | None = None) -> Iterator[None]:
-    """Within, SIGTERM and Ctrl-C call a function, such as `stop` of a run; without one both interrupt, also a program in the background
-    of a shell, which would not notice Ctrl-C."""
+    """Within, SIGTERM and Ctrl-C call a function, such as `stop` of a run. Without one both raise KeyboardInterrupt, also in the
+    background of a shell, where Ctrl-C would not be noticed."""
 
     def noticed(number: int, frame: FrameType | None) -> None:
         if stop is None:
@@ -355,8 +345,6 @@ def stopped_by_signals(stop: Callable[[], None] | None = None) -> Iterator[None]
 
 
 # Scripts that complete commands, options and their values in a shell
-
-_PLACEHOLDER = ("K", "ALPHA", "CALLABLE", "PREFIX", "N")
 
 
 @dataclass(frozen=True)
@@ -379,31 +367,28 @@ def completion(arguments: list[str]) -> int:
     return DONE
 
 
-def _cases() -> list[str]:
+def _cases() -> Iterator[str]:
     """For every place in a command line, by the words before it, what can come next."""
-    groups = {name: " ".join(found.commands) for name, found in COMMANDS.items() if isinstance(found, Group)}
-    cases = [_case("", f"{' '.join(COMMANDS)} --help --version", files=False)]
-    cases += [_case(name, f"{inner} --help", files=False) for name, inner in groups.items()]
+
+    def case(place: str, words: Iterable[str], *, files: bool = False) -> str:
+        return f'    "{place}") _dpps_words="{" ".join(words)}"; _dpps_files={int(files)} ;;'
+
+    def values(option: Option) -> list[str]:
+        """Forms such as label:K cannot be completed."""
+        return [c for c in option.choices if not re.search("K|ALPHA|CALLABLE|PREFIX|N", c)]
+
+    yield case("", [*COMMANDS, "--help", "--version"])
+    for name, found in COMMANDS.items():
+        if isinstance(found, Group):
+            yield case(name, [*found.commands, "--help"])
     for words, command in commands():
         name, options = " ".join(words), options_of(command.kind())
-        named = [option for option in options if not option.positional]
+        named, places = ([o for o in options if o.positional == here] for here in (False, True))
         for option in named:
             if option.value:
-                cases.append(_case(f"{name}|{option.flag}", _words(option), files=option.is_path))
-        places = [option for option in options if option.positional]
-        more = " ".join(_words(option) for option in places)
-        flags = " ".join(option.flag for option in named)
-        cases.append(_case(name, f"{more} {flags}".strip(), files=any(option.is_path for option in places)))
-    return cases
-
-
-def _words(option: Option) -> str:
-    """The values that can be completed; forms such as label:K cannot."""
-    return " ".join(c for c in option.choices if not any(p in c for p in _PLACEHOLDER))
-
-
-def _case(place: str, words: str, *, files: bool) -> str:
-    return f'    "{place}") _dpps_words="{words}"; _dpps_files={int(files)} ;;'
+                yield case(f"{name}|{option.flag}", values(option), files=option.is_path)
+        flags = [*chain.from_iterable(map(values, places)), *(option.flag for option in named)]
+        yield case(name, flags, files=any(option.is_path for option in places))
 
 
 _BASH = """\

@@ -21,10 +21,7 @@ from dpps.disk import check_target, private
 from dpps.errors import RunError, UsageError
 from dpps.runs.folder import RunFolder
 from dpps.runs.saved_models import Saved, choose, outputs
-from dpps.tasks import Classification, ClassRow, Estimate, Metric, Task, measure, per_class
-
-_FIRST = b"example,"
-"""How the file of predictions begins."""
+from dpps.tasks import Classification, Estimate, Metric, Task, measure, per_class
 
 
 @dataclass(frozen=True)
@@ -55,49 +52,33 @@ def predict(arguments: list[str]) -> int:
     """Predict, and say where the predictions are."""
     config = parse_options(PredictConfig, arguments, "dpps predict")
     check_target("--output", config.output)
-    _keep_other_files(config.output)
+    if config.output.exists():
+        with open(config.output, "rb") as earlier:
+            if earlier.read(8) != b"example,":
+                raise UsageError(
+                    f"--output {config.output} exists and holds no predictions: it is kept; name another file"
+                )
     found = choose(config.run, config.node)
     node, path = next(iter(found.items()))
     saved = Saved.read(path)
     x, _ = saved.examples(config.input, labelled=False)
-    named = (
-        [str(f.relative_to(config.input)) for f in image_files(config.input)]
-        if config.input.is_dir()
-        else None
-    )
+    names: Sequence[object] = range(1, len(x) + 1)
+    if config.input.is_dir():
+        names = [file.relative_to(config.input) for file in image_files(config.input)]
     columns = saved.task.predictions(outputs(saved.load(), x))
-    _write_predictions(config.output, columns, named or range(1, len(x) + 1))
-    console = plain_console()
-    others = f" of {len(found)} (--node K for another)" if len(found) > 1 else ""
-    console.print(
-        f"predictions {config.output}: {len(x)} examples, by the model of node {node}{others}", markup=False
-    )
-    return DONE
-
-
-def _keep_other_files(path: Path) -> None:
-    """Earlier predictions are replaced; nothing else is."""
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        if file.read(len(_FIRST)) != _FIRST:
-            raise UsageError(
-                f"--output {path} exists and holds no predictions: it is kept; name another file"
-            )
-
-
-def _write_predictions(path: Path, columns: Mapping[str, Sequence[Any]], names: Sequence[object]) -> None:
-    """What is predicted of people is the owner's alone, like all that a run writes."""
-    try:
-        with open(path, "w", newline="", encoding="utf-8", opener=private) as file:
+    try:  # readable by the owner only, like all that a run writes
+        with open(config.output, "w", newline="", encoding="utf-8", opener=private) as file:
             writer = csv.writer(file)
             writer.writerow(["example", *columns])
             for name, *row in zip(names, *columns.values(), strict=True):
-                writer.writerow(
-                    [name, *(value if isinstance(value, str) else f"{value:.6f}" for value in row)]
-                )
+                writer.writerow([name, *(v if isinstance(v, str) else f"{v:.6f}" for v in row)])
     except OSError as error:
-        raise RunError(f"--output {path} cannot be written: {error.strerror}; name another file") from error
+        why = f"{error.strerror}; name another file"
+        raise RunError(f"--output {config.output} cannot be written: {why}") from error
+    others = f" of {len(found)} (--node K for another)" if len(found) > 1 else ""
+    said = f"predictions {config.output}: {len(x)} examples, by the model of node {node}{others}"
+    plain_console().print(said, markup=False)
+    return DONE
 
 
 @dataclass(frozen=True)
@@ -137,8 +118,8 @@ class EvaluateConfig:
 def evaluate(arguments: list[str]) -> int:
     """Measure every model and print a table."""
     config = parse_options(EvaluateConfig, arguments, "dpps evaluate")
-    names = None if config.metrics is None else tuple(name.strip() for name in config.metrics.split(","))
-    sets, task = {}, None
+    names = None if config.metrics is None else [name.strip() for name in config.metrics.split(",")]
+    sets = {}
     for node, path in choose(config.run, config.node).items():
         saved = Saved.read(path)
         task = saved.task
@@ -146,15 +127,17 @@ def evaluate(arguments: list[str]) -> int:
         x, targets = saved.examples(config.input, labelled=True)
         assert targets is not None
         sets[node] = outputs(saved.load(), x), targets
-    assert task is not None
     measured = {
         node: {m.name: _estimate(task, m, [one], common=False) for m in metrics} for node, one in sets.items()
     }
     mean = {m.name: _estimate(task, m, list(sets.values()), common=True) for m in metrics}
-    classes = task.classes if isinstance(task, Classification) else None
-    if config.per_class and classes is None:
-        raise UsageError(f"--per-class: the run predicts no classes but is a {task.name}: leave it out")
-    tables = {node: per_class(*one) for node, one in sets.items()} if config.per_class else {}
+    classes: dict[int, list[dict[str, Any]]] = {}
+    if config.per_class:
+        if not isinstance(task, Classification):
+            raise UsageError(f"--per-class: the run predicts no classes but is a {task.name}: leave it out")
+        for node, one in sets.items():
+            rows = zip(task.classes, per_class(*one), strict=True)
+            classes[node] = [{"class": name, **row.to_json()} for name, row in rows]
     if config.json:
         found: dict[str, Any] = {
             "task": task.name,
@@ -162,13 +145,16 @@ def evaluate(arguments: list[str]) -> int:
             "mean": _values(mean),
             "standard_errors": {node: _values(each, "standard_error") for node, each in measured.items()},
         }
-        if classes is not None and config.per_class:
-            found["classes"] = {node: _rows(table, classes) for node, table in tables.items()}
-        print(json.dumps(found))
+        print(json.dumps(found | ({"classes": classes} if classes else {})))
         return DONE
     _print_metrics([m.name for m in metrics], measured, mean)
-    for node, table in tables.items():
-        _print_classes(node, _rows(table, classes or ()))
+    for node, rows_of_node in classes.items():
+        table = Table(box=box.SIMPLE_HEAD, title=f"node {node}", title_justify="left")
+        for name in rows_of_node[0]:
+            table.add_column(name, justify="left" if name == "class" else "right")
+        for row_of_class in rows_of_node:
+            table.add_row(*(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row_of_class.values()))
+        plain_console(markup=False, soft_wrap=False).print(table)
     return DONE
 
 
@@ -194,7 +180,7 @@ def _print_metrics(
     nodes = {f"node {node}": found for node, found in measured.items()}
     nodes |= {"mean": mean} if len(nodes) > 1 else {}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    # what there is less of stands side by side, so that a terminal is wide enough
+    # the shorter list goes across, so that a terminal is wide enough
     if len(nodes) < len(metrics):
         rows = [[name, *(_cell(found[name]) for found in nodes.values())] for name in metrics]
         titles = ["metric", *nodes]
@@ -213,19 +199,6 @@ def _cell(found: Estimate | None) -> str:
     if found is None:
         return "not defined"
     return f"{found.value:.3f}" + ("" if found.margin is None else f" ± {found.margin:.3f}")
-
-
-def _rows(table: list[ClassRow], names: Sequence[str]) -> list[dict[str, Any]]:
-    return [{"class": name, **row.to_json()} for name, row in zip(names, table, strict=True)]
-
-
-def _print_classes(node: int, rows: list[dict[str, Any]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title=f"node {node}", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "class" else "right")
-    for row in rows:
-        table.add_row(*(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
-    plain_console(markup=False, soft_wrap=False).print(table)
 
 
 @dataclass(frozen=True)
@@ -252,35 +225,26 @@ class ReportConfig:
 def report(arguments: list[str]) -> int:
     """Write the page and say where it is."""
     config = parse_options(ReportConfig, arguments, "dpps report")
-    console = plain_console()
-    card = config.out is not None and config.out.suffix == ".md"
-    if config.out is not None and config.out.suffix not in (".html", ".md"):
-        raise UsageError(f"--out {config.out}: a page ends in .html, a model card in .md; name such a file")
-    if card and len(config.runs) > 1:
-        raise UsageError(
-            f"--out {config.out}: a model card is about one run, and {len(config.runs)} are named; name one"
-        )
-    if config.out is not None:
-        check_target("--out", config.out)
-    with working(console, "adding up what was spent"):
-        pages = _write_report(config, card)
-    for kind, page in pages.items():
-        console.print(f"{kind:<9} {page}", markup=False)
-    if config.open and not card:
-        webbrowser.open(pages["report"].resolve().as_uri())
-    return DONE
-
-
-def _write_report(config: ReportConfig, card: bool) -> dict[str, Path]:
-    runs, out = config.runs, config.out
+    console, runs, out = plain_console(), config.runs, config.out
+    card = out is not None and out.suffix == ".md"
+    if out is not None and out.suffix not in (".html", ".md"):
+        raise UsageError(f"--out {out}: a page ends in .html, a model card in .md; name such a file")
+    if card and len(runs) > 1:
+        raise UsageError(f"--out {out}: a model card is about one run, and {len(runs)} are named; name one")
     if out is not None:
-        return {"card": pages.write_card(runs[0], out)} if card else {"report": pages.write(runs, out)}
-    if len(runs) != 1:
-        return {"report": pages.write(runs, _unused("comparison"))}
-    folder = RunFolder(runs[0])
-    if folder.answers.exists():
-        return {"report": pages.write(runs, folder.report)}
-    return {"report": pages.write(runs, folder.report), "card": pages.write_card(runs[0], folder.card)}
+        check_target("--out", out)
+    written: dict[str, Path] = {}
+    with working(console, "adding up what was spent"):
+        if not card:
+            page = RunFolder(runs[0]).report if len(runs) == 1 else _unused("comparison")
+            written["report"] = pages.write(runs, out or page)
+        if card or (out is None and len(runs) == 1 and not RunFolder(runs[0]).answers.exists()):
+            written["card"] = pages.write_card(runs[0], out or RunFolder(runs[0]).card)
+    for kind, path in written.items():
+        console.print(f"{kind:<9} {path}", markup=False)
+    if config.open and not card:
+        webbrowser.open(written["report"].resolve().as_uri())
+    return DONE
 
 
 def _unused(name: str) -> Path:

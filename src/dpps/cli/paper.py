@@ -14,10 +14,8 @@ from dpps.errors import UsageError, needs_extra, unknown
 from dpps.paper import EXPERIMENTS, MODELS, SEEDS, Pool, Scope, Store, convergence, cores, identity
 from dpps.version import __version__
 
-CONVERGENCE = "convergence"
-NAMES = {name: experiment.what for name, experiment in EXPERIMENTS.items()} | {
-    CONVERGENCE: "Theorem 2: slopes of the averaged squared gradients"
-}
+NAMES = {name: experiment.what for name, experiment in EXPERIMENTS.items()}
+NAMES |= {"convergence": "Theorem 2: slopes of the averaged squared gradients"}
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,11 @@ def paper(arguments: list[str]) -> int:
         config.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {config.out} cannot be made ({error.strerror}): name a folder") from error
-    if config.name == CONVERGENCE:
-        return _convergence(config, console)
+    if config.name == "convergence":
+        page = config.out / config.name
+        convergence.run(page, config.quick)
+        console.print(f"written to {page}", markup=False)
+        return DONE
     return _run(config, console)
 
 
@@ -95,13 +96,6 @@ def _list(console: Console) -> None:
         "\nTimes: about, 2 cores of an AMD EPYC shared with other jobs, no GPU, 15 November 2026. "
         f"Here are {cores()} cores."
     )
-
-
-def _convergence(config: PaperConfig, console: Console) -> int:
-    folder = config.out / config.name
-    convergence.run(folder, config.quick)
-    console.print(f"written to {folder}", markup=False)
-    return DONE
 
 
 def _run(config: PaperConfig, console: Console) -> int:

@@ -243,7 +243,7 @@ def topology(arguments: list[str]) -> int:
     graph = parse(config.name, config.nodes)
     report = graph.validate()
     if config.plot:
-        from dpps.topology.drawing import draw
+        from dpps.topology import draw
 
         draw(graph, config.plot)
     if config.json:

@@ -25,7 +25,6 @@ from dpps.audit import (
     Case,
     Finding,
     MeanFinding,
-    Outcome,
     Progress,
     audit_mean,
     cases,
@@ -43,12 +42,11 @@ from dpps.audit.leaks import DELTA
 from dpps.cli.main import DONE, FAILED, parse_options, plain_console, wide_console
 from dpps.errors import UsageError
 from dpps.logs import only_from
-from dpps.privacy.accountant import label
-from dpps.runs.data_ledger import Spent, Together, alone, notes_of, spent, together
+from dpps.privacy.accountant import finite_or_none, label
+from dpps.runs.data_ledger import Spent, alone, notes_of, spent, together
 from dpps.topology import TOPOLOGIES, parse
 
 _PATIENCE = 2.0  # seconds without a bar
-_THOROUGH = 100_000
 _OF_ATTACK = ("attack", "plot", "seed", "json")
 
 
@@ -99,15 +97,9 @@ class AuditConfig:
 
     def check(self) -> None:
         """Refuse what is wrong. (Not at construction: the parser would wrap the message.)"""
-        if self.attack:
-            idle = [
-                f for f in fields(self) if f.name not in _OF_ATTACK and getattr(self, f.name) != f.default
-            ]
-            if idle:
-                option = idle[0].name.replace("_", "-")
-                raise UsageError(
-                    f"--attack reads images off messages and would ignore --{option}: leave one out"
-                )
+        changed = (f.name.replace("_", "-") for f in fields(self) if getattr(self, f.name) != f.default)
+        if self.attack and (idle := next((name for name in changed if name not in _OF_ATTACK), None)):
+            raise UsageError(f"--attack reads images off messages and would ignore --{idle}: leave one out")
         if self.samples is not None and self.samples < LEAST:
             raise UsageError(
                 f"--samples is {self.samples}: so few show nothing; use {LEAST} or more ({ENOUGH} catch every twin)"
@@ -123,73 +115,49 @@ class AuditConfig:
         if self.sensitivity != "all" and self.unit not in ("all", "node-swap"):
             raise UsageError(f"--sensitivity belongs to the unit node-swap, not to {self.unit}: leave it out")
 
+    @property
+    def trials(self) -> int:
+        """Runs in each world."""
+        return self.samples or (100_000 if self.thorough else ENOUGH)
+
 
 def audit(arguments: list[str]) -> int:
     """Attack, print what came out, and say by the exit code whether it is as documented."""
     config = parse_options(AuditConfig, arguments, "dpps audit")
     config.check()
-    console = plain_console()
     if config.attack:
-        return _illustrate(config, console)
-    chosen = _chosen(config)
-    jobs = [
-        (case, secure)
-        for case in chosen
-        for secure in ((False, True) if config.secure_noise else (False,))
-        if secure or not case.secure_only
-    ]
-    total = sum(work(case, _samples(config)) * case.seconds for case, _ in jobs)
+        return _illustrate(config)
+    kinds, trials = (False, True) if config.secure_noise else (False,), config.trials
+    if config.sensitivity != "all":  # which means node-swap
+        chosen = [c for c in cases() if c.name == "node-swap" and c.kind.startswith(config.sensitivity)]
+    else:
+        chosen = [c for c in (*cases(), *pair_cases()) if config.unit in ("all", c.name)]
+    jobs = [(case, secure) for case in chosen for secure in kinds if secure or not case.secure_only]
+    total = sum(work(case, trials) * case.seconds for case, _ in jobs)
     if not config.json:
-        _announce(config, jobs, total)
-    findings = []
+        runs = sum(work(case, trials) for case, _ in jobs)
+        long = f"{max(total, 1):.0f} s" if total < 100 else f"{total / 60:.0f} minutes"
+        plain_console(stderr=True).print(f"{len(jobs)} audits, {runs:,} runs: about {long} of an idle core.")
     # the networks under attack are no runs of the user's, who needs no advice about them
-    with _bar(total) as advance, only_from(logging.ERROR, logging.getLogger("dpps")):
-        for case, secure in jobs:
-            trials = _samples(config)
-            progress = advance(case)
-            findings.append(
-                audit_case(case, trials=trials, seed=config.seed, secure_noise=secure, progress=progress)
-            )
-    means = _means(config)
+    with _bar(total) as begin, only_from(logging.ERROR, logging.getLogger("dpps")):
+        findings = [
+            audit_case(case, trials=trials, seed=config.seed, secure_noise=secure, progress=begin(case))
+            for case, secure in jobs
+        ]
+    # whether noise shared by partners cancels: node-swap has none
+    paired = config.unit != "node-swap" and config.sensitivity == "all"
+    means = [audit_mean(trials, config.seed, secure_noise=secure) for secure in kinds if paired]
     if config.json:
         found = {"findings": [_finding(f) for f in findings], "means": [asdict(m) for m in means]}
         print(json.dumps({**found, "epsilon": _about(config)}))
     else:
+        console = plain_console()
         _print_findings(console, findings)
         _print_means(console, means)
         if config.epsilon is not None:
             console.print(_about(config))
     right = [f.as_expected for f in findings] + [m.as_expected for m in means]
     return DONE if all(right) else FAILED
-
-
-def _means(config: AuditConfig) -> list[MeanFinding]:
-    """Whether noise shared by partners cancels: not asked where the unit has no partners."""
-    if config.unit == "node-swap" or config.sensitivity != "all":
-        return []
-    kinds = (False, True) if config.secure_noise else (False,)
-    return [audit_mean(_samples(config), config.seed, secure_noise=secure) for secure in kinds]
-
-
-def _chosen(config: AuditConfig) -> list[Case]:
-    """The cases asked for; asking for a sensitivity means node-swap."""
-    if config.sensitivity != "all":
-        return [c for c in cases() if c.name == "node-swap" and c.kind.startswith(config.sensitivity)]
-    return [c for c in (*cases(), *pair_cases()) if config.unit in ("all", c.name)]
-
-
-def _samples(config: AuditConfig) -> int:
-    if config.samples is not None:
-        return config.samples
-    return _THOROUGH if config.thorough else ENOUGH
-
-
-def _announce(config: AuditConfig, jobs: list[tuple[Case, bool]], total: float) -> None:
-    """What will be done, and how long it takes."""
-    runs = sum(work(case, _samples(config)) for case, _ in jobs)
-    long = f"{max(total, 1):.0f} s" if total < 100 else f"{total / 60:.0f} minutes"
-    said = f"{len(jobs)} audits, {runs:,} runs: about {long} of an idle core."
-    plain_console(stderr=True).print(said)
 
 
 @contextmanager
@@ -224,24 +192,13 @@ def _bar(total: float) -> Iterator[Callable[[Case], Progress]]:
 
 
 def _print_findings(console: Console, findings: list[Finding]) -> None:
-    table = Table(
-        title="Epsilon of two rounds, bounded from below", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    table.add_column("claim", min_width=20)
-    table.add_column("noise")
-    for name in ("runs", "epsilon\nclaimed", "at\nleast", "twin\nat least"):
-        table.add_column(name, justify="right")
+    numbers = ("runs", "epsilon\nclaimed", "at\nleast", "twin\nat least")
+    table = _table("Epsilon of two rounds, bounded from below", ("claim", "noise"), numbers)
+    table.columns[0].min_width = 20
     table.add_column("verdict")
     for f in findings:
-        colour = (
-            "yellow"
-            if f.trials_needed
-            else "red"
-            if not f.as_expected
-            else "yellow"
-            if f.case.leaks
-            else "green"
-        )
+        colour = "red" if not f.as_expected else "yellow" if f.case.leaks else "green"
+        colour = "yellow" if f.trials_needed else colour
         table.add_row(
             f"{f.case.name}, {f.case.kind}",
             f.noise,
@@ -256,8 +213,7 @@ def _print_findings(console: Console, findings: list[Finding]) -> None:
         f"Runs are in either world; delta stands in brackets; a bound is too high with probability {ALPHA:g} at most."
     )
     console.print("The twin is the same code with its noise cut by a third: it must be caught.")
-    needed = [f.trials_needed for f in findings if f.trials_needed]
-    if needed:
+    if needed := [f.trials_needed for f in findings if f.trials_needed]:
         console.print(
             f"[yellow]Too few runs[/] to catch {len(needed)} of the twins, which says nothing about the code: repeat with --samples {max(needed)}."
         )
@@ -265,11 +221,10 @@ def _print_findings(console: Console, findings: list[Finding]) -> None:
 
 def _print_means(console: Console, means: list[MeanFinding]) -> None:
     for m in means:
-        twin = (
-            ""
-            if m.twin is None
-            else f"; twin in which both partners add: at least {m.twin:.3g}, {'caught' if m.caught else 'MISSED'}"
-        )
+        twin = ""
+        if m.twin is not None:
+            caught = "caught" if m.caught else "MISSED"
+            twin = f"; twin in which both partners add: at least {m.twin:.3g}, {caught}"
         colour, verdict = ("green", "cancels") if m.as_expected else ("red", "FAILS")
         console.print(
             f"Pairs, {m.noise} noise: variance of the mean over the promised one {m.low:.3f} to {m.high:.3f} ({m.trials:,} means){twin}: "
@@ -281,11 +236,10 @@ def _about(config: AuditConfig) -> str | None:
     """What the audit says about the epsilon of a real run."""
     if config.epsilon is None:
         return None
-    samples = _samples(config)
-    most = certifiable(samples)
+    most = certifiable(config.trials)
     tested = f"the same code was tested at epsilon {CLAIM:g}"
     if config.epsilon > most:
-        return f"{label(config.epsilon)}: beyond testing ({samples:,} runs can show at most {most:.1f}); {tested}"
+        return f"{label(config.epsilon)}: beyond testing ({config.trials:,} runs can show at most {most:.1f}); {tested}"
     return f"{label(config.epsilon)}: not tested by itself; {tested}, where an error shows best"
 
 
@@ -309,7 +263,7 @@ def _finding(f: Finding) -> dict[str, Any]:
     }
 
 
-def _illustrate(config: AuditConfig, console: Console) -> int:
+def _illustrate(config: AuditConfig) -> int:
     images, probes = invert(seed=config.seed)
     if config.plot:
         draw_inversion(config.plot, images, probes)
@@ -317,18 +271,25 @@ def _illustrate(config: AuditConfig, console: Console) -> int:
         facts = ("setting", "correlation", "identified", "images", "candidates")
         print(json.dumps({"probes": [{name: getattr(p, name) for name in facts} for p in probes]}))
         return DONE
-    table = Table(
-        title="Training images read off messages (batch of one, first layer shared)", title_justify="left"
-    )
-    table.add_column("messages sent with")
-    table.add_column("correlation (median)", justify="right")
-    table.add_column(f"picked out of {probes[0].candidates:,}", justify="right")
+    numbers = ("correlation (median)", f"picked out of {probes[0].candidates:,}")
+    title = "Training images read off messages (batch of one, first layer shared)"
+    table = _table(title, ("messages sent with",), numbers, box.HEAVY_HEAD)
     for p in probes:
         table.add_row(p.setting, f"{p.correlation:.3f}", f"{p.identified} of {p.images}")
+    console = plain_console()
     console.print(table)
     if config.plot:
         console.print(f"picture   {config.plot}")
     return DONE
+
+
+def _table(
+    title: str, texts: Sequence[str], numbers: Sequence[str], lines: box.Box = box.SIMPLE_HEAD
+) -> Table:
+    table = Table(*texts, title=title, title_justify="left", box=lines)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
 
 
 @dataclass(frozen=True)
@@ -376,7 +337,14 @@ class AttackConfig:
 def attack(arguments: list[str]) -> int:
     """Attack, print what came out, draw it."""
     config = parse_options(AttackConfig, arguments, "dpps attack")
-    _check_attack(config)
+    if not config.epsilon:
+        raise UsageError("--epsilon is empty: give one or several numbers, such as 10 3 1")
+    if config.seed < 0:
+        raise UsageError(f"--seed is {config.seed}: it must be 0 or more")
+    if config.plot and not config.images:
+        raise UsageError("--plot draws images: add --images")
+    if config.plot:
+        check_picture(config.plot)
     topology = parse(config.topology, config.nodes)
     found = reconstruct(
         topology,
@@ -392,29 +360,16 @@ def attack(arguments: list[str]) -> int:
         print(json.dumps(_attack(found)))
         return DONE
     console = plain_console()
-    _print_who(console, found, repr(topology), config.rounds)
+    console.print(f"[bold]Node {config.attacker} of {topology!r} listens for {config.rounds} rounds[/]\n")
     _print_attack(console, found)
     if config.plot:
         console.print(f"picture   {config.plot}")
     return DONE
 
 
-def _check_attack(config: AttackConfig) -> None:
-    """What the parser cannot see, before anything is computed."""
-    if not config.epsilon:
-        raise UsageError("--epsilon is empty: give one or several numbers, such as 10 3 1")
-    if config.seed < 0:
-        raise UsageError(f"--seed is {config.seed}: it must be 0 or more")
-    if config.plot and not config.images:
-        raise UsageError("--plot draws images: add --images")
-    if config.plot:
-        check_picture(config.plot)
-
-
-def _print_who(console: Console, attack: Attack, graph: str, rounds: int) -> None:
+def _print_attack(console: Console, attack: Attack) -> None:
     known = attack.knowledge
     beyond = [i for i in known.recovered if i not in known.neighbours]
-    console.print(f"[bold]Node {known.attacker} of {graph} listens for {rounds} rounds[/]\n")
     console.print(f"hears              {_nodes(known.neighbours)}")
     console.print(
         f"recovers exactly   {_nodes(known.recovered)}" + (" (without noise)" if known.recovered else "")
@@ -424,22 +379,13 @@ def _print_who(console: Console, attack: Attack, graph: str, rounds: int) -> Non
     console.print(
         f"equations          of rank {known.rank} for {len(attack.truth)} values, its own included\n"
     )
-
-
-def _print_attack(console: Console, attack: Attack) -> None:
-    table = Table(title="Error of what it reconstructs", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("noise")
-    for name in ("epsilon", "error", "least\nsquares", "error of\nthe mean"):
-        table.add_column(name, justify="right")
+    numbers = ["epsilon", "error", "least\nsquares", "error of\nthe mean"]
     if attack.candidates:
-        table.add_column("corre-\nlation", justify="right")
-        table.add_column(f"picked of\n{attack.candidates:,}", justify="right")
+        numbers += ["corre-\nlation", f"picked of\n{attack.candidates:,}"]
+    table = _table("Error of what it reconstructs", ("noise",), numbers)
     for o in attack.outcomes:
-        row = [
-            o.noise,
-            "" if o.noise == "none" else f"{o.epsilon:g}",
-            *map(_short, (o.error, o.theory, o.mean_error)),
-        ]
+        epsilon = "" if o.noise == "none" else f"{o.epsilon:g}"
+        row = [o.noise, epsilon, *map(_short, (o.error, o.theory, o.mean_error))]
         if attack.candidates:
             row += ["-" if o.correlation is None else f"{o.correlation:.3f}", f"{o.identified} of {o.images}"]
         table.add_row(*row)
@@ -465,6 +411,12 @@ def _nodes(nodes: Sequence[int]) -> str:
 
 def _attack(attack: Attack) -> dict[str, Any]:
     known = attack.knowledge
+    facts = ("noise", "mean_error", "correlation", "identified", "images")
+    outcomes = [
+        {name: getattr(o, name) for name in facts}
+        | {name: finite_or_none(getattr(o, name)) for name in ("epsilon", "error", "theory")}
+        for o in attack.outcomes
+    ]
     return {
         "attacker": known.attacker,
         "hears": known.neighbours,
@@ -473,15 +425,7 @@ def _attack(attack: Attack) -> dict[str, Any]:
         "rank": known.rank,
         "delta": DELTA,
         "candidates": attack.candidates,
-        "outcomes": [_outcome(o) for o in attack.outcomes],
-    }
-
-
-def _outcome(o: Outcome) -> dict[str, Any]:
-    facts = ("noise", "mean_error", "correlation", "identified", "images")
-    numbers = {name: getattr(o, name) for name in ("epsilon", "error", "theory")}
-    return {name: getattr(o, name) for name in facts} | {
-        name: value if math.isfinite(value) else None for name, value in numbers.items()
+        "outcomes": outcomes,
     }
 
 
@@ -513,8 +457,7 @@ def ledger(arguments: list[str]) -> int:
     if not 0 < config.delta < 1:
         raise UsageError(f"--delta is {config.delta}: it must lie between 0 and 1")
     runs = spent(notes_of(config.data, config.node), read_whole)
-    units = sorted({run.note.unit for run in runs})
-    totals = {unit: together(runs, unit, config.delta) for unit in units}
+    totals = {unit: together(runs, unit, config.delta) for unit in sorted({run.note.unit for run in runs})}
     if config.json:
         listed = [
             {**asdict(r.note), "messages": _messages(r), "epsilon": alone(r, config.delta)} for r in runs
@@ -534,32 +477,30 @@ def ledger(arguments: list[str]) -> int:
     for title in ("started", "run", "unit", "messages", f"epsilon at delta {config.delta:g}"):
         table.add_column(title, overflow="fold")
     for run in runs:
-        messages, place = _messages(run), run.note.ledger.removesuffix("/ledger.jsonl")
-        cells = ("?", _lost(run)) if messages is None else (str(messages), _epsilon(alone(run, config.delta)))
-        table.add_row(run.note.started, place, run.note.unit, *cells)
+        note, messages = run.note, _messages(run)
+        cells = (str(messages), _epsilon(alone(run, config.delta)))
+        if messages is None:
+            kept = "not known"
+            if note.promised is not None:
+                kept = f"the promise counts, {note.promised:.4g} at delta {note.delta:g}"
+            cells = ("?", f"ledger gone or not whole: {kept}")
+        table.add_row(note.started, note.ledger.removesuffix("/ledger.jsonl"), note.unit, *cells)
     console.print(table)
     for unit, sum_ in totals.items():
-        console.print(f"together, for the unit {unit}{_total(sum_, config.delta)}")
+        many = sum_.records_per_user
+        owned = f" (up to {many} records of a person)" if many > 1 else ""
+        remark = f" ({sum_.remark})" if sum_.remark else f" at delta {config.delta:g}"
+        known = (
+            f"not known: {sum_.remark}"
+            if sum_.epsilon is None
+            else f"epsilon {_epsilon(sum_.epsilon)}{remark}"
+        )
+        console.print(f"together, for the unit {unit}{owned}: {known}")
     return DONE
 
 
 def _messages(run: Spent) -> int | None:
     return None if run.charges is None else sum(charge.count for charge in run.charges)
-
-
-def _lost(run: Spent) -> str:
-    note = run.note
-    if note.promised is None:
-        return "ledger gone or not whole: not known"
-    return f"ledger gone or not whole: the promise counts, {note.promised:.4g} at delta {note.delta:g}"
-
-
-def _total(sum_: Together, delta: float) -> str:
-    owned = f" (up to {sum_.records_per_user} records of a person)" if sum_.records_per_user > 1 else ""
-    if sum_.epsilon is None:
-        return f"{owned}: not known: {sum_.remark}"
-    remark = f" ({sum_.remark})" if sum_.remark else f" at delta {delta:g}"
-    return f"{owned}: epsilon {_epsilon(sum_.epsilon)}{remark}"
 
 
 def _epsilon(value: float | None) -> str:

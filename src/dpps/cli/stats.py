@@ -144,23 +144,20 @@ def print_found(found: Found) -> None:
 
 def _print_table(answers: Sequence[Answer], planned: bool = False) -> None:
     console = wide_console()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("question")
-    table.add_column("")
+    table = Table("question", "", box=None, pad_edge=False)
     for name in ("half-width", "noise") if planned else ("answer", "95 % interval", "noise"):
         table.add_column(name, justify="right")
     for answer in answers:
         for k, label in enumerate(answer.labels or ("",)):
             name = " / ".join(map(str, label)) if isinstance(label, tuple) else str(label)
-            value, low, high, noise = (
-                f"{x[k]:.4g}" for x in (answer.value, answer.low, answer.high, answer.noise)
-            )
-            cells = (
-                [f"{(answer.high[k] - answer.low[k]) / 2:.3g}"] if planned else [value, f"{low} to {high}"]
-            )
+            value, low, high, noise = (x[k] for x in (answer.value, answer.low, answer.high, answer.noise))
             if answer.too_noisy[k]:
-                cells, noise = ["too noisy", ""][: len(cells)], ""
-            table.add_row(answer.query if k == 0 else "", name, *cells, noise)
+                cells = ["too noisy", ""] if planned else ["too noisy", "", ""]
+            elif planned:
+                cells = [f"{(high - low) / 2:.3g}", f"{noise:.4g}"]
+            else:
+                cells = [f"{value:.4g}", f"{low:.4g} to {high:.4g}", f"{noise:.4g}"]
+            table.add_row(answer.query if k == 0 else "", name, *cells)
     console.print(table, markup=False)
     if any(answer.too_noisy.any() for answer in answers):
         console.print(

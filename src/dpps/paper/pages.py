@@ -20,16 +20,10 @@ class Spread(NamedTuple):
     deviation: float | None
 
 
-def mean(values: Sequence[float | None]) -> float:
-    """The mean of the known values; NaN when there are none."""
-    known = [v for v in values if v is not None]
-    return fmean(known) if known else float("nan")
-
-
 def spread(values: Sequence[float | None]) -> Spread:
-    """Mean and standard deviation of the known values."""
+    """Mean and standard deviation of the known values; the mean is NaN when there are none."""
     known = [v for v in values if v is not None]
-    return Spread(mean(known), stdev(known) if len(known) > 1 else None)
+    return Spread(fmean(known) if known else float("nan"), stdev(known) if len(known) > 1 else None)
 
 
 class Table:
@@ -47,16 +41,17 @@ class Table:
 
     def csv(self, path: Path, mark: str = "") -> None:
         """Write all digits; a spread takes two columns. A mark is a last column, the same in every row."""
-        wide = [any(isinstance(value, Spread) for value in column) for column in zip(*self.rows, strict=True)]
-        head: list[object] = []
-        for k, name in enumerate(self.columns):
-            head += [name, f"{name}, deviation"] if self.rows and wide[k] else [name]
-        lines: list[list[object]] = [[*head, "remark"]] if mark else [head]
-        for row in self.rows:
+        wide = [any(isinstance(row[k], Spread) for row in self.rows) for k in range(len(self.columns))]
+        head = [
+            (name, f"{name}, deviation") if two else name
+            for name, two in zip(self.columns, wide, strict=True)
+        ]
+        lines: list[list[object]] = []
+        for row in (head, *self.rows):
             cells: list[object] = []
             for value, two in zip(row, wide, strict=True):
-                cells += value if isinstance(value, Spread) else [value, None] if two else [value]
-            lines.append([*cells, mark] if mark else cells)
+                cells += value if isinstance(value, tuple) else [value, None] if two else [value]
+            lines.append([*cells, mark if lines else "remark"] if mark else cells)
         with path.open("w", newline="") as file:
             csv.writer(file).writerows(lines)  # None is an empty cell
 
@@ -77,9 +72,9 @@ def figure(panels: int, columns: int) -> tuple["Figure", list[Any]]:
     with needs_extra("plots"):
         from matplotlib.figure import Figure
 
-    rows = -(-panels // columns)
-    fig = Figure(figsize=(3.1 * min(columns, panels) + 0.6, 2.5 * rows + 0.3), layout="constrained")
-    axes = [fig.add_subplot(rows, min(columns, panels), k + 1) for k in range(panels)]
+    rows, columns = -(-panels // columns), min(columns, panels)
+    fig = Figure(figsize=(3.1 * columns + 0.6, 2.5 * rows + 0.3), layout="constrained")
+    axes = [fig.add_subplot(rows, columns, k + 1) for k in range(panels)]
     for axis in axes:
         axis.tick_params(labelsize=7)
         axis.title.set_fontsize(8)
@@ -98,18 +93,17 @@ class Page:
     """
 
     def __init__(self, folder: Path, title: str, notes: Sequence[str], mark: str = "") -> None:
-        self.folder, self.mark, self.notes = folder, mark, notes
+        self.folder, self.notes, self.mark = folder, notes, mark
         self.title = self._marked(title)
         folder.mkdir(parents=True, exist_ok=True)
         self._parts: list[dict[str, Any]] = []
 
+    def _marked(self, words: str) -> str:
+        return f"{words} ({self.mark})" if self.mark else words
+
     def table(self, name: str, caption: str, table: Table) -> None:
         """Add a table to the page and write it to `NAME.csv`."""
         table.csv(self.folder / f"{name}.csv", self.mark)
-        self.show(caption, table)
-
-    def show(self, caption: str, table: Table) -> None:
-        """Add a table to the page only."""
         rows = [[text(v) for v in row] for row in table.rows]
         self._parts.append(
             {"svg": "", "title": self._marked(caption), "columns": table.columns, "rows": rows}
@@ -126,9 +120,6 @@ class Page:
         fig.savefig(self.folder / f"{name}.png", dpi=dpi)
         svg = (self.folder / f"{name}.svg").read_text()
         self._parts.append({"svg": svg[svg.index("<svg") :]})
-
-    def _marked(self, words: str) -> str:
-        return f"{words} ({self.mark})" if self.mark else words
 
     def save(self, name: str = "index.html") -> Path:
         """Write the page."""

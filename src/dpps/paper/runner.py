@@ -17,12 +17,14 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, lru_cache
+from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import Queue
 from statistics import fmean
 from typing import Any
 
@@ -110,15 +112,11 @@ def _config(options: tuple[tuple[str, Any], ...]) -> Options:
     return Options(**dict(options), quiet=True).resolve()
 
 
-_NOT_COMPUTING = ("audit", "cli", "paper", "peers", "report")
-"""Parts of the package that no result depends on; of `paper`, results depend on this file only."""
-
-
 @cache
 def identity() -> str:
     """A checksum of everything but the settings that results depend on: the code and the versions of libraries."""
-    package = Path(__file__).parent.parent
-    computing = [p for p in package.rglob("*.py") if p.relative_to(package).parts[0] not in _NOT_COMPUTING]
+    package, other = Path(__file__).parent.parent, ("audit", "cli", "paper", "peers", "report")
+    computing = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] not in other]
     digest = hashlib.sha256(json.dumps({k: v for k, v in versions().items() if k != "platform"}).encode())
     for path in sorted([*computing, Path(__file__)]):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
@@ -147,9 +145,7 @@ def run(
         finished = prepared.fit(epochs=cell.config().epochs or 1, progress=False)
         seconds = finished.seconds | {"processor": time.process_time() - begun}  # without other programs
         accuracy = None
-        if (
-            cell.tests != 0
-        ):  # percent: the averaged s with each node's own l, mean over nodes, once at the end
+        if cell.tests != 0:  # percent: the averaged s with each node's own l, mean over nodes
             x, labels = dataset.test.inputs(slice(0, cell.tests)), dataset.test.labels[: cell.tests]
             accuracy = fmean(accuracies(finished.nodes.engine, finished.shared, finished.local, x, labels))
         outcome = _measured(cell, finished, accuracy, seconds)
@@ -177,13 +173,11 @@ def prepare(cell: Cell, dataset: data.DataSet, algorithm: Any = None, **more: An
     model, prefixes = models.build(
         config.model, chosen.shares(config.shared), dataset.train.shape, dataset.classes, config.norm, dropout
     )
-    arguments: dict[str, Any] = {name: getattr(config, name) for name in _PASSED_ON}
+    passed_on = ("sync_every", "mixes", "seed", "track_real")
+    arguments: dict[str, Any] = {name: getattr(config, name) for name in passed_on}
     arguments |= {"topology": config.network(), "privacy": config.privacy()}
     arguments |= {"watch": {"certified": Certified()} if cell.certified else None}
     return Run(chosen(model, prefixes, **config.rates()), deal(dataset, config)[0], **arguments | more)
-
-
-_PASSED_ON = ("sync_every", "mixes", "seed", "track_real")
 
 
 def dataset_of(cell: Cell, data_dir: Path | None = None) -> data.DataSet:
@@ -239,10 +233,8 @@ def mean_real(result: Result) -> float | None:
 
 def rounds_above(result: Result, bound: str = "estimated") -> list[int]:
     """The rounds in which the real sensitivity exceeded the bound."""
-    pairs = zip(result.get("real", []), result.get(bound, []), strict=True)
-    return [
-        t for t, (real, limit) in enumerate(pairs) if None not in (real, limit) and real > limit * (1 + 1e-6)
-    ]
+    pairs = enumerate(zip(result.get("real", []), result.get(bound, []), strict=True))
+    return [t for t, (real, limit) in pairs if None not in (real, limit) and real > limit * (1 + 1e-6)]
 
 
 # Many cells
@@ -261,9 +253,7 @@ class Store:
     def get(self, cell: Cell) -> Result | None:
         """The result, if the cell has been run."""
         path = self._path(cell)
-        if not path.exists():
-            return None
-        result: dict[str, Any] = json.loads(path.read_text())
+        result: Result | None = json.loads(path.read_text()) if path.exists() else None
         return result
 
     def put(self, cell: Cell, result: Result) -> None:
@@ -322,13 +312,19 @@ class Pool:
         unique = list(dict.fromkeys(cells))
         todo = [cell for cell in unique if self.store.get(cell) is None]
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        pool: list[_Worker] = []
         if todo:
-            cost = sum(cell.cost for cell in todo)
             with Progress(*columns, console=self.console, speed_estimate_period=1e9) as bar:
-                task = bar.add_task("cells", total=cost)
-                with self._processes(len(todo)) as pool:
+                task = bar.add_task("cells", total=sum(cell.cost for cell in todo))
+                try:
+                    pool += [self._start() for _ in range(min(self.workers, len(todo)))]
                     for done, cell in enumerate(self._work(todo, pool), start=len(unique) - len(todo) + 1):
                         bar.update(task, advance=cell.cost, description=f"cells {done}/{len(unique)}")
+                finally:
+                    for worker in pool:
+                        worker.pipe.close()
+                        worker.process.terminate()
+                        worker.process.join()
         return self.store.all(unique)
 
     def raise_errors(self) -> None:
@@ -354,18 +350,16 @@ class Pool:
                 k = busy[pipe]  # type: ignore[index]
                 cell, pool[k].cell = pool[k].cell, None
                 assert cell is not None
-                if not self._keep(cell, pool[k]):
+                try:
+                    self._keep(cell, *pool[k].pipe.recv())
+                except (EOFError, ConnectionResetError):
+                    pool[k].process.join()
+                    code = pool[k].process.exitcode
+                    self.errors[cell] = f"the process ended with code {code} (out of memory?)"
                     pool[k] = self._start()
                 yield cell
 
-    def _keep(self, cell: Cell, worker: _Worker) -> bool:
-        """Keep what a worker reports; False: it died."""
-        try:
-            result, error, seconds, warnings = worker.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            worker.process.join()
-            self.errors[cell] = f"the process ended with code {worker.process.exitcode} (out of memory?)"
-            return False
+    def _keep(self, cell: Cell, result: Result, error: str, seconds: float, warnings: list[str]) -> None:
         for warning in warnings:
             if warning not in self._warned:  # cells that differ only in their seed give the same warnings
                 self._warned.add(warning)
@@ -375,64 +369,42 @@ class Pool:
         else:
             self._spent, self._paid = self._spent + seconds, self._paid + cell.cost
             self.store.put(cell, {**result, "wall_seconds": round(seconds, 2)})
-        return True
 
     def _in_time(self, cell: Cell) -> bool:
         expected = cell.cost * self._spent / self._paid if self._paid else 0.0
         return self.deadline is None or time.monotonic() + expected < self.deadline
 
     def _start(self) -> _Worker:
-        context = mp.get_context("spawn")
+        context, environment = mp.get_context("spawn"), dict(os.environ)
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, self.train, self.data_dir), daemon=True)
-        process.start()
+        os.environ["OMP_NUM_THREADS"] = "1"  # a worker's numerical libraries read it when they are loaded
+        try:
+            process.start()
+        finally:
+            del os.environ["OMP_NUM_THREADS"]
+            os.environ |= environment
         theirs.close()
         return _Worker(process, ours)
-
-    @contextmanager
-    def _processes(self, cells: int) -> Iterator[list[_Worker]]:
-        before = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = (
-            "1"  # the numerical libraries of a worker read it when they are loaded
-        )
-        pool = [self._start() for _ in range(min(self.workers, cells))]
-        try:
-            yield pool
-        finally:
-            for worker in pool:
-                worker.pipe.close()
-                worker.process.terminate()
-                worker.process.join()
-            del os.environ["OMP_NUM_THREADS"]
-            os.environ |= {} if before is None else {"OMP_NUM_THREADS": before}
-
-
-class _Collected(logging.Handler):
-    """Collects a worker's warnings, which its parent logs."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
 
 
 def _serve(pipe: Connection, train: Train, data_dir: Path | None) -> None:
     """What a worker does: receive a cell, send its result or its error, until the pipe closes."""
     torch.set_num_threads(1)
-    warnings = _Collected()
-    logging.getLogger().addHandler(warnings)
+    warned: Queue[logging.LogRecord] = Queue()  # the parent logs them
+    handler = QueueHandler(warned)
+    handler.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(handler)
     while True:
         try:
             cell = pipe.recv()
         except (EOFError, KeyboardInterrupt):
             return
         begun, result, failed = time.perf_counter(), None, ""
-        warnings.texts = []
         try:
             result = train(cell, data_dir)
         except Exception as error:  # noqa: BLE001 - the parent reports it and goes on with the other cells
             last = traceback.extract_tb(error.__traceback__)[-1]
             failed = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
-        pipe.send((result, failed, time.perf_counter() - begun, warnings.texts))
+        warnings = [warned.get().getMessage() for _ in range(warned.qsize())]
+        pipe.send((result, failed, time.perf_counter() - begun, warnings))

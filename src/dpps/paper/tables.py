@@ -6,7 +6,7 @@ An `Experiment` declares its points, each with a cell for every seed, and writes
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from dpps.errors import UsageError, unknown
 from dpps.learning import ALGORITHMS
 from dpps.paper import published
-from dpps.paper.pages import Page, Table, figure, mean, spread
+from dpps.paper.pages import Page, Table, figure, spread
 from dpps.paper.runner import Cell, Result, Store, mean_real, rounds_above
 from dpps.topology import parse
 
@@ -60,11 +60,6 @@ class Scope:
             raise UsageError("--seeds is 0: it must be 1 or more")
         if not (self.bandwidth > 0 and isfinite(self.bandwidth)):
             raise UsageError(f"--bandwidth is {self.bandwidth}: it must be positive, in bits a second")
-
-    @property
-    def mark(self) -> str:
-        """What every table and figure must say of a run that is not full."""
-        return "" if self.size == "full" else "quick run on mnist-mini, not the paper's data and rounds"
 
     def fit(self, cell: Cell) -> Cell:
         """The cell at this size. A quick MLP run has as many rounds as two epochs of a full one."""
@@ -123,7 +118,8 @@ class Experiment(ABC):
         results = store.all(cells)
         ran = f"{len(results)} of {len(cells)} cells run; seeds {', '.join(map(str, scope.seeds))}"
         about = " ".join(str(self.__doc__).split())
-        page = Page(out / self.name, self.title, ["; ".join((ran, *notes)), about], scope.mark)
+        mark = "" if scope.size == "full" else "quick run on mnist-mini, not the paper's data and rounds"
+        page = Page(out / self.name, self.title, ["; ".join((ran, *notes)), about], mark)
         self.write(results, self.points(scope), scope, page)
         return page.save()
 
@@ -178,9 +174,9 @@ class Sensitivity(Experiment):
         return points
 
     def write(self, results: Results, points: list[Point], scope: Scope, page: Page) -> None:
-        columns = ("mean real", "peak real", "mean estimated", "peak estimated")
         table = Table(
-            " | ".join(("panel", *(f"{c}{who}" for c in columns for who in ("", ", authors")), "seeds"))
+            "panel | mean real | mean real, authors | peak real | peak real, authors | mean estimated | "
+            "mean estimated, authors | peak estimated | peak estimated, authors | seeds"
         )
         checks = Table(
             "panel | rounds | real above estimated | of these right after a synchronisation | real above certified | "
@@ -189,43 +185,32 @@ class Sensitivity(Experiment):
         fig, axes = figure(len(points), columns=4)
         for axis, point in zip(axes, points, strict=True):
             name, found, cell = "-".join(point.labels), _done(results, point, "real"), point.cells[0]
-            theirs = published.curve(name)
-            self._draw(axis, name, theirs, results.get(cell))
+            theirs, first = published.curve(name), results.get(cell)
+            axis.plot(theirs.real, color="#bbbbbb", linewidth=2.5, label="real, authors")
+            axis.plot(theirs.estimated, color="#f3c9a5", linewidth=2.5, label="estimated, authors")
+            if first and first.get("real"):
+                axis.plot(first["real"], color="black", linewidth=0.8, label="real")
+                axis.plot(first["estimated"], color="#c05a00", linewidth=0.8, label="estimated (Remark 1)")
+                axis.plot(first["certified"], color="#0057a8", linewidth=0.8, label="certified")
+            axis.set(yscale="log", title=name + ("" if first else " (not run)"), xlabel="round")
             if not found:
                 table.add(name, *("not run", "") * 4, 0)
                 continue
             ours = [_mean_and_peak(r["real"], r["estimated"]) for r in found]
-            numbers = zip(zip(*ours, strict=True), _mean_and_peak(*theirs), strict=True)
-            both = (value for four, their in numbers for value in (spread(four), their))
-            table.add(name, *both, len(found))
+            both = zip(map(spread, zip(*ours, strict=True)), _mean_and_peak(*theirs), strict=True)
+            table.add(name, *chain.from_iterable(both), len(found))
             noise = 2 * cell["c_prime"] * cell["noise_rate"] * found[0]["shared_parameters"] / cell["budget"]
-            checks.add(
-                name,
-                sum(r["rounds"] for r in found),
-                _above(found),
-                sum(t % 5 == 0 for r in found for t in rounds_above(r)),
-                _above(found, "certified"),
-                sum(sum(r["certified"]) / sum(r["real"]) for r in found) / len(found),
-                cell["decay"] * (1 + noise),
-                spread([growth(r["estimated"], 5) for r in found]),
-            )
+            synchronised = sum(t % 5 == 0 for r in found for t in rounds_above(r))
+            certified = sum(sum(r["certified"]) / sum(r["real"]) for r in found) / len(found)
+            row = [sum(r["rounds"] for r in found), _above(found), synchronised, _above(found, "certified")]
+            measured = spread([growth(r["estimated"], 5) for r in found])
+            checks.add(name, *row, certified, cell["decay"] * (1 + noise), measured)
         axes[0].set_ylabel("sensitivity (L1)")
         axes[0].legend(fontsize=6)
-        page.table(
-            "sensitivity", "Sensitivity: ours (mean over seeds ± standard deviation) and the authors'", table
-        )
+        caption = "Sensitivity: ours (mean over seeds ± standard deviation) and the authors'"
+        page.table("sensitivity", caption, table)
         page.table("checks", "Does the estimate hold, and how does it grow", checks)
         page.figure("sensitivity", fig)
-
-    @staticmethod
-    def _draw(axis: Any, name: str, theirs: published.Curve, ours: Result | None) -> None:
-        axis.plot(theirs.real, color="#bbbbbb", linewidth=2.5, label="real, authors")
-        axis.plot(theirs.estimated, color="#f3c9a5", linewidth=2.5, label="estimated, authors")
-        if ours and ours.get("real"):
-            axis.plot(ours["real"], color="black", linewidth=0.8, label="real")
-            axis.plot(ours["estimated"], color="#c05a00", linewidth=0.8, label="estimated (Remark 1)")
-            axis.plot(ours["certified"], color="#0057a8", linewidth=0.8, label="certified")
-        axis.set(yscale="log", title=name + ("" if ours else " (not run)"), xlabel="round")
 
 
 def _mean_and_peak(real: list[float], estimated: list[float]) -> list[float]:
@@ -251,11 +236,10 @@ class Factors(Experiment):
     title = "Mean real sensitivity against shared layers and connectivity (Section V-C)"
 
     def points(self, scope: Scope) -> list[Point]:
-        cells = (
-            (shared, d, paper_cell(shared=shared, topology=f"{d}-out", epochs=2, **_CONNECTIVITY))
-            for shared, d in product(_LAYERS, range(2, 11))
-        )
-        return [Point((shared, d), scope.seeded(cell)) for shared, d, cell in cells]
+        def cell(shared: str, d: int) -> Cell:
+            return paper_cell(shared=shared, topology=f"{d}-out", epochs=2, **_CONNECTIVITY)
+
+        return [Point(place, scope.seeded(cell(*place))) for place in product(_LAYERS, range(2, 11))]
 
     def write(self, results: Results, points: list[Point], scope: Scope, page: Page) -> None:
         table = Table(
@@ -265,9 +249,9 @@ class Factors(Experiment):
         for point in points:
             (shared, d), found = point.labels, _done(results, point, "real")
             own = [mean_real(r) for r in found]
-            ras[shared, d] = mean(own)
+            ras[shared, d] = spread(own).mean
             theirs = published.FACTORS[d] if shared == "1" else None
-            difference = 100 * (mean(own) / theirs - 1) if theirs and own else None
+            difference = 100 * (ras[shared, d] / theirs - 1) if theirs and own else None
             row = (_LAYERS[shared], d, spread(own) if own else "not run", theirs, difference)
             table.add(*row, sum(r["rounds"] for r in found), _above(found), len(found))
         caption = "Mean real sensitivity (RAS), ours (mean over seeds ± standard deviation) and the authors'"
@@ -278,8 +262,9 @@ class Factors(Experiment):
             left.plot(list(_LAYERS.values()), [ras[s, d] for s in _LAYERS], marker=".", label=f"d = {d}")
         for s, layers in _LAYERS.items():
             right.plot(degrees, [ras[s, d] for d in degrees], marker=".", label=f"{layers} shared")
-        theirs_line = (list(published.FACTORS), list(published.FACTORS.values()))
-        right.plot(*theirs_line, "k--", linewidth=0.8, label="1 shared, authors")
+        right.plot(
+            *zip(*published.FACTORS.items(), strict=True), "k--", linewidth=0.8, label="1 shared, authors"
+        )
         for axis, label in ((left, "shared layers"), (right, "d of d-Out")):
             axis.set(xlabel=label, ylabel="mean real sensitivity", yscale="log")
             axis.legend(fontsize=6)
@@ -303,29 +288,25 @@ class Scale(Experiment):
     def points(self, scope: Scope) -> list[Point]:
         full = scope.size == "full"
         few, large = ((10, 20, 30, 40, 50), (100, 300, 1000)) if full else ((10, 20, 50), ())
-        mlp = [*product(few, (2, 4, 6, 8)), *product(large, (2, 8))] if "mlp" in scope.models else []
-        resnet = product((10, 20), (2, 8)) if "resnet18" in scope.models else ()
-        return [
-            *(Point(("mlp", n, d), (self._mlp(n, d, scope),)) for n, d in mlp),
-            *(Point(("resnet18", n, d), (self._resnet(n, d, scope),)) for n, d in resnet),
+        places: list[tuple[str, int, int]] = [
+            *product(("mlp",), few, (2, 4, 6, 8)),
+            *product(("mlp",), large, (2, 8)),
         ]
+        places += product(("resnet18",), (10, 20), (2, 8))
+        return [Point(place, (self._cell(*place, scope),)) for place in places if place[0] in scope.models]
 
     @staticmethod
-    def _mlp(n: int, d: int, scope: Scope) -> Cell:
+    def _cell(model: str, n: int, d: int, scope: Scope) -> Cell:
+        options: Options = {"nodes": n, "topology": f"{d}-out", "seed": scope.seeds[0]}
+        if model == "resnet18":
+            options |= {"sensitivity": "paper", "sync_every": 5, "epochs": 1, "lr_step": 0, "tests": 0}
+            options |= {"examples": RESNET_ROUNDS * n * 100, **_KIND[model], **_PANELS[model, "1"]}
+            return scope.fit(paper_cell(**options))
         full = scope.size == "full"
         batch, rounds = (10, 60) if not full else (50, 40) if n == 1000 else (100, 120)
         epochs = max(1, rounds // ((60_000 if full else 10_000) // (n * batch)))
-        options = {"data": "mnist" if full else "mnist-mini", "nodes": n, "topology": f"{d}-out"}
-        options |= {"epochs": epochs, "batch_size": batch, "seed": scope.seeds[0]}
+        options |= {"data": "mnist" if full else "mnist-mini", "epochs": epochs, "batch_size": batch}
         return paper_cell(**options, **_CONNECTIVITY)
-
-    @staticmethod
-    def _resnet(n: int, d: int, scope: Scope) -> Cell:
-        cell = paper_cell(
-            nodes=n, topology=f"{d}-out", sensitivity="paper", sync_every=5, epochs=1, lr_step=0
-        )
-        cell = cell.but(**_KIND["resnet18"] | _PANELS["resnet18", "1"])
-        return scope.fit(cell.but(tests=0, seed=scope.seeds[0], examples=RESNET_ROUNDS * n * 100))
 
     def write(self, results: Results, points: list[Point], scope: Scope, page: Page) -> None:
         table = Table(
@@ -422,9 +403,8 @@ class Accuracy(Experiment):
                 yield Point((unit, epsilon, topology), (cell(topology, **options),), "units", rank)
 
     def write(self, results: Results, points: list[Point], scope: Scope, page: Page) -> None:
-        parts: dict[str, list[Point]] = {p: [] for p in ("accuracy", "seeds", "periods", "whole", "units")}
-        for point in points:
-            parts[point.part].append(point)
+        names = ("accuracy", "seeds", "periods", "whole", "units")
+        parts = {name: [point for point in points if point.part == name] for name in names}
         table = Table("model | algorithm | b | topology | accuracy % | paper % | difference")
         ours: dict[tuple[Any, ...], float] = {}
         for point in sorted(parts["accuracy"], key=lambda p: (p.labels[0] != "mlp", p.labels[0])):
@@ -435,9 +415,8 @@ class Accuracy(Experiment):
             table.add(model, algorithm, budget or "none", topology, shown, theirs, difference)
         page.table("accuracy", "Final test accuracy, ours and the paper's, one seed", table)
         self._write_study(results, parts, page)
-        page.table(
-            "claims", "The paper's claims, computed from its table and from ours (MLP block)", _claims(ours)
-        )
+        caption = "The paper's claims, computed from its table and from ours (MLP block)"
+        page.table("claims", caption, _claims(ours))
         page.figure("accuracy", self._draw(ours, results, parts["units"], scope))
 
     @staticmethod
@@ -448,7 +427,7 @@ class Accuracy(Experiment):
         for point in parts["seeds"]:
             found = [r["accuracy"] for r in _done(results, point, "accuracy")]
             name, their = point.labels[0], theirs[point.labels[0]]
-            shown = (spread(found), their, mean(found) - their) if found else ("not run", their, None)
+            shown = (spread(found), their, spread(found).mean - their) if found else ("not run", their, None)
             table.add(name, *shown, len(found))
         page.table("seeds", "PartPSP-1, b = 3, MLP: how much the seed matters", table)
 
@@ -472,24 +451,23 @@ class Accuracy(Experiment):
             own += [{}] * (len(published.TOPOLOGIES) - len(own))
             spent = next((r["epsilon_sum"] for r in own if r.get("epsilon_sum")), None)
             table.add(f"node-swap, b = {budget:g} (paper)", spent, 0, *(r.get("accuracy") for r in own))
-        for labels, row in _rows(results, parts["units"], all_of_them=True).items():
+        for labels, row in _rows(results, parts["units"]).items():
             table.add(*labels, 1e-5, *row.values())
         page.table("units", "The other units on the same graphs: PartPSP-1, MLP, accuracy %", table)
 
     @staticmethod
     def _draw(ours: Grid, results: Results, units: list[Point], scope: Scope) -> Any:
-        models = [m for m in scope.models if any(labels[0] == m for labels in ours)] or ["mlp"]
+        models = [m for m in scope.models if m in {labels[0] for labels in ours}] or ["mlp"]
         fig, axes = figure(len(models) * 4, columns=4)
         axis_of = dict(zip(product(models, published.TOPOLOGIES), axes, strict=True))
         ticks: dict[float | None, int] = {1.0: 1, 2.0: 2, 3.0: 3, None: 4}
         colours = dict(zip(published.ALGORITHMS, ("#0057a8", "#3fa34d", "#c05a00", "#7a4fa3"), strict=True))
         for (model, topology), axis in axis_of.items():
             for algorithm, colour in colours.items():
-                theirs = [_theirs(model, algorithm, b, topology) for b in ticks]
-                axis.plot(list(ticks.values()), theirs, color=colour, linestyle=":", linewidth=1)
                 places = {x: (model, algorithm, b, topology) for b, x in ticks.items()}
-                mine = [(x, ours[place]) for x, place in places.items() if place in ours]
-                if mine:
+                theirs = [_theirs(*place) for place in places.values()]
+                axis.plot(list(places), theirs, color=colour, linestyle=":", linewidth=1)
+                if mine := [(x, ours[place]) for x, place in places.items() if place in ours]:
                     style: Options = {"color": colour, "marker": "o", "markersize": 3, "label": algorithm}
                     axis.plot(*zip(*mine, strict=True), **style)
             axis.set_xticks([1, 2, 3, 4], ["b=1", "2", "3", "none"])
@@ -524,14 +502,12 @@ def _theirs(model: str, algorithm: str, budget: float | None, topology: str) -> 
     return published.ACCURACY[algorithm, budget, model][published.TOPOLOGIES.index(topology)]
 
 
-def _rows(
-    results: Results, points: list[Point], *, all_of_them: bool = False
-) -> dict[tuple[Any, ...], dict[Any, float | str]]:
-    """Accuracies by all labels but the last, then by the last; unless `all_of_them`, rows of which something was run."""
+def _rows(results: Results, points: list[Point]) -> dict[tuple[Any, ...], dict[Any, float | str]]:
+    """Accuracies by all labels but the last, then by the last."""
     rows: dict[tuple[Any, ...], dict[Any, float | str]] = {}
     for point in points:
         rows.setdefault(point.labels[:-1], {})[point.labels[-1]] = _shown(results, point.cells[0])
-    return {k: row for k, row in rows.items() if all_of_them or set(row.values()) != {"not run"}}
+    return rows
 
 
 def _claims(ours: Grid) -> Table:

@@ -1,7 +1,7 @@
 """What the page draws: lines over an axis, for one run or several over each other."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -29,22 +29,14 @@ class Axis:
     """Whether only whole numbers are written."""
 
     @classmethod
-    def around(
-        cls,
-        values: Iterable[float],
-        *,
-        log: bool = False,
-        floor: float = -math.inf,
-        ceiling: float = math.inf,
-    ) -> "Axis":
-        """With some room around the values, unless that would pass the floor or the ceiling."""
-        known = list(values)
-        low, high = min(known), max(known)
+    def around(cls, values: Sequence[float], *, log: bool = False, ceiling: float = math.inf) -> "Axis":
+        """With some room around the values, unless that would pass 0 or the ceiling."""
+        low, high = min(values), max(values)
         if log:
             room = max((high / low) ** 0.06, 2.0 if high < 1.5 * low else 1.0)
             return cls(low / room, high * room, log=True)
         room = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
-        return cls(max(floor, low - room), min(ceiling, high + room))
+        return cls(max(0.0, low - room) if low >= 0 else low - room, min(ceiling, high + room))
 
     def place(self, value: float) -> float:
         """From 0 at the low end to SIZE at the high end, in steps of a tenth."""
@@ -110,6 +102,11 @@ class Line:
         return DASHES[(self.index + self.index // 12) % len(DASHES)]
 
     @property
+    def dotted(self) -> bool:
+        """Whether its points are shown one by one."""
+        return len(self.points) <= DOTTED_POINTS
+
+    @property
     def last(self) -> float:
         """Its value at the end."""
         return self.points[max(self.points)]
@@ -159,27 +156,19 @@ class Chart:
     def y_axis(self) -> Axis:
         """Up the chart."""
         values = [y for line in self.lines for y in line.points.values()]
-        floor = 0.0 if min(values) >= 0 else -math.inf
-        return Axis.around(values, log=self.log, floor=floor, ceiling=100.0 if self.unit else math.inf)
+        return Axis.around(values, log=self.log, ceiling=100.0 if self.unit else math.inf)
 
     def places(self, line: Line) -> list[tuple[float, float]]:
         """Of its points as SVG counts them: y from the top."""
-        return [
-            (self.x_axis.place(x), round(SIZE - self.y_axis.place(line.points[x]), 1))
-            for x in thinned(line.points)
-        ]
-
-    def dotted(self, line: Line) -> bool:
-        """Whether its points are shown one by one."""
-        return len(line.points) <= DOTTED_POINTS
+        x, y = self.x_axis, self.y_axis
+        return [(x.place(at), round(SIZE - y.place(line.points[at]), 1)) for at in thinned(line.points)]
 
     def table(self) -> list[list[str]]:
         """x and the values of all lines there, at some of the points."""
         step = -(-len(self.x) // TABLE_ROWS)
-        rows = sorted({*self.x[::step], self.x[-1]})
         return [
             [number(x), *(f"{line.points[x]:.6g}" if x in line.points else "" for line in self.lines)]
-            for x in rows
+            for x in sorted({*self.x[::step], self.x[-1]})
         ]
 
 
@@ -201,71 +190,39 @@ def thinned(points: Points) -> list[float]:
 
 def charts(runs: Sequence[Reported]) -> list[Chart]:
     """Everything that these runs have values for. A single run shows its parts, several show one line each."""
-    one = len(runs) == 1
-    accuracies = {run.name: dict(enumerate(run.summary.accuracy_by_epoch, start=1)) for run in runs}
-    covered = all(run.summary.accuracy_is_covered for run in runs)
-    exchange = {} if one else {run.name: _exchange(run) for run in runs}
-    if len({epsilon for points in exchange.values() for epsilon in points}) < 2:
-        exchange = {}
-    total = all(run.unit is None or run.unit.has_total for run in runs)
+    one, first = len(runs) == 1, runs[0]
+    uncovered = not all(run.summary.accuracy_is_covered for run in runs)
+    percent: dict[str, Any] = {"y_label": "accuracy (%)", "unit": " %", "own_eyes": uncovered}
+    accuracies = _lines({run.name: dict(enumerate(run.summary.accuracy_by_epoch, start=1)) for run in runs})
+    exchange = _lines({run.name: _exchange(run) for run in runs})
+    sensitivity = _sensitivity(first) if one else {run.name: _column(run, "estimated") for run in runs}
+    spent = "Total epsilon after each round, computed by the accountant from the ledger."
+    if not all(run.unit is None or run.unit.has_total for run in runs):
+        spent = "In the unit node-swap, the sum of the rounds' epsilons, which is not a proven total."
     found = [
         Chart(
             "accuracy",
             "Accuracy",
             "On the test set, mean over the nodes.",
-            _lines(accuracies),
-            "accuracy (%)",
-            "epoch",
-            unit=" %",
-            own_eyes=not covered,
-        ),
-        Chart(
-            "exchange",
-            "Accuracy against epsilon",
-            "Of the whole run. Units differ in what they protect.",
-            _lines(exchange),
-            "accuracy (%)",
-            "epsilon",
-            log_x=True,
-            unit=" %",
-            own_eyes=not covered,
-        ),
-        *(_metrics(runs[0]) if one else ()),
-        Chart(
-            "epsilon",
-            "Privacy spent",
-            "Total epsilon after each round, computed by the accountant from the ledger."
-            if total
-            else "In the unit node-swap, the sum of the rounds' epsilons, which is not a proven total.",
-            _lines({run.name: run.spent() for run in runs}),
-            "epsilon",
-            log=not one,
-        ),
-        Chart(
-            "loss",
-            "Training loss",
-            "Mean over the nodes, each on its own batch; not noised.",
-            _lines({run.name: _column(run, "loss") for run in runs}),
-            "loss",
-            own_eyes=True,
-        ),
-        Chart(
-            "sensitivity",
-            "Sensitivity",
-            "What the noise is calibrated to.",
-            _lines(_sensitivity(runs[0]) if one else {run.name: _column(run, "estimated") for run in runs}),
-            "sensitivity",
-            log=True,
-        ),
-        Chart(
-            "scale",
-            "Noise scale",
-            "Scale of the noise in every number that is sent.",
-            _lines({run.name: _column(run, "scale") for run in runs}),
-            "scale",
-            log=True,
-        ),
+            accuracies,
+            x_label="epoch",
+            **percent,
+        )
     ]
+    if len({epsilon for line in exchange for epsilon in line.points}) > 1:
+        title, caption = "Accuracy against epsilon", "Of the whole run. Units differ in what they protect."
+        found.append(Chart("exchange", title, caption, exchange, x_label="epsilon", log_x=True, **percent))
+    found += _metrics(first) if one else ()
+    lines = _lines({run.name: run.spent() for run in runs})
+    found.append(Chart("epsilon", "Privacy spent", spent, lines, "epsilon", log=not one))
+    lines = _lines({run.name: _column(run, "loss") for run in runs})
+    caption = "Mean over the nodes, each on its own batch; not noised."
+    found.append(Chart("loss", "Training loss", caption, lines, "loss", own_eyes=True))
+    caption = "What the noise is calibrated to."
+    found.append(Chart("sensitivity", "Sensitivity", caption, _lines(sensitivity), "sensitivity", log=True))
+    lines = _lines({run.name: _column(run, "scale") for run in runs})
+    caption = "Scale of the noise in every number that is sent."
+    found.append(Chart("scale", "Noise scale", caption, lines, "scale", log=True))
     return [chart for chart in found if chart.lines]
 
 
@@ -281,23 +238,19 @@ def _exchange(run: Reported) -> Points:
     return {float(f"{epsilon:.3g}"): accuracy}
 
 
-def _metrics(run: Reported) -> Iterable[Chart]:
+def _metrics(run: Reported) -> Iterator[Chart]:
     """One chart for each metric asked for, after every epoch."""
     epochs = run.summary.metrics_by_epoch
-    for k, metric in enumerate(
-        dict.fromkeys(m for epoch in epochs for found in epoch.values() for m in found)
-    ):
+    names = dict.fromkeys(name for epoch in epochs for found in epoch.values() for name in found)
+    for k, metric in enumerate(names):
         lines: dict[str, dict[float, float]] = {"test set": {}, "own test data": {}}
         for at, epoch in enumerate(epochs, start=1):
-            for name, which in zip(lines, ("test", "own"), strict=True):
-                values = [
-                    v for v in epoch.get(which, {}).get(metric, ()) if v is not None and math.isfinite(v)
-                ]
-                lines[name] |= {at: fmean(values)} if values else {}
+            for points, which in zip(lines.values(), ("test", "own"), strict=True):
+                measured = epoch.get(which, {}).get(metric, ())
+                if values := [v for v in measured if v is not None and math.isfinite(v)]:
+                    points[at] = fmean(values)
         drawn = _lines({name: points for name, points in lines.items() if points})
-        yield Chart(
-            f"metric-{k}", metric, "Mean over the nodes.", drawn, metric, x_label="epoch", own_eyes=True
-        )
+        yield Chart(f"metric-{k}", metric, "Mean over the nodes.", drawn, metric, "epoch", own_eyes=True)
 
 
 def _sensitivity(run: Reported) -> dict[str, Points]:
@@ -314,7 +267,6 @@ def _sensitivity(run: Reported) -> dict[str, Points]:
 
 def _column(run: Reported, name: str) -> Points:
     """A column of the rounds, without what cannot be drawn; on a log scale that is 0, too."""
-    values = {log.round: getattr(log, name) for log in run.log}
-    return {
-        at: y for at, y in values.items() if y is not None and math.isfinite(y) and (y > 0 or name == "loss")
-    }
+    values = ((log.round, getattr(log, name)) for log in run.log)
+    known = {at: y for at, y in values if y is not None and math.isfinite(y)}
+    return known if name == "loss" else {at: y for at, y in known.items() if y > 0}

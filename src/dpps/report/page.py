@@ -4,11 +4,11 @@ A page is one file that loads nothing and runs no script: the style sheet is put
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,8 @@ def _names(folders: list[Path]) -> dict[Path, str]:
     paths = {folder: folder.resolve().parts for folder in folders}
     if len(set(paths.values())) < len(folders):
         raise UsageError("the same run is named twice: name every run once")
-    for count in range(1, max(len(parts) for parts in paths.values()) + 1):
-        names = {folder: "/".join(parts[-count:]) for folder, parts in paths.items()}
-        if len(set(names.values())) == len(names):
-            break
-    return names
+    length = next(n for n in count(1) if len({parts[-n:] for parts in paths.values()}) == len(folders))
+    return {folder: "/".join(parts[-length:]) for folder, parts in paths.items()}
 
 
 def _put(text: str, out: Path) -> Path:
@@ -89,35 +86,21 @@ def _put(text: str, out: Path) -> Path:
 
 def render(runs: Sequence[Reported]) -> str:
     """The HTML of one run, or of a comparison."""
-    drawn = charts(runs)
+    drawn, run = charts(runs), runs[0]
     facts: dict[str, Any] = {
         "runs": runs,
         "charts": [chart for chart in drawn if not chart.flat],
         "steady": [chart for chart in drawn if chart.flat],
     }
     if len(runs) > 1:
-        names = dict.fromkeys(name for run in runs for name in run.options)  # and whether they differ in it
-        options = {name: len({str(run.options.get(name)) for run in runs}) > 1 for name in names}
-        return fill(
-            "comparison.html",
-            line=Line,
-            alike=list(_grouped(runs, _without_guarantee).values()),
-            options=options,
-            **facts,
-        )
-    run = runs[0]
+        names = dict.fromkeys(name for each in runs for name in each.options)
+        differs = {name: len({str(each.options.get(name)) for each in runs}) > 1 for name in names}
+        alike = list(_grouped(runs, _without_guarantee).values())
+        return fill("comparison.html", line=Line, alike=alike, options=differs, **facts)
     single, whole = gains(run.summary)
-    reach = [edge for g in (*single, *whole) for edge in (0.0, *g.interval)]
-    return fill(
-        "run.html",
-        run=run,
-        single=single,
-        whole=whole,
-        strip=Axis.around(reach) if reach else None,
-        measured_on=measured_on(run.summary),
-        nodes=node_rows(run.summary),
-        **facts,
-    )
+    reach = [edge for gain in (*single, *whole) for edge in (0.0, *gain.interval)]
+    facts |= {"run": run, "single": single, "whole": whole, "strip": Axis.around(reach) if reach else None}
+    return fill("run.html", measured_on=measured_on(run.summary), nodes=node_rows(run.summary), **facts)
 
 
 def render_answers(folder: Path) -> str:
@@ -135,7 +118,6 @@ def render_answers(folder: Path) -> str:
         nodes=found["nodes"],
         privacy=privacy,
         answers=answers,
-        heads=["", "answer", "95 % interval", "noise"],
         meaning=words.odds(privacy, suspected),
     )
 
@@ -144,31 +126,27 @@ def _drawn(answer: Mapping[str, Any]) -> dict[str, Any]:
     """One question: a row for every number, the axis they share, and a curve where they are one."""
     axis = next((name for name in ("labels", "terms", "at", "times") if name in answer), "")
     labels = [" / ".join(map(str, x)) if isinstance(x, list) else str(x) for x in answer.get(axis, [""])]
-    columns = [answer[name] if axis else [answer[name]] for name in ("value", "low", "high", "noise")]
-    rows = [
-        {"label": label, "value": value, "low": low, "high": high, "noise": noise}
-        for label, value, low, high, noise in zip(labels, *columns, strict=True)
-    ]
+    names = ("value", "low", "high", "noise")
+    columns = [answer[name] if axis else [answer[name]] for name in names]
+    rows = [dict(zip(("label", *names), row, strict=True)) for row in zip(labels, *columns, strict=True)]
     known = [row for row in rows if row["value"] is not None]
     # slopes have units of their own, so they share no axis
     ends = [row[name] for row in known for name in ("low", "high") if axis != "terms"]
-    curve = axis == "times" and len(known) > 1 and not any(isinstance(x, list) for x in answer[axis])
+    chart = None
+    if axis == "times" and len(known) > 1 and not any(isinstance(x, list) for x in answer[axis]):
+        ends_of = {"survival": "value", "lower end": "low", "upper end": "high"}
+        lines = [
+            Line(name, {float(row["label"]): row[key] for row in known}, k)
+            for k, (name, key) in enumerate(ends_of.items())
+        ]
+        caption = "The outer lines are the ends of the 95 % interval at each time."
+        chart = Chart(f"curve-{answer['query']}", "Survival", caption, lines, "share alive", "time")
     return {
         "query": answer["query"],
         "rows": rows,
-        "axis": Axis.around(ends, floor=0.0 if min(ends) >= 0 else -math.inf) if ends else None,
-        "chart": _survival(answer["query"], known) if curve else None,
+        "axis": Axis.around(ends) if ends else None,
+        "chart": chart,
     }
-
-
-def _survival(query: str, rows: Sequence[Mapping[str, Any]]) -> Chart:
-    names = {"survival": "value", "lower end": "low", "upper end": "high"}
-    lines = [
-        Line(name, {float(row["label"]): row[key] for row in rows}, k)
-        for k, (name, key) in enumerate(names.items())
-    ]
-    caption = "The outer lines are the ends of the 95 % interval at each time."
-    return Chart(f"curve-{query}", "Survival", caption, lines, "share alive", "time")
 
 
 def model_card(run: Reported) -> str:
@@ -182,25 +160,22 @@ def model_card(run: Reported) -> str:
 
 def node_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of a table: what was measured of every node at the end."""
-    accuracies = {"test": summary.accuracy_by_node, "own": summary.own_accuracy_by_node}
-    columns = {
-        f"accuracy {DATA[k]}": [_percent(v) for v in found] for k, found in accuracies.items() if found
-    }
+    columns: dict[str, list[str]] = {}
+    for which, accuracies in (("test", summary.accuracy_by_node), ("own", summary.own_accuracy_by_node)):
+        if accuracies:
+            columns[f"accuracy {DATA[which]}"] = [_percent(v) for v in accuracies]
     for which, scores in (summary.scores or {}).items():
         for name, found in scores.items():
-            if name in summary.metrics_by_node.get(which, {}) or name == "accuracy" or not found.by_node:
-                continue
-            columns[f"{name} {DATA[which]}"] = [_estimate(each) for each in found.by_node]
+            if found.by_node and name != "accuracy" and name not in summary.metrics_by_node.get(which, {}):
+                columns[f"{name} {DATA[which]}"] = [_estimate(each) for each in found.by_node]
     for which, measured in summary.metrics_by_node.items():
         for name, values in measured.items():
             columns[f"{name} {DATA[which]}"] = ["undefined" if v is None else f"{v:.3f}" for v in values]
-    count = max(map(len, columns.values()), default=0)
-    rows = [
-        [summary.node_name(k), *(values[k] for values in columns.values())]
-        for k in range(min(count, LISTED_NODES))
-    ]
-    if count > LISTED_NODES:
-        rows.append([f"... {count} nodes; summary.json has them all", *[""] * len(columns)])
+    nodes = max(map(len, columns.values()), default=0)
+    listed = range(min(nodes, LISTED_NODES))
+    rows = [[summary.node_name(k), *(values[k] for values in columns.values())] for k in listed]
+    if nodes > LISTED_NODES:
+        rows.append([f"... {nodes} nodes; summary.json has them all", *[""] * len(columns)])
     return list(columns), rows
 
 
@@ -271,10 +246,8 @@ def _environment() -> Environment:
 
 def _members(summary: Summary) -> str:
     """Who took part, by name, where all have names."""
-    names: Sequence[str] = summary.members or summary.node_names or ()
-    if len(names) != summary.config["nodes"] or len(names) > LISTED_NODES:
-        return ""
-    return ", ".join(names)
+    names = summary.members or summary.node_names or ()
+    return ", ".join(names) if len(names) == summary.config["nodes"] <= LISTED_NODES else ""
 
 
 def _percent(value: float | None) -> str:
@@ -287,13 +260,13 @@ def _setting(value: object) -> str:
     return words.small(value) if isinstance(value, float) else str(value)
 
 
-def _size(count: int | None) -> str:
-    if not count:
+def _size(sent: int | None) -> str:
+    if not sent:
         return NOTHING
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"
+        if sent >= size:
+            return f"{sent / size:.3g} {unit}"
+    return f"{sent} B"
 
 
 def _duration(seconds: float | None) -> str:

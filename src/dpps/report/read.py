@@ -1,5 +1,4 @@
-"""What a page shows of a run, read from its folder or from a `Run` in memory: the report reads a run's files here
-and nowhere else."""
+"""What a page shows of a run, read from its folder or from a `Run` in memory."""
 
 import csv
 import json
@@ -15,7 +14,7 @@ from dpps.errors import RunError, UsageError
 from dpps.noise.mechanisms import MECHANISMS
 from dpps.privacy.accountant import Charge
 from dpps.privacy.ledger import Ledger, LedgerFile
-from dpps.privacy.promise import Privacy, account, charges_ahead
+from dpps.privacy.promise import account, charges_ahead
 from dpps.privacy.units import UNITS, PrivacyOptions, Unit
 from dpps.runs.callbacks import COLUMNS, TOTAL, RoundLog
 from dpps.runs.folder import RunFolder
@@ -83,7 +82,9 @@ def read_folder(folder: Path, name: str) -> Reported:
     Raises:
         UsageError: there is no run in the folder, another version wrote it, or there is nothing to show yet.
     """
-    whole, parts = RunFolder(folder), _parts(folder)
+    whole = RunFolder(folder)
+    ranks = sorted(folder.glob("rank-*/"), key=lambda path: (len(path.name), path.name))
+    parts = [RunFolder(path) for path in ranks]  # the processes of a distributed run that are on this machine
     records = parts[0] if parts else whole
     process = records.path.resolve().name
     settings = _json(records.settings) or {}
@@ -131,9 +132,14 @@ def _so_far(
     """Of an unfinished run: what it promised, what it has spent, and what the newest checkpoint says about the rounds so far."""
     checkpoints = sorted(folder.checkpoints.glob("round-*/meta.json"))
     kept = (_json(checkpoints[-1]) or {}) if checkpoints else {}
+    promise: dict[str, Any] = {"private_noise": settings.get("private_noise", False)}
+    if unit is not None and (contract := folder.contract()) is not None:
+        calibration = contract.calibrate(unit.for_network(contract.plan.nodes))
+        ahead = charges_ahead(calibration, contract.plan, len(log), ledger.messages)
+        promise |= {"ahead": ahead, "promised": contract.epsilon}
     return Summary(
         rounds=len(log),
-        privacy=_privacy_so_far(unit, folder, ledger, log, settings.get("private_noise", False)),
+        privacy=account(unit, ledger, **promise),
         config=settings["config"],
         versions=settings["versions"],
         members=settings.get("members") or None,
@@ -143,41 +149,24 @@ def _so_far(
     )
 
 
-def _privacy_so_far(
-    unit: Unit | None, folder: RunFolder, ledger: Ledger, log: Sequence[RoundLog], private_noise: bool
-) -> Privacy:
-    contract = folder.contract() if unit else None
-    if unit is None or contract is None:
-        return account(unit, ledger, private_noise=private_noise)
-    calibration = contract.calibrate(unit.for_network(contract.plan.nodes))
-    ahead = charges_ahead(calibration, contract.plan, len(log), ledger.messages)
-    return account(unit, ledger, private_noise=private_noise, ahead=ahead, promised=contract.epsilon)
-
-
 def _promised(config: Mapping[str, Any], records: RunFolder, folder: Path) -> Unit | None:
     """The unit of a run made in Python, from the contract in its ledger: with the promised epsilon, or the noise that was chosen."""
     if config["unit"] not in ("none", *UNITS.names()):
-        raise UsageError(
-            f"{folder} holds a run of the unit {config['unit']}, which is not registered here: write its page from Python, with run.report(path)"
-        )
+        why = f"the unit {config['unit']}, which is not registered here"
+        raise UsageError(f"{folder} holds a run of {why}: write its page from Python, with run.report(path)")
     contract = records.contract() if config["unit"] != "none" else None
     if contract is None:
         return None
+    names = ("delta", "clip", "records_per_user", "mechanism")
+    options: dict[str, Any] = {name: getattr(contract, name) for name in names}
+    options["noise_rate"] = config.get("noise-rate", 1.0)
     noise = "budget" if MECHANISMS[contract.mechanism].pure else "noise_multiplier"
-    asked = {noise: contract.noise} if contract.epsilon is None else {"epsilon": contract.epsilon}
-    trust = {} if contract.trust is None else {"trust": "pairs", "colluders": contract.trust["colluders"]}
+    options |= {noise: contract.noise} if contract.epsilon is None else {"epsilon": contract.epsilon}
+    if contract.trust is not None:
+        options |= {"trust": "pairs", "colluders": contract.trust["colluders"]}
     sensitivity = str(config.get("sensitivity", "")).partition("(")[0]
-    options: dict[str, Any] = {
-        "delta": contract.delta,
-        "clip": contract.clip,
-        "records_per_user": contract.records_per_user,
-        "mechanism": contract.mechanism,
-        "noise_rate": config.get("noise-rate", 1.0),
-        **asked,
-        **trust,
-    }
-    if registered := [n for n in SENSITIVITIES.names() if SENSITIVITIES[n].__name__ == sensitivity]:
-        options["sensitivity"] = registered[0]
+    registered = [name for name in SENSITIVITIES.names() if SENSITIVITIES[name].__name__ == sensitivity]
+    options |= {"sensitivity": registered[0]} if registered else {}
     return UNITS[contract.unit].from_options(PrivacyOptions(**options))
 
 
@@ -243,11 +232,17 @@ def command(config: Options, processes: int = 0, schema: Path | None = None) -> 
         given = _without(given, left_out)
     if named is not None:
         given["schema"] = named
-    words = [word for option, value in given.items() for word in _option(option, value)]
-    start = ["dpps", "train"]
+    words = ["dpps", "train"]
     if processes:
-        start = ["torchrun", "--nproc-per-node", str(processes), "-m", *start, "--out", "again"]
-    return shlex.join([*start, *words])
+        words = ["torchrun", "--nproc-per-node", str(processes), "-m", *words, "--out", "again"]
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        words += (
+            [f"--{flag}" if value else f"--no-{flag}"]
+            if isinstance(value, bool)
+            else [f"--{flag}", str(value)]
+        )
+    return shlex.join(words)
 
 
 def _without(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -262,20 +257,7 @@ def _resolved(options: Mapping[str, Any]) -> Options | None:
         return None
 
 
-def _option(name: str, value: object) -> list[str]:
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    return [f"--{flag}", str(value)]
-
-
 # Files
-
-
-def _parts(folder: Path) -> list[RunFolder]:
-    """The folders of a distributed run's processes, as far as they are on this machine."""
-    found = [path for path in folder.glob("rank-*") if path.is_dir()]
-    return [RunFolder(path) for path in sorted(found, key=lambda path: (len(path.name), path.name))]
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -298,21 +280,17 @@ def _rounds(path: Path) -> list[RoundLog]:
     try:
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}): the run has nothing to show yet"
-        ) from error
+        why = f"({error.strerror}): the run has nothing to show yet"
+        raise UsageError(f"{path} cannot be read {why}") from error
     log = []
     for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
         try:
-            # 0.2 had no totals
-            values: dict[str, Any] = {
-                n: float(row[n]) if row[n] else None for n in COLUMNS if n in row or n != TOTAL
-            }
+            known = [name for name in COLUMNS if name in row or name != TOTAL]  # 0.2 had no totals
+            values: dict[str, Any] = {name: float(row[name]) if row[name] else None for name in known}
             log.append(RoundLog(**{**values, "round": int(row["round"])}))
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(
-                f"{path} is damaged at line {number}: restore it from a copy, or repeat the run"
-            ) from error
+            where = f"{path} is damaged at line {number}"
+            raise RunError(f"{where}: restore it from a copy, or repeat the run") from error
     if not log:
         raise UsageError(f"{path} has no complete round yet: wait for the run's first rounds")
     return log

@@ -1,4 +1,4 @@
-"""What page and card say about privacy, in one place: what epsilon means, who is protected, what is not covered; and how numbers are written."""
+"""What page and card say about privacy: what epsilon means, who is protected, what is not covered; and how numbers are written."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, Decimal
 
 from dpps.privacy.accountant import NO_PROTECTION, label
 from dpps.privacy.promise import Privacy
-from dpps.privacy.units import UNITS, Contribution, Record, Unit
+from dpps.privacy.units import UNITS, Contribution, Record
 from dpps.report.read import Reported
 
 SIMULATION = "simulation: messages not private"
@@ -16,8 +16,6 @@ UNCOVERED = "not covered by the guarantee"
 WHOLE_NODE = "a node holds its own data and not any other", "with other data", "with its own data"
 ONE_RECORD = "one particular record is in the data", "without the record", "with it"
 
-_SUSPICION = 0.01
-"""How often the suspicion of the example arises where there is nothing to suspect."""
 _OPENINGS = (
     "Protected:|Guarantee:|No guarantee for the run as a whole:|Not covered:|Also not covered:|No protection:"
 )
@@ -60,8 +58,8 @@ def protected(unit: str) -> str:
     return f"protects {UNITS[unit].protects}" if unit in UNITS and UNITS[unit].protects else unit
 
 
-def detection(epsilon: float, delta: float, false_alarms: float = _SUSPICION) -> float:
-    """How often a suspicion can be right at most that is wrong this often (the trade-off that epsilon and delta promise)."""
+def detection(epsilon: float, delta: float, false_alarms: float = 0.01) -> float:
+    """The largest rate of true alarms at this rate of false alarms, by the trade-off that epsilon and delta promise."""
     if epsilon > 700:  # its exponential is no number
         return 1.0
     factor = math.exp(epsilon)
@@ -70,13 +68,23 @@ def detection(epsilon: float, delta: float, false_alarms: float = _SUSPICION) ->
 
 def meaning(run: Reported) -> str:
     """What epsilon means, as odds and with an example; for a unit without a total, that it means nothing of the kind. Empty without privacy."""
-    if run.unit is None:
+    unit = run.unit
+    if unit is None:
         return ""
-    return odds(run.summary.privacy, _hypothesis(run.unit), has_total=run.unit.has_total)
+    differs = f"the data is this and not another that differs in {unit.protects or unit.name}"
+    suspected = differs, "with the other", "with this"
+    if unit.name == Contribution.name:
+        suspected = WHOLE_NODE
+    elif unit.name == Record.name and unit.records_per_user > 1:
+        whose = f"the records of a person (up to {unit.records_per_user}) were used"
+        suspected = whose, "without the records", "with them"
+    elif unit.name == Record.name:
+        suspected = "one particular training example was used", "without the example", "with it"
+    return odds(run.summary.privacy, suspected, has_total=unit.has_total)
 
 
 def odds(privacy: Privacy, suspected: tuple[str, str, str], *, has_total: bool = True) -> str:
-    """The same for any release; `suspected` is (what is suspected, where it is not so, where it is)."""
+    """What epsilon means for any release; `suspected` is (what is suspected, where it is not so, where it is)."""
     if not has_total:
         return (
             "Epsilon is a plain sum over rounds here. It does not limit what can be concluded from the run as a whole, and it "
@@ -88,31 +96,16 @@ def odds(privacy: Privacy, suspected: tuple[str, str, str], *, has_total: bool =
     factor = number(_up(math.exp(rounded), 3)) if rounded <= 700 else "more than 10³⁰⁰"
     hypothesis, without, with_it = suspected
     most = 100 * detection(rounded, privacy.delta)
-    slack = (
-        f" Delta, {small(privacy.delta)}, is a chance of 1 in {number(1 / privacy.delta)} by which this bound may be exceeded; "
-        "the example includes it."
-        if privacy.delta
-        else " Delta is 0: the bound holds without exception."
-    )
+    slack = " Delta is 0: the bound holds without exception."
+    if privacy.delta:
+        chance = f"a chance of 1 in {number(1 / privacy.delta)} by which this bound may be exceeded"
+        slack = f" Delta, {small(privacy.delta)}, is {chance}; the example includes it."
     someone = "With secure noise, someone" if privacy.simulated else "Someone"
     return (
         f"{someone} who sees everything that is sent can raise the odds that {hypothesis} by a factor of at most {factor} (e to "
         f"the power {rounded:g}): a suspicion that arises in 1 of 100 runs {without} arises in at most "
         f"{number(_up(most, 3 if most < 99 else 4))} of 100 runs {with_it}.{slack}"
     )
-
-
-def _hypothesis(unit: Unit) -> tuple[str, str, str]:
-    """(what is suspected, where it is not so, where it is)."""
-    if unit.name == Contribution.name:
-        return WHOLE_NODE
-    if unit.name != Record.name:
-        differs = f"the data is this and not another that differs in {unit.protects or unit.name}"
-        return differs, "with the other", "with this"
-    if unit.records_per_user > 1:
-        whose = f"the records of a person (up to {unit.records_per_user}) were used"
-        return whose, "without the records", "with them"
-    return "one particular training example was used", "without the example", "with it"
 
 
 def _up(value: float, digits: int) -> float:
