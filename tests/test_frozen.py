@@ -8,7 +8,6 @@ from torch.utils.data import TensorDataset
 import dpps
 from dpps.errors import UsageError
 from dpps.privacy import Ledger
-from dpps.sensitivity import Recorder
 
 CHANGES = {
     "lr_shared": lambda nodes: setattr(nodes.algorithm, "lr_shared", 60.0),
@@ -28,7 +27,7 @@ CHANGES = {
     "removed": lambda nodes: delattr(nodes.protocol, "mechanism"),
     "ledger": lambda nodes: setattr(nodes.protocol, "ledger", Ledger(range(2))),
     "charged rates": lambda nodes: setattr(nodes.protocol, "_rows_by_rate", [(1e-9, "all")]),
-    "watch": lambda nodes: setattr(nodes.protocol, "recorder", Recorder({"real": dpps.Oracle()})),
+    "watch": lambda nodes: setattr(nodes.protocol, "watch", {"real": dpps.Oracle()}),
     "noise_multiplier": lambda nodes: setattr(nodes.calibration.mechanism, "noise_multiplier", 1e-9),
     "sampling": lambda nodes: setattr(nodes.plan, "sampling", (1.0, 1.0)),
 }
@@ -52,4 +51,4 @@ def test_a_callback_cannot_change_what_was_promised(what):
 def test_nor_a_sensitivity_be_watched_that_would_send_norms():
     protocol = dpps.DPPS(dpps.Ring(3), watch={"real": dpps.Oracle()})
     with pytest.raises(TypeError, match="assignment"):
-        protocol.recorder.watched["paper"] = dpps.Paper(0.8, 0.6)
+        protocol.watch["paper"] = dpps.Paper(0.8, 0.6)
