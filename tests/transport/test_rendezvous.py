@@ -217,7 +217,7 @@ def test_facts_that_are_equal_and_written_otherwise_are_told_apart() -> None:
 LONG = "0123456789abcdef" * 2
 
 
-@pytest.mark.parametrize("text", ["s", "between these hosts", "0" * 31 + "1"])
+@pytest.mark.parametrize("text", ["s", "between these hosts", "0" * 31 + "1", "12345678" * 4])
 def test_a_secret_that_can_be_found_by_trying_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, text)
     with pytest.raises(dpps.errors.UsageError, match=r"\$DPPS_SECRET .*128 .*openssl rand -hex 32"):
@@ -229,7 +229,9 @@ def test_no_secret_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_secret() == b""
 
 
-@pytest.mark.parametrize("text", [LONG, secrets.token_hex(32)], ids=["shortest", "openssl rand -hex 32"])
+@pytest.mark.parametrize(
+    "text", [LONG, "Zm9vYmFyYmF6cXV4MDEyMw", secrets.token_hex(32)], ids=["hex", "letters", "openssl"]
+)
 def test_what_the_refusal_names_makes_one_that_is_accepted(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +287,21 @@ def _met(cluster: Cluster) -> str:
         cluster.give_up(error)
         return str(error)
     return "met"
+
+
+def _impostor(cluster: Cluster) -> str:
+    """Rank 1 has come through the rendezvous, and then somebody without the secret answers on its connections: all it can send is
+    what it was sent."""
+    cluster.secret, sign = LONG.encode(), cluster._sign
+    if cluster.rank == 1:
+        cluster._sign = lambda *what: sign(*(what[0], *what[:0:-1]) if what[0] == "connection" else what)  # type: ignore[method-assign]
+    return _met(cluster)
+
+
+def test_somebody_else_on_a_connection_is_refused() -> None:
+    found = processes.run(3, _impostor)
+    for said in (found[0], found[2]):
+        assert "rank 1 was refused" in said
 
 
 def _blocked_later(cluster: Cluster) -> str:

@@ -7,9 +7,11 @@ through it. With a secret in $DPPS_SECRET, all processes first prove that they k
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import socket
+import string
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +23,12 @@ from ipaddress import ip_address
 from threading import Thread
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from dpps.errors import DppsError, PeerError, RunError, UsageError
-from dpps.transport.distributed import CLOSED, Wire, wake_politely
+from dpps.transport.distributed import CLOSED, SMALL, Message, Wire, as_tensor, wake_politely
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -100,10 +103,13 @@ def address_towards(host: str, port: int) -> str:
 # The shared secret
 
 SECRET = "DPPS_SECRET"
-_LEAST, _DISTINCT = (
-    32,
-    8,
-)  # 32 hexadecimal digits have 128 bits; fewer than 8 distinct ones: once in 25 million
+_ALPHABETS = (
+    string.digits,
+    string.hexdigits.lower(),
+    string.ascii_lowercase,
+    string.ascii_letters + string.digits,
+)
+_DISTINCT = 8  # of 32 random hexadecimal digits, fewer are different once in 25 million times
 
 
 def read_secret() -> bytes:
@@ -113,11 +119,12 @@ def read_secret() -> bytes:
         UsageError: somebody who recorded a handshake could find it by trying.
     """
     text = os.environ.get(SECRET, "")
-    if text and (len(text) < _LEAST or len(set(text)) < _DISTINCT):
+    alphabet = next((len(letters) for letters in _ALPHABETS if set(text) <= set(letters)), 100)
+    bits = len(text) * math.log2(alphabet) if len(set(text)) >= _DISTINCT else 0  # if it is random
+    if text and bits < 128:
         raise UsageError(
-            f"${SECRET} has {len(text)} characters, {len(set(text))} of them different: it must have {_LEAST} or more "
-            "(128 bits) at random, because whoever records a handshake can try secrets at leisure; make one with: "
-            "openssl rand -hex 32"
+            f"${SECRET} has at most {bits:.0f} bits: it must have 128 or more, because whoever records a handshake can try "
+            "secrets at leisure; make one with: openssl rand -hex 32"
         )
     return text.encode()
 
@@ -369,7 +376,7 @@ class Cluster:
     # The handshake
 
     def meet(self, facts: Mapping[str, Any]) -> Wire:
-        """Compare `facts` with everybody, prove the secret if there is one, and connect to everybody.
+        """Compare `facts` with everybody, prove the secret if there is one, connect to everybody, and prove it on every connection.
 
         Args:
             facts: what must be equal everywhere, by name; the order is that in which differences are reported.
@@ -381,6 +388,7 @@ class Cluster:
         self._answer(lambda: self._compare(facts), self.join_timeout + self.timeout + _LINGER)
         group = self._answer(self._connect, 2 * (self.timeout + _LINGER))
         self._wire = Wire(group, self.rank, self.size, _PATIENCE * self.timeout, self.trouble)
+        self._prove_connections(self._wire)
         return self._wire
 
     def _compare(self, facts: Mapping[str, Any]) -> None:
@@ -444,6 +452,19 @@ class Cluster:
         self.store.set(f"connected/{self.rank}", "")
         self._collect("connected", self.timeout + _LINGER, "did not connect to all others", remedy)
         return group
+
+    def _prove_connections(self, wire: Wire) -> None:
+        """The first message on every connection: somebody without the secret who has dialled an open port is no peer."""
+        shown = {peer: torch.zeros(32, dtype=torch.uint8) for peer in wire.peers}
+        wire.exchange(
+            [Message(p, SMALL, as_tensor(self._sign("connection", self.rank, p))) for p in shown],
+            [Message(p, SMALL, proof) for p, proof in shown.items()],
+        )
+        for peer, proof in shown.items():
+            if not hmac.compare_digest(bytes(proof.tolist()), self._sign("connection", peer, self.rank)):
+                raise PeerError(
+                    f"rank {peer} was refused: somebody else answers on its connection; nothing was sent"
+                )
 
     def _collect(self, what: str, seconds: float, failure: str, remedy: str) -> list[str]:
         """What every rank has put down under this name; raises when somebody does not or has given up."""
