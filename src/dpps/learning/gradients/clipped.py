@@ -38,7 +38,7 @@ from dpps.learning.gradients.calling import (
 from dpps.learning.gradients.layers.contributions import Contribution, Explicit
 from dpps.learning.gradients.layers.recording import Batches, Found, Plan, check, make_plan
 from dpps.learning.gradients.layers.rules import IrregularModel
-from dpps.learning.gradients.workers import Workers, keeps_nothing, may_run
+from dpps.learning.gradients.workers import Workers, keeps_nothing
 from dpps.learning.partition import Partition, Slot
 from dpps.learning.preflight import moved, refusing_randomness, refusing_state
 
@@ -262,8 +262,8 @@ class Batched(PerExample):
         self._plans: dict[Any, Plan | VmapPlan | None] = {}
         self._each = ExampleLosses(loss)  # once: it remembers what torch.vmap could not do
         self._reasons: set[str] = set()
-        self._several = keeps_nothing(partition.model) and getattr(loss, "__module__", "") == F.__name__
-        self._workers: Workers | None = None
+        plain = getattr(loss, "__module__", "") == F.__name__
+        self._workers = Workers(partition.model, several=plain and keeps_nothing(partition.model))
 
     def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
         self.partition.model.train()
@@ -274,8 +274,8 @@ class Batched(PerExample):
         piece = self._piece(mask, y.dtype)
         sum_s, sum_l = (self._empty(part, piece).zero_() for part in (y, l))
 
-        workers = self._threads(plan, y)
-        height = max(2, _NUMBERS // (plan.numbers * (workers.count if workers else 1)))
+        at_once = self._workers.count(y) if isinstance(plan, Plan) else 1
+        height = max(2, _NUMBERS // (plan.numbers * at_once))
 
         def one(model: nn.Module, k: int) -> None:
             drawn = int(mask[k].sum())  # samplers put those that are drawn first
@@ -290,11 +290,7 @@ class Batched(PerExample):
             losses[k], clipped[k] = loss / max(drawn, 1), long / max(drawn, 1)
 
         try:
-            if workers:
-                workers.each(one, len(y))
-            else:
-                for k in range(len(y)):
-                    one(self.partition.model, k)
+            self._workers.each(one, len(y), at_once)
         except (IrregularModel, *FAILURES) as reason:
             self.skipped.forget()  # they are counted again, one by one
             if type(reason).__name__ not in self._reasons:  # what it says may differ from batch to batch
@@ -303,14 +299,6 @@ class Batched(PerExample):
             return self._one_by_one(y, l, x, target, mask)
         self.skipped.report(int(mask.sum()))
         return Sums.of(losses, sum_s, sum_l, clipped)
-
-    def _threads(self, plan: "Plan | VmapPlan", y: Tensor) -> Workers | None:
-        """The threads that run several nodes at once, or None where that is not safe."""
-        if len(y) == 1 or not (self._several and isinstance(plan, Plan) and may_run(y.device)):
-            return None
-        if self._workers is None or self._workers.nodes != len(y):
-            self._workers = Workers(self.partition.model, len(y))
-        return self._workers
 
     def plan(self, example: tuple[Any, Any], y: Tensor, l: Tensor) -> "Plan | VmapPlan | None":
         """How batches of such examples (inputs, target) are computed; None: one example after the other."""
