@@ -1,5 +1,6 @@
 """Nodes in threads: the same numbers as one after the other, and only where nothing unknown runs."""
 
+import copy
 import math
 import threading
 
@@ -9,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpps
+from dpps.learning import Loop, Partition
 from dpps.learning.gradients import workers as workers_module
-from dpps.learning.gradients.workers import Workers, keeps_nothing
+from dpps.learning.gradients.workers import Workers, draws_nothing, keeps_nothing
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def test_threads_have_their_own_models_and_leave_ours_alone():
         gate.wait()  # nobody passes unless two work at once
         seen.append((k, own, torch.get_num_threads()))
 
-    Workers(model, 4).each(work, 4)
+    Workers(model).each(work, 4, 2)
     assert sorted(k for k, _, _ in seen) == [0, 1, 2, 3]
     assert {threads for _, _, threads in seen} == {1}
     assert len({id(own) for _, own, _ in seen} - {id(model)}) == 2
@@ -51,11 +53,11 @@ def test_a_failure_is_raised_when_all_have_ended():
             raise ValueError("node 0")
         ended.append(k)
 
-    workers = Workers(convolutional(), 4)
+    workers = Workers(convolutional())
     with pytest.raises(ValueError, match="node 0"):
-        workers.each(work, 4)
+        workers.each(work, 4, 2)
     assert sorted(ended) == [1, 2, 3]
-    workers.each(lambda _, k: ended.append(k), 2)  # and the models are back
+    workers.each(lambda _, k: ended.append(k), 2, 2)  # and the models are back
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -77,7 +79,7 @@ def test_an_interrupt_leaves_nobody_at_work(monkeypatch):
 
     monkeypatch.setattr(workers_module, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Workers(convolutional(), 8).each(work, 8)
+        Workers(convolutional()).each(work, 8, 2)
     before = list(ended)
     assert len(before) < 8
     threading.Event().wait(0.2)
@@ -92,13 +94,13 @@ def test_copies_have_buffers_of_their_own_and_share_the_parameters():
         gate.wait()
         seen.append(own)
 
-    Workers(model, 2).each(work, 2)
+    Workers(model).each(work, 2, 2)
     assert all(a is b for own in seen for a, b in zip(own.parameters(), model.parameters(), strict=True))
     assert all(a is not b for own in seen for a, b in zip(own.buffers(), model.buffers(), strict=True))
 
 
 def test_they_follow_the_number_of_threads():
-    workers, before = Workers(convolutional(), 8), torch.get_num_threads()
+    workers, before = Workers(convolutional()), torch.get_num_threads()
     try:
         for threads, expected in ((2, 2), (3, 3), (2, 2)):
             torch.set_num_threads(threads)
@@ -109,11 +111,89 @@ def test_they_follow_the_number_of_threads():
                 gate.wait()
                 names.add(threading.current_thread().name)
 
-            workers.each(work, expected)
-            assert workers.count == len(names) == expected
+            count = workers.count(torch.empty(8, 1))
+            workers.each(work, expected, count)
+            assert count == len(names) == expected
+        assert workers.count(torch.empty(1, 1)) == 1
+        with torch.autocast("cpu", torch.bfloat16, enabled=True):  # belongs to the thread that asks for it
+            assert workers.count(torch.empty(8, 1)) == 1
     finally:
         torch.set_num_threads(before)
         workers.close()
+
+
+NODES = 5
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("shared", [["0", "1"], [], "all"])
+def test_a_loop_gives_the_same_together_and_one_after_the_other(shared):
+    torch.manual_seed(0)
+    together = Loop(Partition(convolutional().double(), shared), F.cross_entropy, range(NODES))
+    alone = Loop(together.partition, lambda o, t: 1.0 * F.cross_entropy(o, t), range(NODES))  # not known
+    s, l = (part.repeat(NODES, 1) for part in together.partition.initial())
+    x, target = torch.rand(NODES, 8, 1, 6, 6).double(), torch.randint(0, 3, (NODES, 8))
+    rows = {together: (s, l), alone: (s, l)}
+    for round_ in range(3):
+        results = []
+        for engine, (y, local) in rows.items():
+            engine.away = frozenset({2}) if round_ == 1 else frozenset()
+
+            def update(gradient, own, local=local):
+                return local[own] - 0.1 * gradient
+
+            step = engine.step(y, local, x + round_, target, update, round_)
+            results.append([part.clone() for part in step])
+            rows[engine] = (y - 0.1 * step[2], step[1].clone())
+        torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(together.state(), alone.state(), rtol=1e-9, atol=1e-12)
+    (y, local), test = rows[alone], torch.rand(9, 1, 6, 6).double()
+    seen = together.outputs(y[0], local, test)
+    assert not seen.requires_grad
+    torch.testing.assert_close(seen, alone.outputs(y[0], local, test), rtol=1e-9, atol=1e-12)
+    assert together._workers._pool is not None
+    assert alone._workers._pool is None
+    twin = copy.deepcopy(together)  # has threads of its own
+    torch.testing.assert_close(seen, twin.outputs(y[0], local, test))
+    assert twin._workers._pool not in (None, together._workers._pool)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_seeded_run_repeats_bit_by_bit():
+    def run() -> torch.Tensor:
+        torch.manual_seed(1)
+        algorithm = dpps.PartPSP(convolutional(), ["0", "1"], batch_size=4)
+        x, target = torch.rand(NODES, 8, 1, 6, 6), torch.randint(0, 3, (NODES, 8))
+        sets = [torch.utils.data.TensorDataset(*pair) for pair in zip(x, target, strict=True)]
+        return dpps.Run(algorithm, sets, topology=dpps.Exponential(NODES), seed=3).fit(epochs=2).local.clone()
+
+    assert torch.equal(run(), run())
+
+
+class Own(nn.Conv2d):
+    """What a user wrote: nobody knows what it does."""
+
+
+def heard() -> nn.Module:
+    model = convolutional()
+    model[0].register_full_backward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (convolutional(), True),
+        (dpps.models.ResNet18(), True),
+        (convolutional(nn.Dropout(0.0)), True),
+        (convolutional(nn.Dropout(0.1)), False),
+        (convolutional(nn.RReLU()), False),
+        (nn.Sequential(Own(1, 4, 3)), False),
+        (heard(), False),
+    ],
+)
+def test_only_code_that_draws_nothing_runs_in_a_loop_at_once(model, expected):
+    assert draws_nothing(model) is expected
 
 
 # Code that is known to keep nothing may run in several threads; whatever cannot be read may not

@@ -8,13 +8,15 @@ layers keep state or draw random numbers (BatchNorm, dropout), and for convoluti
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from dpps.learning.gradients.calling import FAILURES, Loss, call_model, leaves_of, loss_of, pick, swapped
+from dpps.learning.gradients.workers import Workers, draws_nothing
 from dpps.learning.partition import Partition, Slot
 from dpps.noise.source import DROPOUT, key
 
@@ -143,31 +145,41 @@ class Vectorised(Engine):
 
 
 class Loop(Engine):
-    """Node by node; each has its own buffers and its own dropout stream."""
+    """Node by node; each has its own buffers and its own dropout stream. Several run at once where all code is known: then two
+    threads within one convolution are hardly faster than one."""
 
     def __init__(self, partition: Partition, loss: Loss, rows: Sequence[int], seed: int = 0) -> None:
         super().__init__(partition, loss, rows, seed)
         self.buffers = [{n: b.clone() for n, b in self.model.named_buffers()} for _ in rows]
+        gains = any(isinstance(m, _ConvNd) for m in self.model.modules())
+        plain = getattr(loss, "__module__", "") == "torch.nn.functional"
+        self._several = gains and plain and draws_nothing(self.model)
+        self._workers = Workers(self.model, several=self._several)
 
     def _step(
         self, y: Tensor, l: Tensor, x: Any, target: Any, update: Update, round_: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        self.model.train()
         losses, new, shared = y.new_zeros(len(y)), self._spare(l), self._gradients(y)
-        for k in range(len(y)):
+
+        def one(model: nn.Module, k: int) -> None:
+            model.train()
             kept = k in self.away or self.hides_failures
             before = {n: b.clone() for n, b in self.buffers[k].items()} if kept else {}
-            batch = pick(x, k), pick(target, k)
+            # .data: to autograd rows of one tensor are one thing, and another thread's writing would look like a mistake
+            rows = new[k].data, shared[k].data
+            at, batch = (y[k].detach(), l[k].detach()), (pick(x, k), pick(target, k))
+            stream = key(self.seed, DROPOUT, self.rows[k], round_)
             try:
-                with _seeded(key(self.seed, DROPOUT, self.rows[k], round_)):
-                    losses[k] = self._one(k, y[k].detach(), l[k].detach(), batch, update, new[k], shared[k])
+                # the generator is one for all threads: what runs in several draws nothing
+                with nullcontext() if self._several else _seeded(stream):
+                    losses[k] = self._one(model, k, at, batch, update, *rows)
             except FAILURES as error:
                 if not self.hides_failures:
                     raise
                 # nothing is learned from this batch, and noise is sent all the same
                 losses[k] = torch.nan
-                new[k].copy_(l[k])
-                shared[k].zero_()
+                rows[0].copy_(l[k])
+                rows[1].zero_()
                 self.buffers[k].update(before)
                 _log.warning(
                     "node %d learns nothing in this round and sends its noise all the same: the model failed on its examples (%s: %s)",
@@ -175,25 +187,27 @@ class Loop(Engine):
                 )
             if k in self.away:
                 self.buffers[k].update(before)
+
+        self._workers.each(one, len(y), self._workers.count(y))
         return losses, new, shared
 
     def _one(
         self,
+        model: nn.Module,
         k: int,
-        y: Tensor,
-        l: Tensor,
+        at: tuple[Tensor, Tensor],
         batch: tuple[Any, Any],
         update: Update,
         new: Tensor,
         gradient: Tensor,
     ) -> Tensor:
         """One node's loss at (y, l); its new local parameters and shared gradient go into the rows `new` and `gradient`."""
-        part, first = self.partition, None
+        part, buffers, first, (y, l) = self.partition, self.buffers[k], None, at
         # the backward passes are inside, too: checkpointed modules run forward again in them
         if part.local:
             leaves = leaves_of(part.views(None, l))
-            with swapped(self.model, self.buffers[k] | part.views(y, None) | leaves):
-                first = loss_of(self.model, {}, *batch, self.loss)
+            with swapped(model, buffers | part.views(y, None) | leaves):
+                first = loss_of(model, {}, *batch, self.loss)
                 _write(part.local, new, first, leaves)
             stepped = update(new[None], slice(k, k + 1))[0]
             if stepped.data_ptr() != new.data_ptr():
@@ -202,18 +216,27 @@ class Loop(Engine):
             assert first is not None
             return first.detach()
         leaves = leaves_of(part.views(y, None))
-        with swapped(self.model, self.buffers[k] | part.views(None, new) | leaves):
-            after = loss_of(self.model, {}, *batch, self.loss)
+        with swapped(model, buffers | part.views(None, new) | leaves):
+            after = loss_of(model, {}, *batch, self.loss)
             _write(part.shared, gradient, after, leaves)
         return (after if first is None else first).detach()
 
     def outputs(self, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
-        return torch.stack([self.outputs_of(k, s, row, x) for k, row in enumerate(l)])
+        found: dict[int, Tensor] = {}
 
-    @torch.no_grad()
+        def one(model: nn.Module, k: int) -> None:
+            found[k] = self._outputs_of(model, k, s, l[k], x)
+
+        self._workers.each(one, len(l), self._workers.count(l))
+        return torch.stack([found[k] for k in range(len(l))])
+
     def outputs_of(self, k: int, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
-        self.model.eval()
-        out: Tensor = call_model(self.model, self.partition.views(s, l) | self.buffers[k], x)
+        return self._outputs_of(self.model, k, s, l, x)
+
+    @torch.no_grad()  # belongs to the thread that asks for it
+    def _outputs_of(self, model: nn.Module, k: int, s: Tensor, l: Tensor, x: Tensor) -> Tensor:
+        model.eval()
+        out: Tensor = call_model(model, self.partition.views(s, l) | self.buffers[k], x)
         return out
 
     def state(self) -> dict[str, Tensor]:

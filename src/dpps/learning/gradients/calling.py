@@ -8,8 +8,7 @@ one example alone has lost its weight, and it is refused where examples are diff
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -30,10 +29,18 @@ WRITES = (
     "the data without noise; use layers that do not (max_norm=None)"
 )
 
-_MEANS = (
-    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
-    *(F.binary_cross_entropy_with_logits, F.binary_cross_entropy),
-)
+_FUNCTIONS: dict[type[nn.Module], Loss] = {
+    nn.CrossEntropyLoss: F.cross_entropy,
+    nn.MSELoss: F.mse_loss,
+    nn.L1Loss: F.l1_loss,
+    nn.SmoothL1Loss: F.smooth_l1_loss,
+    nn.HuberLoss: F.huber_loss,
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+    nn.BCELoss: F.binary_cross_entropy,
+}
+"""What torch's loss modules compute with their default settings. Engines know some of the functions."""
+
+_MEANS = set(_FUNCTIONS.values()) - {F.cross_entropy}
 """Losses that are plain means over all numbers."""
 
 _log = logging.getLogger(__name__)
@@ -58,8 +65,7 @@ class ModelLoss:
     def of(self, model: nn.Module, tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
         """The loss with these parameters and buffers in place of the model's own."""
         with swapped(model, tensors):
-            value = self.function(model, batch)
-        return value if value.ndim == 0 else value.mean()
+            return self.function(model, batch).mean()
 
     def __call__(self, outputs: Any, target: Any) -> Tensor:
         """Not known from outputs alone."""
@@ -170,25 +176,12 @@ class ExampleLosses:
         return self.loss(pick(outputs, None), pick(target, None))
 
 
-_FUNCTIONS: dict[type[nn.Module], Loss] = {
-    nn.CrossEntropyLoss: F.cross_entropy,
-    nn.MSELoss: F.mse_loss,
-    nn.L1Loss: F.l1_loss,
-    nn.SmoothL1Loss: F.smooth_l1_loss,
-    nn.HuberLoss: F.huber_loss,
-    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
-    nn.BCELoss: F.binary_cross_entropy,
-}
-"""What torch's loss modules compute with their default settings. Engines know some of the functions."""
-
-
 def as_function(loss: Loss) -> Loss:
     """torch's function for a loss module of torch with default settings, such as `F.cross_entropy` for `nn.CrossEntropyLoss()`;
     any other loss as it is."""
     kind = type(loss)
-    if kind in _FUNCTIONS and _settings(loss) == _settings(kind()):
-        return _FUNCTIONS[kind]
-    return loss
+    plain = kind in _FUNCTIONS and _settings(loss) == _settings(kind())
+    return _FUNCTIONS[kind] if plain else loss
 
 
 def _settings(module: Any) -> dict[str, Any]:
@@ -210,28 +203,16 @@ def ignored_label(loss: Loss) -> int | None:
 
 def weighted(loss: Loss, weigh: Callable[[Any], Tensor] | None) -> Loss:
     """The same loss, of a batch, with every example's loss multiplied by its weight."""
-    return (
-        loss
-        if weigh is None or isinstance(loss, ModelLoss)
-        else partial(_weighted, ExampleLosses(loss), weigh)
-    )
-
-
-def _weighted(each: ExampleLosses, weigh: Callable[[Any], Tensor], outputs: Any, targets: Any) -> Tensor:
-    return (each(outputs, targets, len(outputs)) * weigh(targets).to(outputs)).mean()
+    if weigh is None or isinstance(loss, ModelLoss):
+        return loss
+    each = ExampleLosses(loss)
+    return lambda outputs, targets: (each(outputs, targets, len(outputs)) * weigh(targets).to(outputs)).mean()
 
 
 def one_number(loss: Loss) -> Loss:
     """The same loss, averaged where it gives a number for every example."""
-    if isinstance(loss, ModelLoss):
-        return loss
     known = getattr(loss, "__module__", "") == "torch.nn.functional"  # one number; engines know some of them
-    return loss if known else partial(_averaged, loss)
-
-
-def _averaged(loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    value = loss(outputs, targets)
-    return value if value.ndim == 0 else value.mean()
+    return loss if known or isinstance(loss, ModelLoss) else lambda *given: loss(*given).mean()
 
 
 @contextmanager
@@ -294,11 +275,10 @@ def gradient_of_one(
     try:
         return _gradient(model, loss, leaves, alone)
     except FAILURES:
-        twice = pick(alone, torch.zeros(2, dtype=torch.int64))
-        try:  # models may drop an axis of length one; the mean over the same example twice is its own
-            return _gradient(model, loss, leaves, twice)
-        except FAILURES:
-            pass
+        with suppress(
+            *FAILURES
+        ):  # models may drop an axis of length one; the mean over the same example twice is its own
+            return _gradient(model, loss, leaves, pick(alone, torch.zeros(2, dtype=torch.int64)))
         raise
 
 

@@ -270,19 +270,18 @@ class Chains(PerExample):
         return self._one_by_one(y, l, x, target, mask)
 
     def _all_at_once(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
-        losses, clipped = (torch.empty(len(y), dtype=y.dtype, device=y.device) for _ in range(2))
-        piece = self._piece(mask, y.dtype)
-        sum_s, sum_l = (self._empty(part, piece) for part in (y, l))
+        sums, piece = self._start(y, l, mask)
+        losses, sum_s, sum_l = sums
         for rows in blocks(len(y), mask.shape[1] * self._widest):
             each, squares = self._passes(y[rows], l[rows], x[rows], target[rows])
             own = mask[rows]
             present = own.sum(1).clamp(min=1)
             self._clipped(squares, own, sum_s[rows], sum_l[rows], piece, target[rows])
             self.skipped.not_finite(int((~torch.isfinite(squares) & own).sum()))
-            clipped[rows] = ((squares > self.clip**2) & own).sum(1) / present
+            sums.clipped[rows] = ((squares > self.clip**2) & own).sum(1) / present
             losses[rows] = each.masked_fill(~own, 0.0).sum(1) / present
         self.skipped.report(int(mask.sum()))
-        return Sums.of(losses, sum_s, sum_l, clipped)
+        return sums
 
     def _passes(self, y: Tensor, l: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Every example's loss and squared norm; what went into each layer and what came back stays in the chain."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +38,8 @@ from dpps.learning.gradients.calling import (
 from dpps.learning.gradients.layers.contributions import Contribution, Explicit
 from dpps.learning.gradients.layers.recording import Batches, Found, Plan, check, make_plan
 from dpps.learning.gradients.layers.rules import IrregularModel
-from dpps.learning.gradients.workers import Workers, keeps_nothing, may_run
-from dpps.learning.partition import Partition, Slot
+from dpps.learning.gradients.workers import Workers, keeps_nothing
+from dpps.learning.partition import Partition
 from dpps.learning.preflight import moved, refusing_randomness, refusing_state
 
 _MARGIN = 1e-4  # clipping stays below the bound by more than the rounding of norms and products
@@ -112,13 +112,6 @@ class Sums(tuple[Tensor, Tensor, Tensor]):
 
     clipped: Tensor
 
-    @classmethod
-    def of(cls, losses: Tensor, sum_s: Tensor, sum_l: Tensor, clipped: Tensor) -> Self:
-        """The three parts, with the fraction of clipped examples as an attribute."""
-        sums = cls((losses, sum_s, sum_l))
-        sums.clipped = clipped
-        return sums
-
 
 class PerExample(Frozen, ABC):
     """Sums of per-example gradients over a batch, each gradient scaled down to an L2 norm of `clip` over shared and local together.
@@ -180,16 +173,15 @@ class PerExample(Frozen, ABC):
         single.skipped, single.tried, single.hides_failures = self.skipped, True, self.hides_failures
         return single.sums(y, l, x, target, mask)
 
-    def _piece(self, mask: Tensor, dtype: torch.dtype) -> int | None:
-        """How many examples may be summed in float32 at a time in this batch; 0: none, None: all of them."""
-        drawn = mask.shape[1]
-        if dtype != torch.float32 or drawn > self.narrow:
-            return 0
-        return None if self.piece > self.narrow else self.piece
-
-    def _empty(self, like: Tensor, piece: int | None) -> Tensor:
-        """Memory for sums."""
-        return torch.empty_like(like, dtype=like.dtype if piece is None else torch.float64)
+    def _start(self, y: Tensor, l: Tensor, mask: Tensor) -> tuple[Sums, int | None]:
+        """Zeros to add to, and how many examples of this batch may be summed in float32 at a time (0: none, None: all of them)."""
+        piece = self.piece if self.piece <= self.narrow else None
+        if y.dtype != torch.float32 or mask.shape[1] > self.narrow:
+            piece = 0
+        dtype = y.dtype if piece is None else torch.float64
+        sums = Sums((y.new_zeros(len(y)), *(torch.zeros_like(part, dtype=dtype) for part in (y, l))))
+        sums.clipped = y.new_zeros(len(y))
+        return sums, piece
 
     def _factors(self, squares: Tensor, dtype: torch.dtype, target: Any) -> Tensor:
         """The factors that clip the examples' gradients, from their squared norms (float64), and weigh them by their targets."""
@@ -202,6 +194,13 @@ class PerExample(Frozen, ABC):
         # a factor below the smallest normal number may be rounded up by more than the margin
         return factors.masked_fill(factors < torch.finfo(dtype).tiny, 0.0)
 
+    def _add(self, parts: Mapping[str, Tensor], shared: Tensor, local: Tensor) -> None:
+        """Add parameters by name to their places in two flat rows."""
+        for slots, row in ((self.partition.shared, shared), (self.partition.local, local)):
+            for slot in slots:
+                if slot.name in parts:
+                    row[slot.start : slot.stop].add_(parts[slot.name].reshape(-1))
+
 
 class OneByOne(PerExample):
     """The reference that every other way is checked against, and the last resort."""
@@ -212,9 +211,8 @@ class OneByOne(PerExample):
 
     def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
         self.partition.model.train()
-        losses, clipped = y.new_zeros(len(y)), y.new_zeros(len(y))
-        piece = self._piece(mask, y.dtype)
-        sum_s, sum_l = (self._empty(part, piece).zero_() for part in (y, l))
+        sums, _ = self._start(y, l, mask)
+        losses, sum_s, sum_l = sums
         for k in range(len(y)):
             chosen = mask[k].nonzero().flatten().tolist()
             leaves = leaves_of(self.partition.views(y[k], l[k]))
@@ -238,14 +236,13 @@ class OneByOne(PerExample):
                 if not bool(torch.isfinite(squares)):
                     self.skipped.not_finite(1)
                     continue
-                clipped[k] += (squares > self.clip**2) / len(chosen)
+                sums.clipped[k] += (squares > self.clip**2) / len(chosen)
                 factor = self._factors(squares[None], y.dtype, pick(own[1], None))[0]
-                for slots, row in ((self.partition.shared, sum_s[k]), (self.partition.local, sum_l[k])):
-                    add_to(slots, row, {n: g * factor for n, g in gradients.items()})
+                self._add({n: g * factor for n, g in gradients.items()}, sum_s[k], sum_l[k])
             if chosen:
                 losses[k] = losses[k] / counted if counted else torch.nan
         self.skipped.report(int(mask.sum()))
-        return Sums.of(losses, sum_s, sum_l, clipped)
+        return sums
 
 
 class Batched(PerExample):
@@ -262,20 +259,18 @@ class Batched(PerExample):
         self._plans: dict[Any, Plan | VmapPlan | None] = {}
         self._each = ExampleLosses(loss)  # once: it remembers what torch.vmap could not do
         self._reasons: set[str] = set()
-        self._several = keeps_nothing(partition.model) and getattr(loss, "__module__", "") == F.__name__
-        self._workers: Workers | None = None
+        plain = getattr(loss, "__module__", "") == F.__name__
+        self._workers = Workers(partition.model, several=plain and keeps_nothing(partition.model))
 
     def sums(self, y: Tensor, l: Tensor, x: Any, target: Any, mask: Tensor) -> Sums:
         self.partition.model.train()
         plan = self.plan((pick(x, (0, 0)), pick(target, (0, 0))), y, l)
         if plan is None:
             return self._one_by_one(y, l, x, target, mask)
-        losses, clipped = y.new_zeros(len(y)), y.new_zeros(len(y))
-        piece = self._piece(mask, y.dtype)
-        sum_s, sum_l = (self._empty(part, piece).zero_() for part in (y, l))
-
-        workers = self._threads(plan, y)
-        height = max(2, _NUMBERS // (plan.numbers * (workers.count if workers else 1)))
+        sums, piece = self._start(y, l, mask)
+        losses, sum_s, sum_l = sums
+        at_once = self._workers.count(y) if isinstance(plan, Plan) else 1
+        height = max(2, _NUMBERS // (plan.numbers * at_once))
 
         def one(model: nn.Module, k: int) -> None:
             drawn = int(mask[k].sum())  # samplers put those that are drawn first
@@ -287,14 +282,10 @@ class Batched(PerExample):
             for first in range(0, drawn, size):
                 part = self._part(model, plan, leaves, pick(own, slice(first, first + size)), rows, piece)
                 loss, long = loss + part[0], long + part[1]
-            losses[k], clipped[k] = loss / max(drawn, 1), long / max(drawn, 1)
+            losses[k], sums.clipped[k] = loss / max(drawn, 1), long / max(drawn, 1)
 
         try:
-            if workers:
-                workers.each(one, len(y))
-            else:
-                for k in range(len(y)):
-                    one(self.partition.model, k)
+            self._workers.each(one, len(y), at_once)
         except (IrregularModel, *FAILURES) as reason:
             self.skipped.forget()  # they are counted again, one by one
             if type(reason).__name__ not in self._reasons:  # what it says may differ from batch to batch
@@ -302,15 +293,7 @@ class Batched(PerExample):
                 _log.warning("gradients one example after the other where the model does this: %s", reason)
             return self._one_by_one(y, l, x, target, mask)
         self.skipped.report(int(mask.sum()))
-        return Sums.of(losses, sum_s, sum_l, clipped)
-
-    def _threads(self, plan: "Plan | VmapPlan", y: Tensor) -> Workers | None:
-        """The threads that run several nodes at once, or None where that is not safe."""
-        if len(y) == 1 or not (self._several and isinstance(plan, Plan) and may_run(y.device)):
-            return None
-        if self._workers is None or self._workers.nodes != len(y):
-            self._workers = Workers(self.partition.model, len(y))
-        return self._workers
+        return sums
 
     def plan(self, example: tuple[Any, Any], y: Tensor, l: Tensor) -> "Plan | VmapPlan | None":
         """How batches of such examples (inputs, target) are computed; None: one example after the other."""
@@ -377,9 +360,7 @@ class Batched(PerExample):
             return loss + float(losses[bad].sum()), clipped
         factors = self._factors(squares, losses.dtype, batch[1])
         factors[count:] = 0.0
-        totals = found.totals(factors, piece)
-        add_to(self.partition.shared, rows[0], totals)
-        add_to(self.partition.local, rows[1], totals)
+        self._add(found.totals(factors, piece), *rows)
         return float(losses.sum()), int((squares[:count] > self.clip**2).sum())
 
 
@@ -411,13 +392,6 @@ class VmapPlan:
             gradients, losses = torch.vmap(torch.func.grad_and_value(one), (None, 0, 0))(constants, *batch)
         contributions: dict[str, Contribution] = {name: Explicit(g) for name, g in gradients.items()}
         return Found.of(losses, contributions, [own.norms() for own in contributions.values()])
-
-
-def add_to(slots: list[Slot], row: Tensor, parts: Mapping[str, Tensor]) -> None:
-    """Add parameters by name to their places in a flat row."""
-    for slot in slots:
-        if slot.name in parts:
-            row[slot.start : slot.stop].add_(parts[slot.name].reshape(-1))
 
 
 @contextmanager

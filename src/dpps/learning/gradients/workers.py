@@ -7,14 +7,26 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 _MOST = 4  # nodes at once: each needs memory for what its passes leave
+
+_PURE = frozenset(
+    (
+        *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Flatten, nn.Sequential, nn.ModuleList),
+        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm),
+        *(nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.LeakyReLU, nn.ELU),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        nn.AdaptiveAvgPool2d,
+    )
+)
+"""Modules that draw no random numbers and keep nothing but registered buffers."""
 
 _WRITES = frozenset(
     ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_SUBSCR", "DELETE_SUBSCR")
@@ -30,31 +42,33 @@ class Workers:
 
     Args:
         model: what the nodes train.
-        nodes: how many there are.
+        several: whether nodes may run at once.
     """
 
-    def __init__(self, model: nn.Module, nodes: int) -> None:
-        self._model, self.nodes, self._threads = model, nodes, 0
+    def __init__(self, model: nn.Module, *, several: bool = True) -> None:
+        self._model, self._several, self._kind = model, several, (0, 0)
         self._models: SimpleQueue[nn.Module] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
 
-    @property
-    def count(self) -> int:
-        """How many nodes run at once; it follows the number of torch's threads."""
-        return max(1, min(torch.get_num_threads(), self.nodes, _MOST))
+    def count(self, rows: Tensor) -> int:
+        """How many of so many nodes run at once; it follows the number of torch's threads."""
+        # autocast belongs to the thread that asks for it
+        if not self._several or rows.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return 1
+        return max(1, min(torch.get_num_threads(), len(rows), _MOST))
 
-    def _start(self) -> ThreadPoolExecutor:
+    def _start(self, count: int) -> ThreadPoolExecutor:
         threads = torch.get_num_threads()
-        if self._pool is None or threads != self._threads:
+        if self._pool is None or (threads, count) != self._kind:
             self.close()
-            self._threads, self._models = threads, SimpleQueue()
-            for _ in range(self.count):
+            self._kind, self._models = (threads, count), SimpleQueue()
+            for _ in range(count):
                 # of its own, but for its parameters: they are only read, and a frozen backbone may be large
                 same = {id(p): p for p in self._model.parameters()}
                 self._models.put(copy.deepcopy(self._model, same))
             # the number of torch's threads belongs to the thread that sets it: those that run already keep theirs
             self._pool = ThreadPoolExecutor(
-                self.count, "dpps", initializer=torch.set_num_threads, initargs=(threads // self.count,)
+                count, "dpps", initializer=torch.set_num_threads, initargs=(threads // count,)
             )
         return self._pool
 
@@ -64,9 +78,14 @@ class Workers:
             self._pool.shutdown()
             self._pool = None
 
-    def each(self, work: Callable[[nn.Module, int], None], nodes: int) -> None:
-        """Call `work` with a model and the number of every node; return, or raise what one of them raised, when all are done."""
-        pool = self._start()
+    def each(self, work: Callable[[nn.Module, int], None], nodes: int, count: int) -> None:
+        """Call `work` with a model and the number of every node, `count` of them at once; return, or raise what one of them raised,
+        when all are done."""
+        if count == 1:
+            for k in range(nodes):
+                work(self._model, k)
+            return
+        pool = self._start(count)
         futures = [pool.submit(self._one, work, k) for k in range(nodes)]
         try:
             wait(futures)
@@ -78,8 +97,8 @@ class Workers:
         for future in futures:
             future.result()
 
-    def __reduce__(self) -> tuple[type["Workers"], tuple[nn.Module, int]]:
-        return Workers, (self._model, self.nodes)  # a copy has threads of its own
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Workers, several=self._several), (self._model,)  # a copy has threads of its own
 
     def _one(self, work: Callable[[nn.Module, int], None], k: int) -> None:
         model = self._models.get()
@@ -89,9 +108,12 @@ class Workers:
             self._models.put(model)
 
 
-def may_run(device: torch.device) -> bool:
-    """Whether there is more than one thread to be had; autocast belongs to the thread that asks for it."""
-    return device.type == "cpu" and torch.get_num_threads() > 1 and not torch.is_autocast_enabled("cpu")
+def draws_nothing(model: nn.Module) -> bool:
+    """Whether the model is made of modules that are known to draw no random numbers, and nobody listens to them."""
+    return all(
+        _as_written(m) and (type(m) in _PURE or isinstance(m, _DropoutNd) or _is_from(m, "dpps.models."))
+        for m in model.modules()
+    )
 
 
 def keeps_nothing(model: nn.Module) -> bool:

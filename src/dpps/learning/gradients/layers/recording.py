@@ -63,7 +63,7 @@ class Weights:
 
     def add(self, result: Any, sources: Sequence[Tensor]) -> None:
         """What a function made of weights alone."""
-        for tensor in made_by(result):
+        for tensor in tensors_in(result):
             if tensor.requires_grad and tensor not in self:
                 self.held[id(tensor)] = tensor, self.origin(*sources)
 
@@ -176,16 +176,6 @@ def names_of(rule: Rule | None, count: int) -> tuple[str, ...]:
     return (*known, *(str(k) for k in range(len(known), count)))
 
 
-def given_to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """All tensors among a function's arguments, also those in lists."""
-    return [tensor for _, tensor in tensors_of([("", args), *(("", a) for a in args), *kwargs.items()])]
-
-
-def made_by(result: Any) -> list[Tensor]:
-    """All tensors among what a function returned."""
-    return [tensor for _, tensor in tensors_of([("", result)])]
-
-
 class Watching(TorchFunctionMode):
     """Tells functions that take a weight from those that take none."""
 
@@ -267,7 +257,7 @@ class Recorder(Watching):
         name = name_of(func)
         if self._next == len(self._plan.sites) or self._plan.sites[self._next].name != name:
             result = func(*args, **kwargs)
-            if not made_by(result):
+            if not tensors_in(result):
                 refuse_assignment(func)
                 return result
             raise IrregularModel(
@@ -277,14 +267,14 @@ class Recorder(Watching):
         self._next += 1
         if site.rule is None:
             result = func(*args, **kwargs)
-            self.weights.add(result, [tensor for tensor in given_to(args, kwargs) if tensor in self.weights])
+            self.weights.add(result, [t for t in tensors_in((args, kwargs)) if t in self.weights])
             return result
         call = self._call(func, site, site.rule, args, kwargs)
         if not site.rule.suits(call):
             raise IrregularModel(f"the rule for {name} does not cover such a call")
         self._calls.append(call)
         result = site.rule.run(call)
-        if tuple(tuple(part.shape) for part in made_by(result)) != call.out_shapes:
+        if tuple(tuple(part.shape) for part in tensors_in(result)) != call.out_shapes:
             raise IrregularModel(f"{name} made less or more of these examples than of made-up ones")
         call.cut()
         return result
@@ -469,7 +459,7 @@ class Observer(Watching):
         self._constants = Constants()
 
     def _from_batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        return any(id(tensor) in self._batch for tensor in given_to(args, kwargs))
+        return any(id(tensor) in self._batch for tensor in tensors_in((args, kwargs)))
 
     def _note(self, made: Sequence[Tensor]) -> None:
         for tensor in made:
@@ -483,13 +473,13 @@ class Observer(Watching):
         if rows is not None:
             self.picked.append(rows)
         if self._from_batch(args, kwargs):
-            self._note(made_by(result))
-            self.shapes += [tuple(tensor.shape) for tensor in made_by(result)]
+            self._note(tensors_in(result))
+            self.shapes += [tuple(tensor.shape) for tensor in tensors_in(result)]
         return result
 
     def weighted(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result, name = func(*args, **kwargs), name_of(func)
-        made = made_by(result)
+        made = tensors_in(result)
         if not made:
             refuse_assignment(func)
             return result
@@ -660,9 +650,9 @@ class Constants:
 
     def note(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """A function has been called."""
-        given = [tensor for _, tensor in tensors_of([*(("", a) for a in args), *kwargs.items()])]
+        given = tensors_in((args, kwargs))
         if name == "arange" or (given and all(tensor in self for tensor in given)):
-            self._held.update((id(tensor), tensor) for tensor in made_by(result))
+            self._held.update((id(tensor), tensor) for tensor in tensors_in(result))
 
 
 def picked(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], constants: Constants) -> Picked | None:
