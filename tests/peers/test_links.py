@@ -62,11 +62,6 @@ def test_what_is_not_heard_of_is_sent_again_more_and_more_rarely() -> None:
     assert times == [0, 1, 3, 7, 15, 31, 47], "but a lossy link is never given up"
 
 
-def test_an_inlet_counts_in_order_and_once() -> None:
-    inlet = Inlet(counted=3)
-    assert [inlet.expects(_share(n)) for n in (2, 3, 4, 5)] == [False, False, True, False]
-
-
 def test_a_share_that_came_out_of_order_is_sent_again_as_soon_as_the_one_before_has_arrived() -> None:
     outlet = Outlet()
     for round_ in (3, 4):

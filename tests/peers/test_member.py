@@ -299,7 +299,7 @@ def test_shares_have_the_topologys_weight_where_its_clock_restarts(tmp_path: Pat
     assert all(run.rounds_per_epoch == 3 for run in federation.runs.values())
     for fabric in fabrics(federation):
         assert fabric.refused == {}
-        assert [fabric._terms._clock(round_) for round_ in range(9)] == [0, 1, 2] * 3
+        assert [fabric._terms.clock(round_) for round_ in range(9)] == [0, 1, 2] * 3
     models = federation.models()
     assert all(torch.allclose(model, models[0], atol=1e-4) for model in models)
 

@@ -1,5 +1,4 @@
-"""Push-sum between organisations: each member holds one row, rounds have no barrier, and links lose
-nothing.
+"""Push-sum between organisations: each member holds one row, rounds have no barrier, and links lose nothing.
 
 A round pushes parts of the released row to those neighbours that can be reached and goes on with what has
 arrived; parts of those who are late count whenever they come. A part that cannot be given stays at home,
@@ -18,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -59,7 +57,7 @@ from dpps.peers.messages import (
     Share,
     decode,
 )
-from dpps.topology import Topology, Weights
+from dpps.topology import Topology
 from dpps.transport import Alone, Arrived, Exchange, Fabric, Link
 
 log = logging.getLogger(__name__)
@@ -135,8 +133,7 @@ class Peers(Fabric):
         others = [node for node in range(self.nodes) if node != membership.own]
         self._outlets = {node: Outlet() for node in others}
         self._inlets = {node: Inlet() for node in others}
-        self._connected: frozenset[int] = frozenset()
-        self._connections: dict[int, int] = {}
+        self._connected: dict[int, int] = {}  # in order, with the number of the newest connection
         self._unheard: set[int] = set()  # connected, and nothing came yet on this connection
         self._greeted: set[int] = set()  # has answered this start
         self._lost: dict[int, float] = {}  # since when a neighbour's connection is gone
@@ -149,21 +146,18 @@ class Peers(Fabric):
         self._said_of_own = -1
         self._noted: Set[int] = frozenset()
         self._next_tending = self._next_beat = -math.inf
-        self._given_parts = lru_cache(maxsize=64)(given)
-        self._sources = lru_cache(maxsize=64)(self._senders)
         self.begin(1)
 
     def begin(self, start_number: int) -> None:
         """Before the first frame: how often this member's process has been started, this time included."""
-        self.start_number = start_number
-        members, name = self.membership, self.membership.name
+        self.start_number, members = start_number, self.membership
 
         def sign(presence: Presence) -> bytes:
-            return members.sign(presence.message(members.run, name))
+            return members.sign(presence.message(members.run, members.name))
 
-        self.view = View(len(members.names), members.own, self.rules.hard_deadline, start_number, sign)
-        self.view.reservations = self.reservations
-        self.adopt(self.membership)
+        hard = self.rules.hard_deadline
+        self.view = View(self.nodes, members.own, hard, start_number, sign, self.reservations)
+        self.adopt(members)
 
     def share_noise(self, colluders: int, absentees: int) -> None:
         """Members share noise that cancels, against so many colluders; so many may be lost. Before the first frame."""
@@ -205,10 +199,16 @@ class Peers(Fabric):
             )
         with self.lock:
             self._take_in()
-            enough = not self.shares_noise or float(a[0]) >= ENOUGH
-            parts = self._given_parts(exchange.weights, self.membership.own) if enough else {}
+            enough, weights, own = (
+                not self.shares_noise or float(a[0]) >= ENOUGH,
+                exchange.weights,
+                self.membership.own,
+            )
+            parts = given(weights, own) if enough else {}
             self._await_room(exchange.round, parts)
-            self._push(LEARNING, exchange.round, parts, self._sources(exchange.weights), s[0], float(a[0]))
+            senders = weights.senders[weights.indptr[own] : weights.indptr[own + 1]].tolist()
+            sources = [node for node in senders if node != own]
+            self._push(LEARNING, exchange.round, parts, sources, s[0], float(a[0]))
 
     def gossip(self, steps: Sequence[Exchange], s: Tensor, a: Tensor, link: Link) -> Arrived:
         """A message, and the further rounds in which rows are passed on before the next one: these have numbers of their own, and
@@ -269,7 +269,7 @@ class Peers(Fabric):
         self,
         phase: int,
         round_: int,
-        given: Mapping[int, float],
+        wanted: Mapping[int, float],
         sources: Sequence[int],
         row: Tensor,
         a: float,
@@ -277,14 +277,12 @@ class Peers(Fabric):
         """Give parts of a row to those who can take them; the rest stays at home."""
         if phase == LEARNING and a > 0:
             self._rows.follow(row / a)
-        now = self.clock()
-        parts = {node: weight for node, weight in given.items() if self._can_take(node, phase, round_, now)}
+        parts = {node: weight for node, weight in wanted.items() if self._can_take(node, phase, round_)}
         self._give(phase, round_, row, a, parts, 1.0 - sum(parts.values()))
         self._waiting_for = phase, round_, sources
 
-    def _can_take(self, node: int, phase: int, round_: int, now: float) -> bool:
-        here = node in self._connected and self.view.is_here(node, now) and node not in self.refused_by
-        return here and self.view.known[node].state in ACTIVE and self._outlets[node].ready(phase, round_)
+    def _can_take(self, node: int, phase: int, round_: int) -> bool:
+        return node in self.partners() and self._outlets[node].ready(phase, round_)
 
     def _await_room(self, round_: int, parts: Mapping[int, float]) -> None:
         """Wait for those who are to get a part and have not said yet that they have the one before: slow is not gone.
@@ -384,17 +382,17 @@ class Peers(Fabric):
 
     def lost(self) -> dict[int, int]:
         """By expelled member whose noise may be taken back, a round after which it has released nothing."""
-        if self.reservations is None:
-            return {}
-        found = {}
-        order = sorted((revision, row) for row, revision in self.membership.expelled_in.items())
-        for revision, row in order:
-            last = self.reservations.last(row, revision)
-            if (
-                last is None
-            ):  # later ones wait: of how many noise is taken back is limited, and all take the same
-                break
-            found[row] = last
+        found: dict[int, int] = {}
+        if self.reservations is not None:
+            for revision, row in sorted(
+                (revision, row) for row, revision in self.membership.expelled_in.items()
+            ):
+                last = self.reservations.last(row, revision)
+                if (
+                    last is None
+                ):  # later ones wait: of how many noise is taken back is limited, and all take the same
+                    break
+                found[row] = last
         return found
 
     def _collect(self, seconds: float | None = None) -> frozenset[int]:
@@ -425,10 +423,6 @@ class Peers(Fabric):
         patience = self.rules.hard_deadline / self.rules.soft_deadline
         return node in self.partners() and self._late[node] < patience
 
-    def _senders(self, weights: Weights) -> list[int]:
-        first, last = weights.indptr[self.membership.own : self.membership.own + 2]
-        return [n for n in weights.senders[first:last].tolist() if n != self.membership.own]
-
     def behind(self, round_: int, mixes: int = 1) -> int:
         """The round to go on with: a member that is more than one round behind the others goes where they are.
 
@@ -454,7 +448,7 @@ class Peers(Fabric):
     def partners(self) -> list[int]:
         """Neighbours that take part and can be reached."""
         now, known = self.clock(), self.view.known
-        here = (n for n in sorted(self._connected) if n not in self.refused_by and self.view.is_here(n, now))
+        here = (n for n in self._connected if n not in self.refused_by and self.view.is_here(n, now))
         return [n for n in here if known[n].state in ACTIVE]
 
     def _neighbours(self) -> set[int]:
@@ -487,6 +481,7 @@ class Peers(Fabric):
         now, found = self.clock(), []
         mixes = self._terms.mixes if hasattr(self, "_terms") else 1
         for node, (name, known) in enumerate(zip(self.membership.names, self.view.known, strict=True)):
+            age = self.view.age(node, now)
             word = WORDS[known.state] if self.view.is_here(node, now) or known.state == LEFT else "away"
             if word == "here" and now - self._lost.get(node, now) > self.rules.soft_deadline:
                 # rounds do not wait for it; whether it comes back is decided at the hard deadline
@@ -500,7 +495,7 @@ class Peers(Fabric):
                     "name": name,
                     "state": word,
                     "round": known.pushed // mixes + 1,
-                    "heard": 0.0 if node == self.membership.own else self.view.age(node, now),
+                    "heard": 0.0 if node == self.membership.own else age if math.isfinite(age) else None,
                     "connected": node in self._connected,
                     "why": self.refused.get(node) or self.refused_by.get(node, ""),
                 }
@@ -561,7 +556,7 @@ class Peers(Fabric):
             z, b = self.take(AVERAGING)
             with self.lock:
                 self._take_in()
-                reached = [n for n in self.partners() if self._can_take(n, AVERAGING, position, self.clock())]
+                reached = [n for n in self.partners() if self._can_take(n, AVERAGING, position)]
                 equal = dict.fromkeys(reached, 1 / (len(reached) + 1))
                 self._push(AVERAGING, position, equal, self.partners(), z, b)
                 if self._collect() == {self.membership.own}:
@@ -691,9 +686,9 @@ class Peers(Fabric):
 
     def _hand_on_average(self, mean: Tensor) -> None:
         """Once to every neighbour; who is still averaging, and sees no difference to its neighbours, needs nothing."""
-        round_, now, known = max(self.pushed, 0), self.clock(), self.view.known
+        round_, known = max(self.pushed, 0), self.view.known
         late = [n for n in self.partners() if known[n].state == HERE and n not in self._unheard]
-        able = [n for n in late if not self._outlets[n].gave(FINAL) and self._can_take(n, FINAL, round_, now)]
+        able = [n for n in late if not self._outlets[n].gave(FINAL) and self._can_take(n, FINAL, round_)]
         if able:
             self._give(FINAL, round_, mean, 1.0, dict.fromkeys(able, 1.0), 0.0)
 
@@ -734,7 +729,7 @@ class Peers(Fabric):
         return True
 
     def _heirs(self, round_: int) -> list[int]:
-        return [n for n in sorted(self._connected) if self._can_take(n, LEARNING, round_, self.clock())]
+        return [n for n in self.partners() if self._can_take(n, LEARNING, round_)]
 
     def _safe(self) -> list[str]:
         """Wait until all that was given is safe, as long as the hard deadline; the name of who has not said so of the last row,
@@ -782,16 +777,16 @@ class Peers(Fabric):
 
     def _tend(self, now: float) -> None:
         """Greet who is newly connected, send again what is due, show a sign of life."""
-        partners = self.post.connected() & self.membership.partners
-        connected = frozenset(self.membership.names.index(name) for name in partners)
-        made = {node: self.post.connection(self.membership.names[node]) for node in connected}
-        again = {node for node in connected & self._connected if made[node] != self._connections[node]}
-        fresh = connected - self._connected | again
-        for node in self._connected - connected:
-            self._lost[node] = now
-        self._lost = {node: since for node, since in self._lost.items() if node not in connected}
-        self._connected, self._connections = connected, made
-        self._unheard = (self._unheard | fresh) & connected
+        partners, names = self.post.connected() & self.membership.partners, enumerate(self.membership.names)
+        before, connected = (
+            self._connected,
+            {n: self.post.connection(name) for n, name in names if name in partners},
+        )
+        fresh = {node for node, number in connected.items() if before.get(node) != number}
+        lost = self._lost | dict.fromkeys(before.keys() - connected.keys(), now)
+        self._lost = {node: since for node, since in lost.items() if node not in connected}
+        self._connected = connected
+        self._unheard = (self._unheard | fresh) & connected.keys()
         for node in sorted(fresh):
             for sent in self._outlets[node].waiting:
                 sent.at_once()
@@ -799,7 +794,9 @@ class Peers(Fabric):
         if now >= self._next_tending or fresh:
             self._note_reservations()
             self._send_due(now)
-            for node in sorted(connected - fresh - (self._greeted - self._unheard) - set(self.refused)):
+            for node in sorted(
+                connected.keys() - fresh - (self._greeted - self._unheard) - set(self.refused)
+            ):
                 self._send(node)  # it has not answered yet
             self._next_tending = now + min(self.rules.soft_deadline / 3, self.rules.hard_deadline / 6)
         if now >= self._next_beat:
@@ -807,14 +804,14 @@ class Peers(Fabric):
             self._next_beat = now + self.rules.hard_deadline / 6
 
     def _tell_everybody(self) -> None:
-        for node in sorted(self._connected):
+        for node in self._connected:
             self._send(node)
 
     def _send_due(self, now: float) -> None:
         """Shares that are due, but for those to who was not heard yet on this connection: it may have a signature that shows that
         this machine was put back to an earlier state, and what waits here is not what was sent then."""
         soft, hard = self.rules.soft_deadline, self.rules.hard_deadline
-        for node in sorted(self._connected - self._unheard):
+        for node in sorted(self._connected.keys() - self._unheard):
             if node not in self.refused:
                 for sent in self._outlets[node].due(now, soft / 3, hard):
                     self._send(node, sent)
@@ -881,7 +878,12 @@ class Peers(Fabric):
         if self.shares_noise and self._said_of_own > self.pushed:
             self.silenced = self._older_copy(node, self._said_of_own)
             raise self.silenced
-        self._hear_refusal(node, frame.refusal)
+        before, why = self.refused_by.pop(node, None), _plain(frame.refusal)
+        if why:
+            self.refused_by[node] = why
+        if why and before is None:
+            name = self.membership.names[node]
+            log.warning("%s refuses this member: it says that it was sent %s", name, why)
         self._silent.discard(node)
         if self.view.pushed(node) > self._given_up.get(node, -1):  # a heart that beats is not enough
             self._given_up.pop(node, None)
@@ -894,21 +896,14 @@ class Peers(Fabric):
         if node in self._unheard:  # what waits for it is due at once
             self._unheard.discard(node)
             self._next_tending = -math.inf
-        if frame.share is not None and inlet.expects(frame.share):
+        if (
+            frame.share is not None and frame.share.claim.number == inlet.counted + 1
+        ):  # others were counted, or come again
             self._count(node, inlet, frame.share, frame.view[node].state)
         if frame.share is not None or frame.asks:
             self._send(node)
         if frame.asks:  # it has just been started: what it has forgotten is due at once
             self._next_tending = -math.inf
-
-    def _hear_refusal(self, node: int, why: str) -> None:
-        if why and node not in self.refused_by:
-            name = self.membership.names[node]
-            log.warning("%s refuses this member: it says that it was sent %s", name, _plain(why))
-        if why:
-            self.refused_by[node] = _plain(why)
-        else:
-            self.refused_by.pop(node, None)
 
     def _count(self, node: int, inlet: Inlet, share: Share, state: int) -> None:
         """Add a share to what is held: now, and never again. A final average is added to nothing: it is kept apart, for the case

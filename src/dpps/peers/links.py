@@ -1,5 +1,4 @@
-"""The state of a member's links: shares in transit, who is present, and which rows and shares an honest
-member can send.
+"""The state of a member's links: shares in transit, who is present, and which rows and shares an honest member can send.
 
 Every share counts exactly once, whatever happens to frames and processes. A sender numbers the shares of a link and keeps each until
 the receiver says that it is *kept*: counted, and safe on the receiver's disk. A receiver counts a share only if its number follows
@@ -7,17 +6,14 @@ the last one counted. So a share that is lost is sent again, one that comes twic
 more than what the sender still has; and a sender that crashes sends again what it had put on disk before anything left.
 
 A share is given only when the receiver has said that it has counted the earlier ones, but for that of the round before, of which
-word may still be on its way: so a dead link swallows one share (two where it is used in every round),
-and what it would have got stays at home. (Running sums, which do the same without numbers,
-would need two vectors per link in double width on the disk and on the wire in every round;
-with so few shares on their way there is nothing that they save.)
+word may still be on its way. So a dead link swallows one share (two where it is used in every round), and the rest stays at home.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -64,7 +60,6 @@ class Sent:
         return Claim(*self.letter, letter.digest, self.number, self.weight, letter.a, self.signature)
 
     def at_once(self) -> None:
-        """Send it at the next opportunity."""
         self.next_time = self.wait = 0.0
 
 
@@ -93,19 +88,14 @@ class Outlet:
         """What the receiver has. After a restart it has forgotten what it had not kept: all that is left is sent again."""
         if start < self.start or got > self.number:
             return  # an old frame
-        if start > self.start:
+        restarted = start > self.start
+        if restarted or got > self.got:
             self.start, self.got = start, got
-            for sent in self.waiting:
-                sent.at_once()
-        if got > self.got:
-            self.got = got
-            for sent in self.waiting:
-                if sent.number == got + 1 and sent.repeated:  # it came out of order, and had to be left
+            for sent in self.waiting:  # one that comes again may have come out of order, and had to be left
+                if restarted or (sent.number == got + 1 and sent.repeated):
                     sent.at_once()
-        for sent in self.waiting:
-            if sent.number <= kept:
-                self.safe = sent.letter
-        self.waiting = [sent for sent in self.waiting if sent.number > kept]
+        while self.waiting and self.waiting[0].number <= kept:
+            self.safe = self.waiting.pop(0).letter
 
     def letters(self) -> set[tuple[int, int]]:
         """Of the rows that the receiver may have as the latest."""
@@ -125,7 +115,6 @@ class Outlet:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """For the disk."""
         waiting = [[s.number, s.weight, *s.letter] for s in self.waiting]
         return {"number": self.number, "waiting": waiting, "safe": self.safe}
 
@@ -148,12 +137,7 @@ class Inlet:
     receipt: bytes = b""
     """This member's signature under it."""
 
-    def expects(self, share: Share) -> bool:
-        """Whether this is the next share of the link: any other was counted before, or comes again."""
-        return share.claim.number == self.counted + 1
-
     def to_json(self) -> dict[str, Any]:
-        """For the disk."""
         seen = None if self.seen is None else self.seen.to_json()
         return {"counted": self.counted, "seen": seen, "receipt": self.receipt.hex()}
 
@@ -227,13 +211,12 @@ class Reservations:
 
     def last(self, lost: int, removed_in: int) -> int | None:
         """A round after which an expelled member has released nothing and never will; None: not known yet."""
+        others = (said for member, said in self._said.items() if member != lost)
         told = [
             kept[lost]
-            for member, (revision, kept) in self._said.items()
-            if revision >= removed_in and member != lost
+            for revision, kept in (*others, (self.kept_revision, self.kept))
+            if revision >= removed_in
         ]
-        if self.kept_revision >= removed_in:
-            told.append(self.kept[lost])
         return max(told) if len(told) + self.quorum >= self.members + self.colluders else None
 
     def to_json(self) -> dict[str, Any]:
@@ -271,8 +254,6 @@ class View:
         reservations: of rounds, where members share noise; None: they do not.
     """
 
-    reservations: Reservations | None = None
-
     def __init__(
         self,
         nodes: int,
@@ -280,12 +261,13 @@ class View:
         hard: float,
         start: int,
         sign: Callable[[Presence], bytes] = lambda presence: b"",
+        reservations: Reservations | None = None,
     ) -> None:
-        self.own, self.hard, self._sign = own, hard, sign
+        self.own, self.hard, self._sign, self.reservations = own, hard, sign, reservations
         self.ignored: frozenset[int] = frozenset()
         self.known = [Presence(0, -1, HERE) for _ in range(nodes)]
         self._farthest = list(self.known)
-        self._since: list[float | None] = [None] * nodes
+        self._since = [-math.inf] * nodes
         self.known[own] = Presence(start * STARTS, -1, HERE)
 
     def beat(self, pushed: int, state: int, to: int | None = None) -> tuple[Presence, ...]:
@@ -319,18 +301,14 @@ class View:
         """What an earlier start of this process has heard of a member; whether it is here is another question."""
         self.known[node] = self._farthest[node] = presence
 
-    def age(self, node: int, now: float) -> float | None:
-        """Seconds since the last sign of life; None: never heard of."""
-        since = self._since[node]
-        return None if since is None else now - since
+    def age(self, node: int, now: float) -> float:
+        """Seconds since the last sign of life; infinite: never heard of."""
+        return now - self._since[node]
 
     def is_here(self, node: int, now: float) -> bool:
         """Whether a member takes part, or is finished and still there."""
-        if node == self.own:
-            return True
-        age = self.age(node, now)
         gone = node in self.ignored or self.known[node].state == LEFT
-        return age is not None and age <= self.hard and not gone
+        return node == self.own or (self.age(node, now) <= self.hard and not gone)
 
     def here(self, now: float) -> list[int]:
         """Who is here, this member included."""
@@ -338,8 +316,7 @@ class View:
 
     def missing(self, now: float) -> list[int]:
         """Who takes part and has fallen silent, though not long enough to count as away."""
-        ages = ((node, self.age(node, now)) for node in self.taking_part())
-        return [node for node, age in ages if age is not None and self.hard / 2 < age <= self.hard]
+        return [n for n in self.taking_part() if self.hard / 2 < self.age(n, now) <= self.hard]
 
     def taking_part(self) -> list[int]:
         """Who has neither finished nor left nor is ignored, as far as is known; this member included."""
@@ -359,10 +336,11 @@ class View:
 _SLACK = 2.0
 
 
+@dataclass(frozen=True)
 class Terms:
     """What the contract makes of every row and share: each member computes it for itself, and believes nobody else about it.
 
-    Args:
+    Attributes:
         topology: who sends to whom.
         rounds: of learning.
         reach: how far (L2) clip, rates and noise can take an honest member's parameters from the start in all rounds together;
@@ -371,21 +349,15 @@ class Terms:
         mixes: how many of these rounds, in which rows are passed on, belong to one in which something is released.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        rounds: int,
-        reach: float = math.inf,
-        clock: Callable[[int], int] = lambda round_: round_,
-        mixes: int = 1,
-    ) -> None:
-        self.topology, self.rounds, self.reach, self.mixes = topology, rounds, reach, mixes
-        self._clock = clock
-        self._given = lru_cache(maxsize=256)(given)
+    topology: Topology
+    rounds: int
+    reach: float = math.inf
+    clock: Callable[[int], int] = int
+    mixes: int = 1
 
     def weight(self, round_: int, sender: int, receiver: int) -> float:
         """Of the part of its row that one member gives another in a round of learning; 0: none."""
-        return self._given(self.topology.weights(self._clock(round_)), sender).get(receiver, 0.0)
+        return given(self.topology.weights(self.clock(round_)), sender).get(receiver, 0.0)
 
     @cached_property
     def neighbours(self) -> Counter[int]:
