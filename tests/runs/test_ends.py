@@ -270,6 +270,12 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path):
     run.close()
 
 
+def test_rounds_of_earlier_starts_that_do_not_fit_on_the_disk_are_one_line(tmp_path):
+    file = mock.Mock(flush=mock.Mock(side_effect=FULL))
+    with mock.patch("builtins.open", return_value=file), pytest.raises(RunError, match=r"rounds\.csv"):
+        RunFolder(tmp_path).open_log([])
+
+
 def test_the_log_alone_does_not_keep_the_ledger_open(tmp_path):
     """What cannot be written at the very end is told, and the ledger is closed all the same."""
     run = make(tmp_path / "run").start(epochs=1)

@@ -38,6 +38,11 @@ def make(**options) -> dpps.Run:
     [
         ({"algorithm": nn.Sequential(nn.Linear(3, 2))}, "algorithm.*Sequential"),
         ({"algorithm": dpps.PartPSP}, "algorithm.*PartPSP"),
+        ({"deployment": "here"}, "deployment.*'here'.*dpps.Simulation"),
+        ({"noise": 3}, "noise.*3"),
+        ({"watch": 3}, "watch.*3"),
+        ({"watch": {"paper": 3}}, "watch.*{'paper': 3}"),
+        ({"folder": 3}, "folder.*3"),
         ({"engine": "fast"}, "engine.*'fast'.*auto, vectorised, loop"),
         ({"sync_every": 1.5}, "sync_every.*1.5.* 0 "),
         ({"mixes": 1.5}, "mixes.*1.5.* 1 "),
@@ -52,6 +57,7 @@ def make(**options) -> dpps.Run:
         ({"data": []}, "data"),
         ({"device": "gpu"}, "device.*'gpu'.*cpu"),
         ({"seed": -1}, "seed.*-1"),
+        ({"seed": 1.5}, "seed.*1.5"),
         ({"held_out": DATA[:2]}, "held_out.*2.*3"),
     ],
 )

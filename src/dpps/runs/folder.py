@@ -171,6 +171,7 @@ class RunFolder:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             writer.writerows(log.row() for log in before)
+            file.flush()
         return file
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

@@ -157,10 +157,11 @@ class Run(Frozen):
         description: Description | None = None,
     ) -> None:
         self.callbacks: list[Callback] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
-        _check_arguments(algorithm, engine, seed, self.callbacks)
+        self.deployment = deployment or Simulation()
+        given = {"algorithm": algorithm, "deployment": self.deployment, "noise": noise, "watch": watch}
+        _check_arguments(engine, seed, self.callbacks, **given, folder=folder)
         _check_count(sync_every=sync_every, spare_rounds=spare_rounds, checkpoint_every=checkpoint_every)
         _check_count(1, mixes=mixes)
-        self.deployment = deployment or Simulation()
         unit = as_unit(privacy)
         check_loaders(data, algorithm.batch_size, random=unit is not None and unit.per_example)
         data = as_datasets(data, algorithm.model, algorithm.loss)
@@ -948,15 +949,32 @@ class Run(Frozen):
         return found.round
 
 
-def _check_arguments(algorithm: object, engine: str, seed: int | None, callbacks: Sequence[object]) -> None:
-    if not isinstance(algorithm, Algorithm):
-        given = " ".join(repr(algorithm).split())  # the repr of a model has many lines
-        raise UsageError(
-            f"the algorithm is {given:.80}: give one with its model, such as dpps.PartPSP(model, shared=['layer1'])"
-        )
+def _check_arguments(engine: str, seed: object, callbacks: Sequence[object], **given: object) -> None:
+    watch = given["watch"]
+    watched = isinstance(watch, Mapping) and all(isinstance(each, Sensitivity) for each in watch.values())
+    path_or_none = str | os.PathLike | None
+    for name, right, remedy in (
+        (
+            "algorithm",
+            isinstance(given["algorithm"], Algorithm),
+            "one with its model, such as dpps.PartPSP(model, shared=['layer1'])",
+        ),
+        (
+            "deployment",
+            isinstance(given["deployment"], Deployment),
+            "dpps.Simulation() or dpps.TorchDistributed(...)",
+        ),
+        ("noise", isinstance(given["noise"], NoiseSource | None), "a source such as dpps.Seeded(1), or None"),
+        ("watch", watch is None or watched, "sensitivities by names of yours, in a dictionary"),
+        ("folder", isinstance(given["folder"], path_or_none), "a path, or None to keep all in memory"),
+    ):
+        if not right:
+            value = " ".join(repr(given[name]).split())  # the repr of a model has many lines
+            raise UsageError(f"{name} is {value:.80}: give {remedy}")
     if engine not in get_args(EngineName):
         raise unknown("engine", engine, get_args(EngineName))
-    if seed is not None and (isinstance(seed, bool) or not 0 <= operator.index(seed) < 1 << 64):
+    whole = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
+    if seed is not None and not (whole and 0 <= operator.index(seed) < 1 << 64):
         raise UsageError(f"seed is {seed!r}: it must be a whole number from 0 to 2^64 - 1")
     if strange := [callback for callback in callbacks if not callable(callback)]:
         raise UsageError(f"a callback is {strange[0]!r}: give functions of (run, log)")
