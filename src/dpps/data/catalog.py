@@ -80,6 +80,12 @@ class Recipe:
     examples: int | None = None
     shape: tuple[int, int, int] | None = None
 
+    def __post_init__(self) -> None:
+        if (self.examples is None) != (self.shape is None):
+            raise UsageError(
+                f"a recipe with examples={self.examples} and shape={self.shape}: give both, or none of them"
+            )
+
     @property
     def input_shape(self) -> tuple[int, int, int] | None:
         """What a model reads of an image: one channel is repeated where the mean has several."""
