@@ -630,13 +630,13 @@ def _encoded(turn: int, mark: Mark, received: list[int], size: int) -> bytes:
 
 def _read(path: Path) -> tuple[int, Mark, list[int], int]:
     """The newer record of a witness, and the size of its places."""
-    unknown = "what was spent is not known; restore it, or start a new run in another folder"
+    remedy = "restore it, or start a new run in another folder"
     try:
         data = path.read_bytes()
     except OSError as error:
         raise RunError(
             f"{path} cannot be read: {error.strerror}; without it nobody knows whether the ledger beside it is the newest, so "
-            f"{unknown}"
+            f"what was spent is not known; {remedy}"
         ) from error
     size, found = len(data) // 2, []
     for half in (data[:size], data[size:]):
@@ -646,7 +646,8 @@ def _read(path: Path) -> tuple[int, Mark, list[int], int]:
             found.append((turn, Mark(lines, last), received, size))
     if not found:
         raise RunError(
-            f"{path} is damaged, so nobody knows whether the ledger beside it is the newest, and {unknown}"
+            f"{path} is damaged, so nobody knows whether the ledger beside it is the newest, and what was spent is not known; "
+            f"{remedy}"
         )
     return max(found, key=lambda record: int(record[0]))
 

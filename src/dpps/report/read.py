@@ -280,8 +280,9 @@ def _rounds(path: Path) -> list[RoundLog]:
     try:
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     except OSError as error:
-        why = f"({error.strerror}): the run has nothing to show yet"
-        raise UsageError(f"{path} cannot be read {why}") from error
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}): the run has nothing to show yet"
+        ) from error
     log = []
     for number, row in enumerate(csv.DictReader(whole.splitlines()), start=2):
         try:
