@@ -226,9 +226,9 @@ class Peers(Fabric):
 
     def collect(self, seconds: float | None = None) -> Arrived:
         with self.lock:
-            took_part = self._collect(seconds)
+            self._collect(seconds)
             s, a = self.take(LEARNING)
-        return Arrived(s[None], torch.tensor([a], dtype=torch.float64), {}, took_part)
+        return Arrived(s[None], torch.tensor([a], dtype=torch.float64), {})
 
     def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:
         """This member's own estimate: nobody is asked."""

@@ -4,7 +4,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -98,6 +98,10 @@ class Wire:
             RunError: a peer is gone or silent; the message names who failed.
         """
         self.finish(self.post(outgoing, incoming))
+
+    def swap(self, tag: int, own: Tensor, theirs: Mapping[int, Tensor]) -> None:
+        """Send the same to all peers, and receive from each of them into its place."""
+        self.exchange([Message(p, tag, own) for p in theirs], [Message(p, tag, t) for p, t in theirs.items()])
 
     def post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Works:
         """Begin to send and to receive; the tensors must stay where they are until `finish` has returned."""
@@ -273,15 +277,11 @@ class Between(Control):
 
     def __init__(self, wire: Wire, held: Sequence[range]) -> None:
         self._wire, self._blocks = wire, held
-        self.rank, self.processes = wire.rank, wire.size
 
     def everybody(self, value: float) -> list[float]:
-        found = torch.full((self.processes,), float(value), dtype=torch.float64)
-        own = found[self.rank : self.rank + 1].clone()
-        peers = self._wire.peers
-        self._wire.exchange(
-            [Message(p, SMALL, own) for p in peers], [Message(p, SMALL, found[p : p + 1]) for p in peers]
-        )
+        found = torch.full((self._wire.size,), value, dtype=torch.float64)
+        own = torch.tensor([value], dtype=torch.float64)
+        self._wire.swap(SMALL, own, {p: found[p : p + 1] for p in self._wire.peers})
         numbers: list[float] = found.tolist()
         for rank, number in enumerate(numbers):
             if not math.isfinite(number):
@@ -289,7 +289,7 @@ class Between(Control):
         return numbers
 
     def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
-        return rounds_until_heard(rounds, self._blocks, self.rank)
+        return rounds_until_heard(rounds, self._blocks, self._wire.rank)
 
 
 _MOST_ROUNDS = 10_000
@@ -379,7 +379,8 @@ class Distributed(Fabric):
     def start(self, s: Tensor, common: bool) -> Link:
         self._announce(header("mix", s))
         own = torch.linalg.vector_norm(s[0], dtype=torch.float64) if common else math.inf
-        return {"a": torch.ones(self.nodes, dtype=torch.float64), "bound": Bound(float(own)).tensor()}
+        bound = torch.tensor(Bound(float(own)), dtype=torch.float64)
+        return {"a": torch.ones(self.nodes, dtype=torch.float64), "bound": bound}
 
     def push(self, exchange: Exchange, s: Tensor, a: Tensor, link: Link) -> None:
         if self._midway:  # its messages would be taken for those of a later round
@@ -400,26 +401,24 @@ class Distributed(Fabric):
         assert self._flight is not None, "push first"
         (exchange, s, link, receiving, works), self._flight = self._flight, None
         everybody = link["a"]
-        bound = Bound.of(link["bound"]).after(exchange, everybody)
+        bound = Bound(*link["bound"].tolist()).after(exchange, everybody)
         limits = bound.limits(everybody, s.shape[1])
         if exchange.weights is None:
             present = np.ones(self.nodes, bool) if exchange.present is None else exchange.present
-            here, ids = torch.from_numpy(present), np.flatnonzero(present)
+            here = torch.from_numpy(present)
             s_mean = self._mean(s, present, limits, seconds)
-            a_mean = average(everybody[:, None], torch.from_numpy(ids))
+            a_mean = average(everybody[:, None], here.nonzero().flatten())
             a = torch.where(here, a_mean, everybody)
             own = slice(self.rows.start, self.rows.stop)
             s, _ = synchronised(s, everybody[own], s_mean, a_mean, here[own])
-            took_part = frozenset(ids.tolist())
         else:
             assert receiving is not None
             s = self._mix(s, receiving, works, limits, seconds)
             table = self._entries(exchange.weights, everybody.device, everybody.dtype)
             a = combine(everybody[:, None], *table)[:, 0]
-            took_part = frozenset(receiving.route.needed.tolist()) | frozenset(self.rows)
         self._midway = False
         own_a = a[self.rows.start : self.rows.stop].clone()
-        return Arrived(s, own_a, {"a": a, "bound": bound.tensor()}, took_part)
+        return Arrived(s, own_a, {"a": a, "bound": torch.tensor(bound, dtype=torch.float64)})
 
     # Mixing
 
@@ -462,12 +461,7 @@ class Distributed(Fabric):
         return messages
 
     def _mix(
-        self,
-        s: Tensor,
-        receiving: _Receiving,
-        works: Works,
-        limits: Tensor | None,
-        seconds: float | None,
+        self, s: Tensor, receiving: _Receiving, works: Works, limits: Tensor | None, seconds: float | None
     ) -> Tensor:
         """Rows that need nobody else are computed while messages travel."""
         route, table = receiving.route, receiving.table
@@ -540,11 +534,9 @@ class Distributed(Fabric):
         self._announce(header("gather", v[:, None]))
         own = v.cpu().contiguous()
         everybody = torch.empty(self.nodes, dtype=v.dtype)
-        everybody[self.rows.start : self.rows.stop] = own
-        parts = {p: everybody[self.blocks[p].start : self.blocks[p].stop] for p in self.wire.peers}
-        self.wire.exchange(
-            [Message(p, SMALL, own) for p in parts], [Message(p, SMALL, part) for p, part in parts.items()]
-        )
+        parts = [everybody[block.start : block.stop] for block in self.blocks]
+        parts[self.wire.rank].copy_(own)
+        self.wire.swap(SMALL, own, {p: parts[p] for p in self.wire.peers})
         result = everybody.to(v.device)
         if result.is_floating_point():
             self._refuse_rows(torch.isfinite(result).logical_not().nonzero().flatten().tolist())
@@ -556,10 +548,10 @@ class Distributed(Fabric):
         """Before the first messages of a kind all processes compare what these will hold."""
         if kind in self._agreed:
             return
-        theirs = [Message(peer, HEADER, as_tensor(bytes(len(kind)))) for peer in self.wire.peers]
-        self.wire.exchange([Message(p, HEADER, as_tensor(kind)) for p in self.wire.peers], theirs)
-        for message in theirs:
-            check_header(message.peer, message.tensor, kind)
+        theirs = {peer: as_tensor(bytes(len(kind))) for peer in self.wire.peers}
+        self.wire.swap(HEADER, as_tensor(kind), theirs)
+        for peer, message in theirs.items():
+            check_header(peer, message, kind)
         self._agreed.add(kind)
 
     def _side(self, kind: bytes) -> Tensor:
@@ -593,9 +585,8 @@ class Distributed(Fabric):
             self._refuse_rows([int(nodes[k]) for k in bad if not bool(torch.isfinite(rows[k]).all())])
             node, norm, most = int(nodes[bad[0]]), float(norms[bad[0]]), float(limits[nodes[bad[0]]])
             raise PeerError(
-                f"the row of node {node} (rank {self._rank_of(node)}) has norm {norm:.4g} and clip, rates "
-                "and noise of this run make at "
-                f"most {most:.4g} possible: refused, nothing of this round was used"
+                f"the row of node {node} (rank {self._rank_of(node)}) has norm {norm:.4g} and clip, rates and noise of this run "
+                f"make at most {most:.4g} possible: refused, nothing of this round was used"
             )
 
     def _check_mean(self, whole: Tensor, chunks: Sequence[slice], limits: Tensor | None) -> None:
@@ -604,9 +595,8 @@ class Distributed(Fabric):
             norm = float(torch.linalg.vector_norm(whole[columns].double()))
             if not norm <= most or not math.isfinite(norm):
                 raise PeerError(
-                    f"the part of the mean from rank {rank} has norm {norm:.4g} and at most {most:.4g} is "
-                    "possible: refused, nothing of "
-                    "this round was used"
+                    f"the part of the mean from rank {rank} has norm {norm:.4g} and at most {most:.4g} is possible: refused, "
+                    "nothing of this round was used"
                 )
 
     def _refuse_non_finite(self, result: Tensor, table: Tensor, nodes: np.ndarray) -> None:
@@ -622,8 +612,7 @@ class Distributed(Fabric):
         if nodes:
             ranks = sorted({self._rank_of(n) for n in nodes})
             raise PeerError(
-                f"the row of node {', '.join(map(str, nodes[:8]))} (rank {', '.join(map(str, ranks[:8]))}) "
-                "holds NaN or infinity: "
+                f"the row of node {', '.join(map(str, nodes[:8]))} (rank {', '.join(map(str, ranks[:8]))}) holds NaN or infinity: "
                 "refused, nothing of this round was used"
             )
 
