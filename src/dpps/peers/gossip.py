@@ -60,7 +60,7 @@ from dpps.peers.messages import (
     decode,
 )
 from dpps.topology import Topology, Weights
-from dpps.transport import Alone, Arrived, Exchange, Fabric, Link
+from dpps.transport import Arrived, Exchange, Fabric, Link
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,6 @@ class Peers(Fabric):
         self.membership, self.post, self.clock = membership, post, clock
         self.rules = membership.rules  # no revision changes them
         self.nodes, self.rows = len(membership.names), [membership.own]
-        self.control = Alone()  # nobody stops the others: a member that stops is away
         self.keep: Callable[[int], None] = lambda phase: None
         self.keep_reservations: Callable[[], None] = lambda: None
         self.state, self.pushed, self.late = HERE, -1, False

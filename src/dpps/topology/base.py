@@ -65,12 +65,10 @@ class Weights:
 
     @cached_property
     def row_sums(self) -> NDArray[np.float64]:
-        """What each receiver takes in all."""
         return self.matrix.sum(axis=1)  # type: ignore[no-any-return]
 
     @cached_property
     def column_sums(self) -> NDArray[np.float64]:
-        """What each sender gives away in all."""
         return self.matrix.sum(axis=0)  # type: ignore[no-any-return]
 
     @cached_property
@@ -92,12 +90,8 @@ def _all_one(sums: NDArray[np.float64]) -> bool:
 
 
 def check_weights(weights: Weights, where: str, *, doubly_stochastic: bool) -> None:
-    """Refuses weights the protocol cannot run on, naming the first entry, row or column at fault.
-
-    Args:
-        where: What the weights are, for the message, such as ``round 3``.
-        doubly_stochastic: Whether the rows, too, must sum to 1. The columns always must: W conserves the sum.
-    """
+    """Refuses weights the protocol cannot run on, naming the first entry, row or column at fault. ``where`` says what they are.
+    The columns must always sum to 1: W conserves the sum."""
     bad = np.flatnonzero(~np.isfinite(weights.values) | (weights.values < 0))
     if bad.size:
         i, j, value = weights.receivers[bad[0]], weights.senders[bad[0]], weights.values[bad[0]]

@@ -5,8 +5,8 @@ Between them nothing is released or charged, so a fabric may send the same rows 
 without those that are late. What it has to remember from round to round (which shares of whom it has counted) is its *link*, a dictionary of tensors
 in the protocol's state, so that a failed round leaves it as it was and a checkpoint holds it.
 
-A fabric of your own is one file: a subclass of `Fabric` with these two methods, `mean` and `gather`, and a `Control` for what
-processes tell each other beside the rows. `Stacked` is the smallest.
+A fabric of your own is one file: a subclass of `Fabric` with these two methods, `mean` and `gather`, and with `everybody` and
+`rounds_until_heard` where several processes run together. `Stacked` is the smallest.
 """
 
 import math
@@ -21,46 +21,6 @@ import torch
 from torch import Tensor
 
 from dpps.topology import Weights
-
-
-class Control(ABC):
-    """What one process knows and says beside its rows.
-
-    At the start and at resume every process tells a few numbers about itself; a request to stop travels on the rows. Nobody waits
-    for anybody because of it: who asks says after which round everybody stops, and that is late enough for all to have heard.
-
-    Attributes:
-        stop_after: the round after which all processes stop; None: nobody has asked, as far as is known here.
-    """
-
-    stop_after: int | None = None
-
-    @abstractmethod
-    def everybody(self, value: float) -> list[float]:
-        """One number of every process, by rank. All processes call it at the same point of the run."""
-
-    @abstractmethod
-    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
-        """How many of the coming rounds it takes until what this process says on its rows is known to all; None: never.
-
-        Args:
-            rounds: the weights of each; None for one in which everybody hears everybody.
-        """
-
-    def ask_to_stop(self, after: int) -> None:
-        """Let everybody stop after this round. Of several requests the earliest counts, and all hear of it in time."""
-        self.stop_after = after if self.stop_after is None else min(after, self.stop_after)
-
-
-class Alone(Control):
-    """Of a run in a single process."""
-
-    def everybody(self, value: float) -> list[float]:
-        return [value]
-
-    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int:
-        return 0
-
 
 Link = Mapping[str, Tensor]
 
@@ -119,7 +79,7 @@ class Fabric(ABC):
             and a node scales its update by its own a, so that one which has lost mass is not moved more by
             its noise than the others.
         shares_noise: whether nodes that come and go share noise that cancels, which must not be scaled.
-        control: what processes tell each other beside the rows.
+        stop_after: the round after which all processes stop; None: nobody has asked, as far as is known here.
     """
 
     nodes: int
@@ -127,7 +87,7 @@ class Fabric(ABC):
     simulation: bool
     meets: bool = True
     shares_noise: bool = False
-    control: Control
+    stop_after: int | None = None
 
     def start(self, s: Tensor, common: bool) -> Link:
         """Before round 0: the start rows, and whether all nodes start from the same one. Returns the first link."""
@@ -183,6 +143,25 @@ class Fabric(ABC):
         """The largest entry over all nodes of one number per row."""
         return float(self.gather(v).max())
 
+    # What processes tell each other beside the rows. At the start and at resume each tells a few numbers about itself; a request
+    # to stop travels on the rows. Nobody waits for it: who asks says after which round everybody stops, late enough for all.
+
+    def everybody(self, value: float) -> list[float]:
+        """One number of every process, by rank. All processes call it at the same point of the run."""
+        return [value]
+
+    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
+        """How many of the coming rounds it takes until what this process says on its rows is known to all; None: never.
+
+        Args:
+            rounds: the weights of each; None for one in which everybody hears everybody.
+        """
+        return 0
+
+    def ask_to_stop(self, after: int) -> None:
+        """Let everybody stop after this round. Of several requests the earliest counts, and all hear of it in time."""
+        self.stop_after = after if self.stop_after is None else min(after, self.stop_after)
+
 
 def combine(table: Tensor, indices: Tensor, offsets: Tensor, values: Tensor) -> Tensor:
     """Row r = sum of values[e] * table[indices[e]] over its entries offsets[r]:offsets[r+1], in that order.
@@ -223,7 +202,6 @@ class Stacked(Fabric):
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
         self.rows = range(nodes)
-        self.control = Alone()
         self._entries = lru_cache(maxsize=64)(entries)
         self._pushed: tuple[Exchange, Tensor, Tensor, Link] | None = None
 

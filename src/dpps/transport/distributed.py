@@ -22,7 +22,6 @@ from dpps.topology import Weights
 from dpps.transport.base import (
     Arrived,
     Bound,
-    Control,
     Exchange,
     Fabric,
     Link,
@@ -104,7 +103,8 @@ class Wire:
         self.exchange([Message(p, tag, own) for p in theirs], [Message(p, tag, t) for p, t in theirs.items()])
 
     def post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Works:
-        """Begin to send and to receive; the tensors must stay where they are until `finish` has returned."""
+        """Begin to send and to receive, except what is empty; the tensors must stay where they are until `finish` has returned."""
+        outgoing, incoming = ([m for m in messages if m.tensor.numel()] for messages in (outgoing, incoming))
         self.sent_bytes += sum(m.tensor.nbytes for m in outgoing)
         receive, send = self._group.recv, self._group.send
         posted = [(m.peer, self._guarded(m.peer, receive, [m.tensor], m.peer, m.tag)) for m in incoming]
@@ -223,8 +223,7 @@ class Route:
         outer = np.unique(receivers[elsewhere])
         inner = np.setdiff1d(np.arange(len(own)), outer)
         needed = np.unique(here[outer].indices)
-        ends = np.searchsorted(needed, [0, *(b.stop for b in blocks)]).tolist()
-        places = [slice(a, b) for a, b in pairwise(ends)]
+        places = _slices(np.searchsorted(needed, [0, *(b.stop for b in blocks)]).tolist())
         wanted = {p: np.unique(part[:, own.start : own.stop].indices) for p, part in enumerate(parts)}
         return cls(
             needed=needed,
@@ -269,34 +268,11 @@ def _index(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
 
 
-# What processes tell each other beside the rows
-
-
-class Between(Control):
-    """Of a run in several processes, each with its nodes: numbers go straight from each to each."""
-
-    def __init__(self, wire: Wire, held: Sequence[range]) -> None:
-        self._wire, self._blocks = wire, held
-
-    def everybody(self, value: float) -> list[float]:
-        found = torch.full((self._wire.size,), value, dtype=torch.float64)
-        own = torch.tensor([value], dtype=torch.float64)
-        self._wire.swap(SMALL, own, {p: found[p : p + 1] for p in self._wire.peers})
-        numbers: list[float] = found.tolist()
-        for rank, number in enumerate(numbers):
-            if not math.isfinite(number):
-                raise PeerError(f"rank {rank} says {number} where a finite number was expected: refused")
-        return numbers
-
-    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
-        return rounds_until_heard(rounds, self._blocks, self._wire.rank)
-
-
 _MOST_ROUNDS = 10_000
 
 
 def rounds_until_heard(rounds: Iterable[Weights | None], blocks: Sequence[range], rank: int) -> int | None:
-    """`Control.rounds_until_heard` where process p holds the nodes `blocks[p]` and a process passes on all that it has heard."""
+    """`Fabric.rounds_until_heard` where process p holds the nodes `blocks[p]` and a process passes on all that it has heard."""
     holder = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
     heard = np.arange(len(blocks)) == rank
     for count, weights in enumerate(rounds):
@@ -355,7 +331,6 @@ class Distributed(Fabric):
         self.nodes, self.wire = nodes, wire
         self.blocks = blocks(nodes, wire.size)
         self.rows: range = self.blocks[wire.rank]
-        self.control = Between(wire, self.blocks)
         self._routes = lru_cache(maxsize=64)(lambda weights: Route.of(weights, self.blocks, wire.rank))
         self._entries = lru_cache(maxsize=64)(entries)
         self._tables: dict[tuple[int, torch.dtype, int], Tensor] = {}
@@ -507,14 +482,14 @@ class Distributed(Fabric):
         own, peers = chunks[self.wire.rank], self.wire.peers
         table = torch.empty(sum(counts), own.stop - own.start, dtype=x.dtype)
         whole = torch.empty(x.shape[1], dtype=x.dtype)
-        places = [slice(a, b) for a, b in pairwise(np.cumsum([0, *counts]).tolist())]
+        places = _slices(np.cumsum([0, *counts]).tolist())
         table[places[self.wire.rank]] = mine[:, own]
         flags = {p: as_tensor(bytes(_SIDE.size)) for p in peers if in_round}
-        later = self.wire.post([], _filled([Message(p, SPREAD, whole[chunks[p]]) for p in peers]))
+        later = self.wire.post([], [Message(p, SPREAD, whole[chunks[p]]) for p in peers])
         self.wire.exchange(
-            _filled([Message(p, ROWS, mine[:, chunks[p]].contiguous()) for p in peers])
+            [Message(p, ROWS, mine[:, chunks[p]].contiguous()) for p in peers]
             + [Message(p, FLAG, as_tensor(self._flag())) for p in flags],
-            _filled([Message(p, ROWS, table[places[p]]) for p in peers])
+            [Message(p, ROWS, table[places[p]]) for p in peers]
             + [Message(p, FLAG, flag) for p, flag in flags.items()],
         )
         self._hear(flags.values())
@@ -524,9 +499,7 @@ class Distributed(Fabric):
         part = average(table, torch.arange(len(table)))
         self._refuse_non_finite(part[None], table, nodes)
         whole[own] = part
-        self.wire.finish(
-            later + self.wire.post(_filled([Message(p, SPREAD, part) for p in peers]), []), seconds
-        )
+        self.wire.finish(later + self.wire.post([Message(p, SPREAD, part) for p in peers], []), seconds)
         self._check_mean(whole, chunks, limits)
         return whole.to(x.device)
 
@@ -542,7 +515,20 @@ class Distributed(Fabric):
             self._refuse_rows(torch.isfinite(result).logical_not().nonzero().flatten().tolist())
         return result
 
-    # What stands beside the rows
+    # What processes tell each other beside the rows
+
+    def everybody(self, value: float) -> list[float]:
+        found, own = torch.empty(self.wire.size, dtype=torch.float64), self.wire.rank
+        found[own] = value
+        self.wire.swap(SMALL, found[own : own + 1], {p: found[p : p + 1] for p in self.wire.peers})
+        numbers: list[float] = found.tolist()
+        for rank, number in enumerate(numbers):
+            if not math.isfinite(number):
+                raise PeerError(f"rank {rank} says {number} where a finite number was expected: refused")
+        return numbers
+
+    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
+        return rounds_until_heard(rounds, self.blocks, self.wire.rank)
 
     def _announce(self, kind: bytes) -> None:
         """Before the first messages of a kind all processes compare what these will hold."""
@@ -558,8 +544,7 @@ class Distributed(Fabric):
         return as_tensor(kind + self._flag())
 
     def _flag(self) -> bytes:
-        after = self.control.stop_after
-        return _SIDE.pack(_NOBODY if after is None else after)
+        return _SIDE.pack(_NOBODY if self.stop_after is None else self.stop_after)
 
     def _read_sides(self, receiving: _Receiving, expected: bytes) -> None:
         for peer, side in receiving.sides.items():
@@ -570,7 +555,7 @@ class Distributed(Fabric):
         for flag in flags:
             (after,) = _SIDE.unpack(bytes(flag.tolist()))
             if after != _NOBODY:
-                self.control.ask_to_stop(after)
+                self.ask_to_stop(after)
 
     # Rows that are not believed
 
@@ -634,9 +619,8 @@ def _tag(number: int) -> int:
 def _chunks(width: int, processes: int) -> list[slice]:
     """Columns of each process; some have none when rows are short."""
     units = -(-width // _ALIGNED)
-    ends = [min(width, k * units // processes * _ALIGNED) for k in range(processes + 1)]
+    return _slices([min(width, k * units // processes * _ALIGNED) for k in range(processes + 1)])
+
+
+def _slices(ends: Sequence[int]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(ends)]
-
-
-def _filled(messages: Sequence[Message]) -> list[Message]:
-    return [m for m in messages if m.tensor.numel()]
