@@ -120,9 +120,13 @@ def test_a_process_with_some_of_the_rows_draws_what_all_rows_here_would(partners
 
 def apart(nodes: int) -> list[PairKeys]:
     """Every node in a process of its own."""
-    identities = [IdentityKey() for _ in range(nodes)]
-    publics = [identity.public for identity in identities]
+    identities, publics = identified(nodes)
     return [PairKeys(identity, publics, "run", b"attempt of this test") for identity in identities]
+
+
+def identified(nodes: int) -> tuple[list[IdentityKey], list[bytes]]:
+    identities = [IdentityKey() for _ in range(nodes)]
+    return identities, [identity.public for identity in identities]
 
 
 def test_between_processes_pair_noise_cancels_bit_for_bit() -> None:
@@ -144,22 +148,13 @@ def test_processes_together_make_the_same_covariance() -> None:
     assert noise.sum(0).var() == pytest.approx(5 * partners.shares().independent ** 2, rel=0.05)
 
 
-def test_messages_lie_on_one_grid_and_updates_are_rounded_toward_zero() -> None:
-    partners = Pairs(1).partners(4)
-    source = SecurePairs(partners)
-    update = torch.full((4, 50), 0.3, dtype=torch.float64)
-    zero = torch.zeros_like(update)
+def test_messages_lie_on_one_grid() -> None:
+    source = SecurePairs(Pairs(1).partners(4))
+    zero, update = torch.zeros(4, 50, dtype=torch.float64), torch.full((4, 50), 0.3, dtype=torch.float64)
     out = Outgoing(zero, update, update.clone(), range(4), 0, True)
     source.release(Gaussian(1.0), 1.0, out)
     steps = out.half.numpy() / source.grid(1.0)
     assert np.array_equal(steps, np.rint(steps))
-
-
-def test_the_same_round_is_never_released_twice() -> None:
-    source = SecurePairs(Pairs(0).partners(3))
-    send(source, [0, 1, 2], 10, 5)
-    with pytest.raises(RunError, match=r"pair noise .*round 5"):
-        send(source, [0, 1, 2], 10, 5)
 
 
 def test_local_parameters_get_independent_noise_of_the_whole_scale() -> None:
@@ -236,14 +231,8 @@ def test_the_lattice_bound_holds_where_it_can_be_seen() -> None:
 # Keys that two nodes share: the same at both, different for everything else, and never given out twice
 
 
-def three() -> tuple[list[IdentityKey], list[bytes]]:
-    identities = [IdentityKey() for _ in range(3)]
-    return identities, [identity.public for identity in identities]
-
-
 def test_partners_find_the_same_key_and_nobody_else_does() -> None:
-    identities, publics = three()
-    keys = [PairKeys(identity, publics, "run", b"a" * 32) for identity in identities]
+    keys = apart(3)
     assert keys[0].key(0, 1) == keys[1].key(0, 1) == keys[1].key(1, 0)
     different = {keys[0].key(0, 1), keys[0].key(0, 2), keys[1].key(1, 2)}
     assert len(different) == 3
@@ -252,7 +241,7 @@ def test_partners_find_the_same_key_and_nobody_else_does() -> None:
 
 
 def test_another_attempt_run_or_pair_of_one_process_has_another_key() -> None:
-    identities, publics = three()
+    identities, publics = identified(3)
 
     def key(run: str, attempt: bytes, who: list[bytes], pair: tuple[int, int]) -> bytes:
         return PairKeys(identities[0], who, run, attempt).key(*pair)
@@ -269,13 +258,13 @@ def test_another_attempt_run_or_pair_of_one_process_has_another_key() -> None:
     assert len(found) == 6
 
 
-def test_a_round_is_given_out_once() -> None:
-    keys = PairKeys.alone(3)
-    keys.claim(0)
-    keys.claim(4)
+def test_the_noise_of_a_round_is_given_out_once() -> None:
+    source = SecurePairs(Pairs(0).partners(3))
+    for round_ in (0, 4):
+        send(source, [0, 1, 2], 10, round_)
     for again in (4, 0, 3):
-        with pytest.raises(RunError, match=r"pair noise .*round \d"):
-            keys.claim(again)
+        with pytest.raises(RunError, match=rf"pair noise .*round {again}"):
+            send(source, [0, 1, 2], 10, again)
 
 
 @pytest.mark.parametrize("copied", [copy, deepcopy])

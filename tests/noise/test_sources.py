@@ -113,12 +113,6 @@ def test_secure_noise_refuses_what_does_not_fit():
         SecureNoise().release(Odd(1.0), 1.0, out)
 
 
-def test_two_secure_sources_differ():
-    a, _ = draw(SecureNoise(), dpps.Laplace(1.0))
-    b, _ = draw(SecureNoise(), dpps.Laplace(1.0))
-    assert not torch.equal(a, b)
-
-
 def test_a_long_row_has_the_noise_of_its_stream_whatever_the_pieces():
     """Rows longer than a block are drawn piece by piece: the same numbers as in one go."""
     d = 2 * _BLOCK + 77
@@ -126,17 +120,6 @@ def test_a_long_row_has_the_noise_of_its_stream_whatever_the_pieces():
     whole = Streams(3, NOISE).at(1, 0).standard_normal(d, dtype=np.float32)
     np.testing.assert_array_equal(noise[1].numpy(), whole)
     torch.testing.assert_close(norms, noise.double().abs().sum(1), rtol=1e-5, atol=0)
-
-
-def test_a_private_start_row_is_rounded_to_the_grid_like_everything_private():
-    """Its residue modulo the step would give it away; the rounding is charged."""
-    wire = Wire(3)
-    bound = dpps.Bounded(distance=0, clip=0, start_distance=1.0)
-    protocol = dpps.DPPS(dpps.Ring(3), dpps.Laplace(1.0), bound, noise=SecureNoise(), fabric=wire)
-    record = protocol.step(protocol.start(torch.tensor([[0.1], [0.2], [0.7]], dtype=torch.float64)))
-    steps = wire.sent[0] / SecureNoise().grid(record.scale)
-    assert bool((steps == steps.round()).all())
-    assert record.used >= 1.0 + SecureNoise().grid(record.scale)
 
 
 def test_a_source_without_noise_for_local_parameters_says_so():

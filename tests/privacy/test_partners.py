@@ -99,7 +99,7 @@ def test_the_mean_is_as_wanted_and_nothing_else_is_given_away() -> None:
         floor = nodes / (nodes - colluders)
         assert partners.mean_over_server == pytest.approx(1.25 * floor, rel=1e-6)
     usual, noisier = Pairs(0).partners(10), Pairs(0, mean_variance=1.5625).partners(10)
-    assert (usual.mean_over_server, usual.message_variance) == pytest.approx((1.25, 4.0625), rel=1e-6)
+    assert (usual.mean_over_server, usual.message_deviation() ** 2) == pytest.approx((1.25, 4.0625), rel=1e-6)
     assert (usual.absences, noisier.absences) == (2, 3)
     assert usual.at(1.5625).shares() == noisier.shares()
 

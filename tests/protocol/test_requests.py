@@ -28,21 +28,19 @@ RING = dpps.Ring(4)
         (lambda: dpps.Paper(1, 0.0), "decay is 0.0"),
         (lambda: dpps.Paper(1, 0.5, "net"), "recursion is 'net'"),
         (lambda: dpps.Bounded(-1, clip=1), "distance is -1"),
-        (lambda: dpps.Ring(1), "1"),
-        (lambda: dpps.DOut(4, 5), "5"),
-        (lambda: dpps.DOut(4, 0), "0"),
         (lambda: dpps.DPPS(RING, dpps.Laplace(1)), r"Laplace.*Certified\(\)"),
         (lambda: dpps.DPPS(RING, sync_every=-1), "sync_every is -1"),
+        (lambda: dpps.DPPS(RING, mixes=0), r"mixes.* 1 "),
+        (lambda: dpps.DPPS(RING, mixes=-1), r"mixes.* 1 "),
+        (lambda: dpps.DPPS(RING, dpps.Laplace(5.0), dpps.Certified(), mixes=2), "node-swap"),
         (lambda: dpps.DPPS(RING, fabric=dpps.Stacked(5)), "5 nodes"),
         (lambda: dpps.DPPS(RING, dpps.Gaussian(1), dpps.Paper(1, 0.5)), "L2 norm"),
+        (lambda: dpps.DPPS(RING, dpps.Gaussian(1), dpps.Certified()), "L1"),
         (lambda: dpps.DPPS(column_stochastic(4), dpps.Laplace(1), dpps.Paper(1, 0.5)), "doubly stochastic"),
         (lambda: dpps.DPPS(RING).start(torch.zeros(3, 2)), r"\(3, 2\)"),
         (lambda: dpps.DPPS(RING).start(torch.zeros(4, 2, dtype=torch.int64)), "int64"),
         (lambda: dpps.DPPS(RING).start(torch.full((4, 2), math.nan)), "node 0, 1, 2, 3"),
-        (
-            lambda: dpps.DPPS(RING, dpps.Laplace(1), dpps.Bounded(clip=0.5)).start(torch.eye(4)),
-            "start_distance",
-        ),
+        (lambda: dpps.DPPS(RING, sensitivity=dpps.Bounded(clip=1)).start(torch.eye(4)), "start_distance"),
     ],
 )
 def test_bad_arguments_name_the_value_and_the_remedy(call, message):
@@ -90,6 +88,9 @@ def test_a_users_own_sensitivity_and_mechanism():
         def event(self, noise_multiplier):
             return non_private()
 
+    ordinary = dpps.DPPS(dpps.Ring(3), dpps.Laplace(0.5), Constant())
+    record = ordinary.step(ordinary.start(torch.zeros(3, 2)))
+    assert (record.estimated, record.scale, record.epsilon) == pytest.approx((3.0, 6.0, 0.5))
     protocol = dpps.DPPS(dpps.Ring(4), Triangular(), Constant(), noise=dpps.Seeded(0))
     state = protocol.start(torch.zeros(4, 1000))
     record = protocol.step(state)

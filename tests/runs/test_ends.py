@@ -568,7 +568,7 @@ def test_notes_of_another_version_are_read_as_far_as_they_can_be(tmp_path, monke
 
 @dataclass
 class Control:
-    """As a fabric's control: everybody has heard after two more rounds, if there are as many."""
+    """As a fabric: everybody has heard after two more rounds, if there are as many."""
 
     stop_after: int | None = None
     coming: list[object] = field(default_factory=list)
@@ -589,7 +589,7 @@ def _run(round_: int, count: int, control: Control) -> SimpleNamespace:
         algorithm=SimpleNamespace(
             partition=SimpleNamespace(shared=["w"]), rate=lambda epoch: 1.0 if epoch < 2 else 0.1
         ),
-        protocol=SimpleNamespace(fabric=SimpleNamespace(control=control), weights=lambda clock: clock),
+        protocol=SimpleNamespace(fabric=control, weights=lambda clock: clock),
     )
 
 

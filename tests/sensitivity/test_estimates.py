@@ -52,14 +52,6 @@ class Constant(Sensitivity):
         return 3.0
 
 
-def test_ten_lines_are_enough() -> None:
-    protocol = dpps.DPPS(dpps.Ring(3), dpps.Laplace(0.5), Constant())
-    record = protocol.step(protocol.start(torch.zeros(3, 2)))
-    assert record.estimated == 3.0
-    assert record.scale == pytest.approx(6.0)
-    assert record.epsilon == pytest.approx(0.5)
-
-
 def test_without_being_told_the_worst_is_assumed() -> None:
     found = Constant()
     assert not found.base_is_public

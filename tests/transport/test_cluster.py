@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,14 +71,19 @@ def test_killed_and_resumed(undisturbed: Path, tmp_path: Path) -> None:
     assert total == pytest.approx(100 * max(again.charged(r) for r in range(2)))
 
 
+def _stop(trainers: Trainers, *ranks: int, after: int) -> None:
+    """Ask these ranks to stop; all of them do."""
+    trainers.until(after)
+    for rank in ranks:
+        os.kill(trainers.all[rank].pid or 0, signal.SIGTERM)
+    trainers.let_go()
+    assert trainers.wait() == [3, 3], trainers.said()
+
+
 def test_stopped_together_and_resumed(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = [*SEEDED, "--epochs", "2"]
-    trainers = Trainers(2, out, *options, hold_before=40)
-    trainers.until(10)
-    os.kill(trainers.all[1].pid or 0, signal.SIGTERM)
-    trainers.let_go()
-    assert trainers.wait() == [3, 3], trainers.said()
+    _stop(Trainers(2, out, *options, hold_before=40), 1, after=10)
     found = [[p.name for p in (out / f"rank-{r}" / "checkpoint").iterdir()] for r in range(2)]
     assert found[0] == found[1]
     assert len(found[0]) == 1
@@ -89,12 +96,7 @@ def test_stopped_together_and_resumed(undisturbed: Path, tmp_path: Path) -> None
 def test_damaged_checkpoint_takes_everybody_back(undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = [*SEEDED, "--epochs", "2", "--checkpoint-every", "4"]
-    trainers = Trainers(2, out, *options, hold_before=40)
-    trainers.until(15)
-    for process in trainers.all:
-        os.kill(process.pid or 0, signal.SIGTERM)
-    trainers.let_go()
-    assert trainers.wait() == [3, 3], trainers.said()
+    _stop(Trainers(2, out, *options, hold_before=40), 0, 1, after=15)
     newest = max((out / "rank-1" / "checkpoint").iterdir()) / "tensors.safetensors"
     newest.write_bytes(newest.read_bytes()[:-100])
     again = Trainers(2, out, *options, "--resume")
@@ -106,11 +108,7 @@ def test_damaged_checkpoint_takes_everybody_back(undisturbed: Path, tmp_path: Pa
 
 def test_lost_ledger_stops_the_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    trainers = Trainers(2, out, *SEEDED, "--epochs", "2", hold_before=40)
-    trainers.until(3)
-    os.kill(trainers.all[0].pid or 0, signal.SIGTERM)
-    trainers.let_go()
-    assert trainers.wait() == [3, 3]
+    _stop(Trainers(2, out, *SEEDED, "--epochs", "2", hold_before=40), 0, after=3)
     (out / "rank-1").rename(tmp_path / "elsewhere")
     again = Trainers(2, out, *SEEDED, "--epochs", "2", "--resume")
     assert again.wait() == [1, 1]
@@ -136,23 +134,23 @@ def test_hung_process_is_named(tmp_path: Path, victim: int, named: str) -> None:
         assert not any(f"rank {s} (127.0.0.1)" in trainers.said()[r] for s in survivors)
 
 
+def _ends(function: Callable[..., None], *arguments: tuple[Any, ...]) -> list[int | None]:
+    """The exit codes of processes that call the function with these arguments each."""
+    started = [processes.context.Process(target=function, args=each) for each in arguments]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(processes.PATIENCE)
+    return [process.exitcode for process in started]
+
+
 def test_other_options_are_named(tmp_path: Path) -> None:
     port = processes.free_port()
     options = [[*SEEDED, "--epochs", "2", "--out", str(tmp_path / "run")] for _ in range(3)]
     options[1][options[1].index("--epochs") + 1] = "3"
     logs = [tmp_path / f"log-{r}" for r in range(3)]
-    started = [
-        processes.context.Process(
-            target=processes._train,
-            args=(processes.Rendezvous(r, 3, "127.0.0.1", port), options[r], logs[r], {}),
-        )
-        for r in range(3)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(processes.PATIENCE)
-    assert [p.exitcode for p in started] == [2, 2, 2]
+    places = [processes.Rendezvous(r, 3, "127.0.0.1", port) for r in range(3)]
+    assert _ends(processes._train, *zip(places, options, logs, [{}] * 3, strict=True)) == [2, 2, 2]
     for log in logs:
         assert re.search(r"rank 1 .*configuration: epochs is 3,.* 2;", log.read_text())
     assert not (tmp_path / "run").exists()
@@ -162,18 +160,9 @@ def test_a_stranger_without_the_secret(tmp_path: Path) -> None:
     """Through the command line; nothing is written."""
     port, logs = processes.free_port(), [tmp_path / f"log-{r}" for r in range(2)]
     options = [*SEEDED, "--epochs", "2", "--out", str(tmp_path / "run")]
-    started = [
-        processes.context.Process(
-            target=processes._train,
-            args=(processes.Rendezvous(r, 2, "127.0.0.1", port), options, logs[r], {"DPPS_SECRET": secret}),
-        )
-        for r, secret in enumerate(["0123456789abcdef" * 2, "fedcba9876543210" * 2])
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(processes.PATIENCE)
-    assert [p.exitcode for p in started] == [2, 2]
+    places = [processes.Rendezvous(r, 2, "127.0.0.1", port) for r in range(2)]
+    secrets = [{"DPPS_SECRET": secret * 2} for secret in ("0123456789abcdef", "fedcba9876543210")]
+    assert _ends(processes._train, *zip(places, [options] * 2, logs, secrets, strict=True)) == [2, 2]
     for log in logs:
         assert re.fullmatch(r"dpps: rank \d: rank \d .*\$DPPS_SECRET .*rank \d\n", log.read_text())
     assert not (tmp_path / "run").exists()
@@ -191,10 +180,8 @@ def _torchrun(out: Path, *options: str, env: dict[str, str] | None = None) -> su
 def test_torchrun_stopped_on_request(undisturbed: Path, tmp_path: Path, number: signal.Signals) -> None:
     """All processes finish the same round and write a checkpoint; --resume ends as processes that were started by hand, and never
     stopped."""
-    out, options = (
-        tmp_path / "train",
-        [*SEEDED, "--epochs", "2"],
-    )  # the word is an option's value here, not the command
+    out = tmp_path / "train"  # the word is an option's value here, not the command
+    options = [*SEEDED, "--epochs", "2"]
     with _torchrun(out, *options, env=processes.holding(40, tmp_path / "gate", needs="RANK")) as agent:
         _until_charged(out, 10, agent)
         agent.send_signal(number)
@@ -222,17 +209,8 @@ def _until_charged(out: Path, rounds: int, started: subprocess.Popen[bytes]) -> 
 def test_own_data_never_moves(tmp_path: Path) -> None:
     """Each node reads its own files only, npz or csv."""
     write_node_data(tmp_path, examples=60)
-    options = [
-        "--node-data",
-        str(tmp_path / "node-{rank}"),
-        "--classes",
-        "2",
-        "--nodes",
-        "4",
-        "--batch-size",
-        "10",
-    ]
-    trainers = Trainers(2, tmp_path / "run", *options, *PRIVATE, "--epochs", "2")
+    options = ["--node-data", str(tmp_path / "node-{rank}"), "--classes", "2", "--nodes", "4"]
+    trainers = Trainers(2, tmp_path / "run", *options, "--batch-size", "10", *PRIVATE, "--epochs", "2")
     assert trainers.wait() == [0, 0], trainers.said()
     summary = summary_in(tmp_path / "run")
     assert summary["rounds"] == 12
@@ -264,15 +242,8 @@ def test_a_full_disk_is_told_and_costs_no_checkpoint(undisturbed: Path, tmp_path
     options = [*SEEDED, "--epochs", "2", "--checkpoint-every", "5", "--out", str(out)]
     logs = [tmp_path / f"log-{r}" for r in range(2)]
     places = [processes.Rendezvous(r, 2, "127.0.0.1", port) for r in range(2)]
-    started = [
-        processes.context.Process(target=_fill_the_disk, args=(place, options, logs[place.rank]))
-        for place in places
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(processes.PATIENCE)
-    assert [p.exitcode for p in started] == [1, 1], [log.read_text() for log in logs]
+    ends = _ends(_fill_the_disk, *zip(places, [options] * 2, logs, strict=True))
+    assert ends == [1, 1], [log.read_text() for log in logs]
     assert re.search("round 10 .*No space.*round-000000005", logs[1].read_text())
     assert "rank 1 stopped" in logs[0].read_text()
     again = Trainers(2, out, *SEEDED, "--epochs", "2", "--checkpoint-every", "5", "--resume")
@@ -306,23 +277,10 @@ def test_torchrun_brings_a_run_back(undisturbed: Path, tmp_path: Path) -> None:
     """Its elastic restart goes on from the last common checkpoint, without --resume."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--log-dir", str(tmp_path / "torchrun"), "--max-restarts", "2", "-m", "dpps", "train"]
     options = [*SEEDED, "--epochs", "2", "--checkpoint-every", "3", "--out", str(out)]
     with (tmp_path / "log").open("wb") as log:
-        agent = subprocess.Popen(
-            [
-                *command,
-                "--log-dir",
-                str(tmp_path / "torchrun"),
-                "--max-restarts",
-                "2",
-                "-m",
-                "dpps",
-                "train",
-                *options,
-            ],
-            stdout=log,
-            stderr=log,
-        )
+        agent = subprocess.Popen([*command, *options], stdout=log, stderr=log)
     while not (out / "rank-1" / "checkpoint").exists():
         assert agent.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.005)

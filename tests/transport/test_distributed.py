@@ -18,7 +18,6 @@ from dpps.sensitivity import Unclipped
 from dpps.topology import DOut, Exponential, Ring, Topology, parse
 from dpps.transport import (
     ROWS,
-    Alone,
     Bound,
     Cluster,
     Distributed,
@@ -385,7 +384,7 @@ def test_a_run_that_is_over_first_is_not_stopped() -> None:
 
 
 def test_a_single_process_stops_at_once_and_the_earliest_request_counts() -> None:
-    control = Alone()
+    control = Stacked(1)
     assert control.rounds_until_heard([]) == 0
     assert control.everybody(3.5) == [3.5]
     for after in (7, 5, 9):
@@ -399,17 +398,16 @@ def _ask_in_rounds(cluster: Cluster, asked: dict[int, int], sync_every: int) -> 
     fabric = Distributed(nodes, cluster.join().meet({"version": "test"}))
     protocol = dpps.DPPS(parse("exp", nodes), dpps.NoNoise(), fabric=fabric, sync_every=sync_every)
     state = protocol.start(torch.zeros(1, 5), common_start=True)
-    control = fabric.control
     for round_ in range(40):
         protocol.step(state)
         if asked.get(cluster.rank) == round_:
             coming = (protocol.weights(clock) for clock in count(state.clock))
-            rounds = control.rounds_until_heard(coming)
+            rounds = fabric.rounds_until_heard(coming)
             assert rounds is not None
-            control.ask_to_stop(round_ + rounds)
-        if control.stop_after is not None and round_ >= control.stop_after:
+            fabric.ask_to_stop(round_ + rounds)
+        if fabric.stop_after is not None and round_ >= fabric.stop_after:
             break
-    return control.stop_after, state.round
+    return fabric.stop_after, state.round
 
 
 @pytest.mark.parametrize(("sync_every", "stop"), [(0, 7), pytest.param(1, 5, marks=pytest.mark.slow), (3, 5)])
@@ -420,14 +418,13 @@ def test_all_processes_stop_after_the_same_round(sync_every: int, stop: int) -> 
 
 
 def _numbers(cluster: Cluster) -> list[float]:
-    control = Distributed(6, cluster.join().meet({"version": "test"})).control
-    return control.everybody(10.0 + cluster.rank)
+    return _fabric(cluster, 6).everybody(10.0 + cluster.rank)
 
 
 def _no_number(cluster: Cluster) -> str:
-    control = Distributed(6, cluster.join().meet({"version": "test"})).control
+    fabric = _fabric(cluster, 6)
     try:
-        control.everybody(float("nan") if cluster.rank == 1 else 5.0)
+        fabric.everybody(float("nan") if cluster.rank == 1 else 5.0)
     except dpps.errors.PeerError as error:
         return str(error)
     return "believed"
@@ -509,7 +506,6 @@ def test_nothing_known_means_no_limit() -> None:
     assert Bound(1.0).after(silent, a).limits(a, 5) is None
     assert Bound(math.inf).after(Exchange(0, weights, step=1.0, deviation=1.0), a).limits(a, 5) is None
     known = Bound(1.0).after(Exchange(0, weights, step=1.0, deviation=0.0), a)
-    assert Bound.of(known.tensor()) == known
     assert torch.equal(known.limits(a, 5), 1.01 * 2.0 * a)  # type: ignore[arg-type]
 
 

@@ -280,6 +280,26 @@ def test_an_exchanged_address_is_refused_before_anything_is_sent_there() -> None
         assert "address of rank 1 " in said
 
 
+def _blocked(cluster: Cluster) -> str:
+    """Nobody answers where the other process should be."""
+    read = SignedStore.get
+
+    def at_another_port(self: SignedStore, key: str) -> bytes:
+        address = bytearray(read(self, key))
+        if not key.endswith(f"/{cluster.rank}"):
+            place = address.index(bytes([127, 0, 0, 1]))
+            address[place - 2 : place] = bytes([0, 9])
+        return bytes(address)
+
+    SignedStore.get = at_another_port  # type: ignore[method-assign]
+    return _met(cluster)
+
+
+def test_who_cannot_connect_is_named_by_everybody_and_to_whom() -> None:
+    for said in processes.run(2, _blocked, timeout=15):
+        assert re.search(r"rank \d \(127\.0\.0\.1\) could not connect .*remote=\[127\.0\.0\.1\]", said), said
+
+
 def _met(cluster: Cluster) -> str:
     try:
         cluster.join().meet({"version": "test"})

@@ -275,7 +275,7 @@ def exact_acceptance(sigma: float, k: int, first: int, bits: int, more: Callable
 
 
 def _check_scale(scale: float) -> None:
-    if not (0 < scale <= LARGEST_SCALE and math.isfinite(scale)):
+    if not 0 < scale <= LARGEST_SCALE:
         raise UsageError(
             f"noise of {scale} grid units: must be positive and at most 2^44; choose another grid"
         )

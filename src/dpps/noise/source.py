@@ -8,6 +8,7 @@ is post-processing.
 """
 
 import math
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ class Streams:
 
 def fresh_seed() -> int:
     """A seed nobody knows, from the operating system."""
-    return int(np.random.SeedSequence().generate_state(1, np.uint64)[0])
+    return secrets.randbits(64)
 
 
 class Seeded(NoiseSource):
@@ -212,6 +213,10 @@ class Seeded(NoiseSource):
                 for row, node in zip(tile.numpy(), part, strict=True):
                     mechanism.draw(self._streams.current if left else self._streams.at(node, out.round), row)
                 yield slice(top, top + len(part)), slice(left, right), mechanism.shape(tile)
+
+
+Draw = Callable[[int, int], tuple[np.ndarray, float]]
+"""Given a row here and its length, the row's noise in whole steps, and their size: the grid's or a power of two below it."""
 
 
 class SecureNoise(NoiseSource):
@@ -271,19 +276,11 @@ class SecureNoise(NoiseSource):
         return mechanism.sampler_distance(STEPS, dimension, rounds)
 
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
-        if scale == 0:
-            return torch.zeros(len(out.nodes), dtype=torch.float64)
-        step = out.step or self.grid(scale)
-        return self._noised(
-            out, step, lambda _, size: (mechanism.draw_whole(self.keystream, scale / step, size), step)
-        )
-
-    def _noised(
-        self, out: Outgoing, step: float, draw: Callable[[int, int], tuple[np.ndarray, float]]
-    ) -> Tensor:
-        """Make the messages. `draw` gives the noise of the k-th row in whole steps, and their size: `step` or a power of two
-        below it."""
         norms = torch.zeros(len(out.nodes), dtype=torch.float64)
+        if scale == 0:
+            return norms
+        step = out.step or self.grid(scale)
+        draw = self._draws(mechanism, scale, step, out)
         self.keystream.refresh()
         for k in range(len(out.nodes)):  # row by row: integers need eight bytes each
             hidden = (out.perturbation if out.base_is_public else out.half)[k].double().cpu().numpy()
@@ -299,6 +296,9 @@ class SecureNoise(NoiseSource):
             if out.norms:
                 norms[k] = float(np.abs(noise).sum(dtype=np.float64)) * finest
         return norms
+
+    def _draws(self, mechanism: Mechanism, scale: float, step: float, out: Outgoing) -> Draw:
+        return lambda _, size: (mechanism.draw_whole(self.keystream, scale / step, size), step)
 
 
 def power_of_two_below(value: float) -> float:

@@ -58,7 +58,7 @@ from dpps.peers.messages import (
     decode,
 )
 from dpps.topology import Topology
-from dpps.transport import Alone, Arrived, Exchange, Fabric, Link
+from dpps.transport import Arrived, Exchange, Fabric, Link
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,6 @@ class Peers(Fabric):
         self.membership, self.post, self.clock = membership, post, clock
         self.rules = membership.rules  # no revision changes them
         self.nodes, self.rows = len(membership.names), [membership.own]
-        self.control = Alone()  # nobody stops the others: a member that stops is away
         self.keep: Callable[[int], None] = lambda phase: None
         self.keep_reservations: Callable[[], None] = lambda: None
         self.state, self.pushed, self.late = HERE, -1, False
@@ -226,9 +225,9 @@ class Peers(Fabric):
 
     def collect(self, seconds: float | None = None) -> Arrived:
         with self.lock:
-            took_part = self._collect(seconds)
+            self._collect(seconds)
             s, a = self.take(LEARNING)
-        return Arrived(s[None], torch.tensor([a], dtype=torch.float64), {}, took_part)
+        return Arrived(s[None], torch.tensor([a], dtype=torch.float64), {})
 
     def mean(self, x: Tensor, present: np.ndarray | None = None) -> Tensor:
         """This member's own estimate: nobody is asked."""

@@ -175,7 +175,7 @@ class Coalition:
             strength=partners.strength,
             sigma=shares.independent,
             tau=shares.pair,
-            message_noise=math.sqrt(partners.message_variance),
+            message_noise=partners.message_deviation(),
             mean_noise=shares.independent,
             mean_over_server=partners.mean_over_server,
             absences=partners.absences,
@@ -195,7 +195,7 @@ class Trade:
 
     @classmethod
     def of(cls, partners: Partners) -> "Trade":
-        noise = math.sqrt(partners.message_variance)
+        noise = partners.message_deviation()
         return cls(partners.mean_variance, partners.mean_over_server, noise, partners.absences)
 
 

@@ -35,12 +35,9 @@ class State:
     """Counter of topology and synchronisation; `DPPS.restart_clock` sets it to 0."""
     rate: float = 1.0
     """Factor on the noise rate (node-swap) or on the clip (other units)."""
-    memory: Memory = field(default_factory=dict)
-    """State of the sensitivity."""
-    watched: dict[str, Memory] = field(default_factory=dict)
-    """State of the watched sensitivities, by name."""
-    link: Link = field(default_factory=dict)
-    """State of the fabric."""
+    memory: Memory = field(default_factory=dict)  # of the sensitivity
+    watched: dict[str, Memory] = field(default_factory=dict)  # of the watched sensitivities, by name
+    link: Link = field(default_factory=dict)  # of the fabric
 
     @property
     def y(self) -> Tensor:
@@ -174,8 +171,10 @@ class DPPS(Frozen):
                 private.
         """
         rows, shape = len(self.fabric.rows), tuple(values.shape)
-        wrong_shape = values.ndim != 2 or shape[0] != rows
-        _refuse(wrong_shape, f"start values have shape {shape}: expected ({rows}, d), one row per node")
+        _refuse(
+            len(shape) != 2 or shape[0] != rows,
+            f"start values have shape {shape}: expected ({rows}, d), one row per node",
+        )
         _refuse(
             not values.is_floating_point(),
             f"start values are {values.dtype}: use a floating type, for example values.float()",
@@ -293,22 +292,17 @@ class DPPS(Frozen):
             # a private start row is rounded, too, in addition to its perturbation: that costs what it costs in node-swap
             return own + Sensitivity.rounding(sensitivity, d, step, norm) if self._hides_start(state) else own
 
-        if not math.isfinite(self.mechanism.scale(estimated)):
-            raise self._diverged(sensitivity, state, estimated)
         rate = state.rate if sensitivity.noise_decays else 1.0
         level = calibrate(self.mechanism, self.noise, estimated, rounding, rate=rate)
-        if not level.scale <= torch.finfo(state.s.dtype).max:
-            raise self._diverged(sensitivity, state, level.sensitivity)
+        if not level.scale <= torch.finfo(state.s.dtype).max:  # or it is not a number
+            growth, why = sensitivity.growth(self.mechanism, d), ""
+            if growth is not None:
+                why = f"; the estimate grows by decay(1 + 2 c_prime noise_rate d / budget) = {growth:.4g} a round"
+            raise RunError(
+                f"the sensitivity is {level.sensitivity} in round {state.round}{why}: synchronise more often (sync_every), "
+                "share fewer parameters, or add less noise (larger budget or smaller noise rate)"
+            )
         return estimated, level
-
-    def _diverged(self, sensitivity: Sensitivity, state: State, used: float) -> RunError:
-        growth, why = sensitivity.growth(self.mechanism, state.config.dimension), ""
-        if growth is not None:
-            why = f"; the estimate grows by decay(1 + 2 c_prime noise_rate d / budget) = {growth:.4g} a round"
-        return RunError(
-            f"the sensitivity is {used} in round {state.round}{why}: synchronise more often (sync_every), "
-            "share fewer parameters, or add less noise (larger budget or smaller noise rate)"
-        )
 
     def _charge(self, round_: int, level: NoiseLevel) -> None:
         """Charge the ledger for this round's messages. A sensitivity of 0 reveals nothing new."""
@@ -324,22 +318,19 @@ class DPPS(Frozen):
 
     def _add_noise(self, state: State, eps: Tensor, half: Tensor, level: NoiseLevel) -> Tensor:
         """Turn the rows in `half` into messages. Returns the norms of the noise, if a sensitivity needs them."""
-        used = [*self.watch.values(), *([self.sensitivity] if self.sensitivity else [])]
-        asked = any(each.needs_noise_norms for each in used)
+        asked = any(each.needs_noise_norms for each in self._sensitivities)
         with_start = self._hides_start(state)
         rows = _private_rows(state.s, eps, level.step) if with_start else half
         public = self.hides_updates and not with_start
         out = Outgoing(state.s, eps, rows, self.fabric.rows, state.round, public, asked, level.step)
-        present = self.present(state)
-        if present is None:
+        if (present := self.present(state)) is None:
             norms = self.noise.release(self.mechanism, level.scale, out)
-            if rows is not half:
+            if with_start:
                 half.copy_(rows)
             return norms
         # an absent node sends nothing: its row stays as it is
         here = torch.from_numpy(present[list(self.fabric.rows)])
-        nodes = [r for r, p in zip(self.fabric.rows, here.tolist(), strict=True) if p]
-        chosen = here.to(half.device)
+        nodes, chosen = [r for r in self.fabric.rows if present[r]], here.to(half.device)
         part = replace(
             out, s=state.s[chosen], perturbation=eps[chosen], half=rows[chosen], nodes=nodes, present=present
         )
@@ -352,17 +343,18 @@ class DPPS(Frozen):
         """The gossip steps of the next round. Only the first moves rows by an update and noise."""
         clock, present = state.clock, self.present(state)
         weights = [None] if self.synchronises(clock) else self.gossip_weights(clock)
-        known: list[Weights | None] = [None] * len(
-            weights
-        )  # of the step after each, where a fabric prepares for it
-        if not self.fabric.simulation:
-            following = clock + (2 if self.synchronises(clock + 1) else 1)
-            ahead = None if self.sync_every == 1 else self.topology.weights(following * self.mixes)
-            known = [*weights[1:], ahead]
-        reach = self._reach(state, message.level.scale)
-        first = Exchange(state.round, weights[0], present, known[0], *reach).lengthened(message.gain)
-        later = zip(weights[1:], known[1:], strict=True)
-        return [first, *(Exchange(state.round, w, present, ahead, 0.0, 0.0) for w, ahead in later)]
+        ahead: list[Weights | None] = [
+            *weights[1:],
+            None,
+        ]  # of the step after each: a fabric can prepare for it
+        if not self.fabric.simulation and self.sync_every != 1:
+            next_mixing = clock + (2 if self.synchronises(clock + 1) else 1)
+            ahead[-1] = self.topology.weights(next_mixing * self.mixes)
+        steps = [
+            Exchange(state.round, w, present, then, 0.0, 0.0) for w, then in zip(weights, ahead, strict=True)
+        ]
+        step, deviation = self._reach(state, message.level.scale)
+        return [replace(steps[0], step=step, deviation=deviation).lengthened(message.gain), *steps[1:]]
 
     def _complete(self, state: State, message: Message, exchange: Exchange, arrived: Arrived) -> RoundRecord:
         """What has arrived becomes the new state."""
@@ -479,12 +471,15 @@ class DPPS(Frozen):
     def _start_is_private(self) -> bool:
         return self.sensitivity is not None and self.sensitivity.start_is_private
 
+    @property
+    def _sensitivities(self) -> list[Sensitivity]:
+        return [*([self.sensitivity] if self.sensitivity else []), *self.watch.values()]
+
 
 def _row_norms(rows: Tensor, norm: int, dtype: torch.dtype | None) -> Tensor:
     """The L1 or L2 norm of every row, summed in this precision."""
     if norm != 1:
-        norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
-        return norms
+        return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)  # type: ignore[no-any-return]
     width = max(1, (1 << 17) // len(rows))  # pieces whose absolute values stay in the cache
     parts = [piece.abs().sum(1, dtype=dtype) for piece in torch.split(rows, width, dim=1)]
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
@@ -502,15 +497,15 @@ def _private_rows(s: Tensor, eps: Tensor, step: float) -> Tensor:
 
 def _rows_by_rate(sampling: float | Sequence[float], rows: Sequence[int]) -> list[tuple[float, Rows]]:
     """The rows of each sampling rate; "all" where they have one rate in common."""
-    rates = [sampling] if isinstance(sampling, (int, float)) else list(sampling)
-    if not isinstance(sampling, (int, float)) and len(rates) != len(rows):
-        raise UsageError(f"{len(rates)} sampling rates for {len(rows)} rows: give one per row, or one number")
-    if len(set(rates)) == 1:
-        return [(float(rates[0]), "all")]
+    rates = [sampling] * len(rows) if isinstance(sampling, (int, float)) else sampling
+    _refuse(
+        len(rates) != len(rows),
+        f"{len(rates)} sampling rates for {len(rows)} rows: give one per row, or one number",
+    )
     groups: dict[float, list[int]] = {}
     for rate, row in zip(rates, rows, strict=True):
         groups.setdefault(float(rate), []).append(row)
-    return [(rate, tuple(members)) for rate, members in groups.items()]
+    return [(rate, "all" if len(groups) == 1 else tuple(members)) for rate, members in groups.items()]
 
 
 # Before round 0: requests that cannot work or would not be private
@@ -550,7 +545,7 @@ def _check_request(protocol: DPPS) -> None:
         "watch evaluates sensitivities on norms and rows that nodes would have to send without noise: it works in simulation only",
     )
     norm = mechanism.norm
-    for each in [*([sensitivity] if sensitivity else []), *protocol.watch.values()]:
+    for each in protocol._sensitivities:
         # the real distance may be watched whatever the weights
         is_bound = each is sensitivity or not each.simulation_only
         _refuse(

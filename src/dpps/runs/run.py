@@ -572,13 +572,13 @@ class Run(Frozen):
     def _stops_here(self) -> bool:
         """Whether the round just completed was the last. A request to stop travels with the rows and takes effect after the
         same round in all processes."""
-        control, done = self.protocol.fabric.control, self.state.round - 1
-        if self.stop_asked and control.stop_after is None:
+        fabric, done = self.protocol.fabric, self.state.round - 1
+        if self.stop_asked and fabric.stop_after is None:
             sending = self.clocks() if self.algorithm.partition.shared else ()
-            rounds = control.rounds_until_heard(self.protocol.weights(clock) for clock in sending)
+            rounds = fabric.rounds_until_heard(self.protocol.weights(clock) for clock in sending)
             if rounds is not None:  # otherwise the run is over before everybody could know
-                control.ask_to_stop(done + rounds)
-        return control.stop_after is not None and done >= control.stop_after
+                fabric.ask_to_stop(done + rounds)
+        return fabric.stop_after is not None and done >= fabric.stop_after
 
     def clocks(self) -> Iterator[int]:
         """The topology's clock in each round to come. It restarts where the rates change."""

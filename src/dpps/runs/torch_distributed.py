@@ -293,7 +293,7 @@ class TorchDistributed(Deployment):
     def _of_ranks(self, value: float) -> list[Any]:
         """One number per process, of all processes."""
         assert self._fabric is not None
-        return self._fabric.control.everybody(value)
+        return self._fabric.everybody(value)
 
 
 def _listed(ranks: Sequence[int]) -> str:

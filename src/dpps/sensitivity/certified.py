@@ -93,8 +93,7 @@ class Coefficients:
     """
 
     def __init__(self, topology: Topology, sync_every: int) -> None:
-        self.topology = topology
-        self.sync_every = sync_every
+        self.topology, self.sync_every = topology, sync_every
         self.by_pairs = topology.nodes <= PAIRS_UP_TO
         self._first, self._second = np.triu_indices(topology.nodes, k=1)
         self._lags: OrderedDict[tuple[tuple[int, bool], ...], Lag] = OrderedDict()
@@ -139,10 +138,9 @@ class Coefficients:
         if steps not in self._lags:
             # Phi(t, k) = Phi(t, k+1) W(k): the oldest round is the rightmost factor
             newer = self._lag(steps[1:]).product if len(steps) > 1 else np.eye(self.topology.nodes)
-            self._lags[steps] = self._coefficients(
-                newer @ self._matrix(steps[0]), self.topology.present(steps[0][0])
-            )
-            numbers = sum(a.size for a in (newer, self._lags[steps].spread))
+            product, noisy = newer @ self._matrix(steps[0]), self.topology.present(steps[0][0])
+            self._lags[steps] = self._coefficients(product, noisy)
+            numbers = product.size + self._lags[steps].spread.size
             while len(self._lags) * numbers > _KEPT_NUMBERS and len(self._lags) > 1:
                 self._lags.popitem(last=False)
         self._lags.move_to_end(steps)
@@ -152,21 +150,16 @@ class Coefficients:
         if self.by_pairs:
             c = product[self._first] - product[self._second]
             contraction = 0.5 * float(np.abs(c).sum(1).max())
-            return Lag(product, np.abs(c), self._pair_means(product, c, noisy), contraction)
+            if noisy is not None or not _circulant(product):
+                means = mean_abs(c if noisy is None else c[:, noisy])
+            else:
+                means = mean_abs(product[0] - product)[self._second - self._first]
+            return Lag(product, np.abs(c), means, contraction)
         away = np.abs(product - 1 / len(product))
         contraction = float(away.sum(1).max())
         # c = (Phi_i - r) - (Phi_j - r) for any reference r: 0 is better while few nodes have been mixed
         spread = away if contraction < 1 else product
         return Lag(product, spread, _node_means(product, spread, noisy), min(contraction, 1.0))
-
-    def _pair_means(self, product: Floats, c: Floats, noisy: NDArray[np.bool_] | None) -> Floats:
-        if noisy is not None:
-            return mean_abs(c[:, noisy])
-        if not _circulant(product):
-            return mean_abs(c)
-        by_distance = np.concatenate([[0.0], mean_abs(product[0] - product[1:])])
-        means: Floats = by_distance[self._second - self._first]
-        return means
 
 
 def _node_means(product: Floats, spread: Floats, noisy: NDArray[np.bool_] | None) -> Floats:
@@ -184,10 +177,8 @@ def _circulant(matrix: Floats) -> bool:
     return bool(np.allclose(matrix, matrix[0][(n - n[:, None]) % len(n)], rtol=0, atol=1e-12))
 
 
-@lru_cache(maxsize=8)
-def coefficients(topology: Topology, sync_every: int) -> Coefficients:
-    """The coefficients of this topology; the same object for the same topology."""
-    return Coefficients(topology, sync_every)
+coefficients = lru_cache(maxsize=8)(Coefficients)
+"""The coefficients of a topology and a synchronisation period; the same object for the same topology."""
 
 
 class Unrolled(Sensitivity):
@@ -228,14 +219,17 @@ class Unrolled(Sensitivity):
         size = memory["size"] + norms.max() + extra + self._loudest(view, scale)
         if released.synchronised:
             return _forgotten(torch.zeros_like(norms), size)
-        lags = _lags(memory, view)
+        lags, start = _lags(memory, view), memory["start"]
+        # B of this round: the start norms, or half the widest distance (c moves a mass of ||c||_1 / 2)
+        apart = _coefficients(view).widest(start.numpy(), self._carried(memory, view, lags))
+        bases = torch.full_like(start, 0.5 * apart) if lags else start
         # the rounds that were summed up in this round will not be needed one by one again
         kept = min(len(lags), WINDOW - 1)
         row = {
             "clocks": torch.tensor(view.clock),
-            "norms": norms + extra + (memory["start"] if lags else 0.0),
+            "norms": norms + extra + (start if lags else 0.0),
             "scales": torch.tensor(scale, dtype=torch.float64),
-            "bases": self._base(memory, view, lags),
+            "bases": bases,
         }
         longer = {
             name: torch.cat([memory[name][len(memory[name]) - kept :], row[name][None]]) for name in row
@@ -252,14 +246,6 @@ class Unrolled(Sensitivity):
         config, t = view.config, view.round
         x = 70 + math.log(config.topology.nodes * (t + 1) * (t + 2))
         return scale * noise_factor(config.dimension, x)
-
-    def _base(self, memory: Memory, view: RoundView, lags: list[Lag]) -> Tensor:
-        """B of this round: the start norms, or half the widest distance D (c moves a mass of ||c||_1 / 2)."""
-        if not lags:
-            return memory["start"]
-        apart = self._carried(memory, view, lags)
-        start = memory["start"]
-        return torch.full_like(start, 0.5 * _coefficients(view).widest(start.numpy(), apart))
 
     def _carried(self, memory: Memory, view: RoundView, lags: list[Lag]) -> Floats:
         """What past rounds can have put between the nodes of each row: one by one, then B for the older."""

@@ -62,7 +62,6 @@ class Report:
     exact_average_after: int | None
 
     def to_json(self) -> dict[str, int | float | bool | None]:
-        """The fields by name, ready for ``json.dump``."""
         return asdict(self)
 
 

@@ -40,8 +40,7 @@ class Weights:
     @classmethod
     def from_entries(cls, nodes: int, receivers: Any, senders: Any, values: Any) -> Self:
         """W from its entries in any order; entries of the same place add up. ValueError: one lies outside."""
-        places = np.asarray(receivers, dtype=np.int64), np.asarray(senders, dtype=np.int64)
-        return cls(coo_array((np.asarray(values, dtype=np.float64), places), shape=(nodes, nodes)))
+        return cls(coo_array((values, (receivers, senders)), shape=(nodes, nodes)))
 
     @classmethod
     def symmetric(cls, nodes: int, receivers: Any, senders: Any, values: Any) -> Self:
@@ -57,8 +56,7 @@ class Weights:
 
     def dense(self) -> NDArray[np.float64]:
         """W with all its zeros, N x N numbers; for analysis and tests."""
-        full: NDArray[np.float64] = self.matrix.toarray()
-        return full
+        return self.matrix.toarray()  # type: ignore[no-any-return]
 
     @cached_property
     def receivers(self) -> NDArray[np.int64]:
@@ -67,13 +65,11 @@ class Weights:
 
     @cached_property
     def row_sums(self) -> NDArray[np.float64]:
-        """What each receiver takes in all."""
-        return np.asarray(self.matrix.sum(axis=1), dtype=np.float64)
+        return self.matrix.sum(axis=1)  # type: ignore[no-any-return]
 
     @cached_property
     def column_sums(self) -> NDArray[np.float64]:
-        """What each sender gives away in all."""
-        return np.asarray(self.matrix.sum(axis=0), dtype=np.float64)
+        return self.matrix.sum(axis=0)  # type: ignore[no-any-return]
 
     @cached_property
     def doubly_stochastic(self) -> bool:
@@ -94,12 +90,8 @@ def _all_one(sums: NDArray[np.float64]) -> bool:
 
 
 def check_weights(weights: Weights, where: str, *, doubly_stochastic: bool) -> None:
-    """Refuses weights the protocol cannot run on, naming the first entry, row or column at fault.
-
-    Args:
-        where: What the weights are, for the message, such as ``round 3``.
-        doubly_stochastic: Whether the rows, too, must sum to 1. The columns always must: W conserves the sum.
-    """
+    """Refuses weights the protocol cannot run on, naming the first entry, row or column at fault. ``where`` says what they are.
+    The columns must always sum to 1: W conserves the sum."""
     bad = np.flatnonzero(~np.isfinite(weights.values) | (weights.values < 0))
     if bad.size:
         i, j, value = weights.receivers[bad[0]], weights.senders[bad[0]], weights.values[bad[0]]
@@ -230,6 +222,4 @@ def random_bits(purpose: str, seed: int, t: int, count: int) -> NDArray[np.uint6
 
     Raw output of PCG64: NumPy promises to keep it, unlike that of its distributions and permutations.
     """
-    key = np.random.SeedSequence([crc32(purpose.encode()), seed, t])
-    bits: NDArray[np.uint64] = np.random.PCG64(key).random_raw(count)
-    return bits
+    return np.random.PCG64(np.random.SeedSequence([crc32(purpose.encode()), seed, t])).random_raw(count)

@@ -40,7 +40,6 @@ class Base(Topology):
         super().__init__(count, period=len(self._rounds))
 
     def build(self, t: int) -> Weights:
-        """Round t of the construction."""
         return Weights.symmetric(self.nodes, *self._rounds[t])
 
     def __repr__(self) -> str:
@@ -54,9 +53,8 @@ def factored_rounds(n: int, k: int) -> list[Links]:
         while n % (p * factor) == 0:
             p *= factor
     q = n // p
-    return _side_by_side([_moved(simple_rounds(q, k), q * copy) for copy in range(p)]) + grid_rounds(
-        n, k, p, q
-    )
+    copies = [_moved(simple_rounds(q, k), q * copy) for copy in range(p)]
+    return _side_by_side(copies) + grid_rounds(n, k, p, q)
 
 
 def simple_rounds(n: int, k: int) -> list[Links]:

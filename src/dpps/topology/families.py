@@ -22,11 +22,10 @@ class Circulant(Topology):
         """How far ahead the receivers of round t are; different mod N."""
 
     def build(self, t: int) -> Weights:
-        """1 / (number of receivers) for each of them."""
-        steps = self.steps(t)
-        senders = np.repeat(np.arange(self.nodes), len(steps))
-        receivers = (senders + np.tile(np.asarray(steps), self.nodes)) % self.nodes
-        return Weights.from_entries(self.nodes, receivers, senders, np.full(senders.size, 1.0 / len(steps)))
+        steps = np.asarray(self.steps(t))
+        senders = np.repeat(np.arange(self.nodes), steps.size)
+        receivers = (senders + np.tile(steps, self.nodes)) % self.nodes
+        return Weights.from_entries(self.nodes, receivers, senders, np.full(senders.size, 1.0 / steps.size))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.nodes})"
@@ -98,7 +97,6 @@ class OnePeerRandom(Topology):
         self.seed = whole("seed", seed, low=0, remedy="choose any number")
 
     def build(self, t: int) -> Weights:
-        """The circle of round t."""
         circle = np.argsort(random_bits("one-peer", self.seed, t, self.nodes), kind="stable")
         everyone = np.arange(self.nodes)
         receivers = np.concatenate([everyone, np.roll(circle, -1)])
@@ -131,7 +129,6 @@ class Static(Topology):
         super().__init__(self._weights.nodes, period=1, doubly_stochastic=self._weights.doubly_stochastic)
 
     def build(self, t: int) -> Weights:
-        """The given weights."""
         return self._weights
 
     def __repr__(self) -> str:
@@ -161,7 +158,6 @@ class Sequence(Topology):
         super().__init__(nodes, period=len(self._rounds), doubly_stochastic=doubly_stochastic)
 
     def build(self, t: int) -> Weights:
-        """The weights of the part whose turn it is."""
         part, phase = self._rounds[t]
         return part.weights(phase)
 
@@ -250,12 +246,10 @@ class Dropouts(Topology):
         """Which nodes are away in round t; never all of them."""
 
     def present(self, t: int) -> NDArray[np.bool_] | None:
-        """The nodes that take part in round t. None: all."""
         away = self.away(self._phase(t))
         return ~away if away.any() else None
 
     def build(self, t: int) -> Weights:
-        """The weights of the topology inside, routed around the absent nodes."""
         away = self.away(t)
         weights = self.inner.weights(t)
         return route_around(weights, away) if away.any() else weights
@@ -298,11 +292,9 @@ class ScheduledDropouts(Dropouts):
 
     @property
     def examined(self) -> int:
-        """The scheduled rounds, and then as many as the topology inside needs."""
         return max(self.schedule, default=-1) + 1 + self.inner.examined
 
     def away(self, t: int) -> NDArray[np.bool_]:
-        """Looks up who is away."""
         mask = np.zeros(self.nodes, dtype=np.bool_)
         mask[list(self.schedule.get(t, ()))] = True
         return mask

@@ -6,10 +6,8 @@ from dpps.lazy import lazy_imports
 
 if TYPE_CHECKING:  # imported when first asked for
     from dpps.transport.base import (
-        Alone,
         Arrived,
         Bound,
-        Control,
         Exchange,
         Fabric,
         Link,

@@ -5,8 +5,8 @@ Between them nothing is released or charged, so a fabric may send the same rows 
 without those that are late. What it has to remember from round to round (which shares of whom it has counted) is its *link*, a dictionary of tensors
 in the protocol's state, so that a failed round leaves it as it was and a checkpoint holds it.
 
-A fabric of your own is one file: a subclass of `Fabric` with these two methods, `mean` and `gather`, and a `Control` for what
-processes tell each other beside the rows. `Stacked` is the smallest.
+A fabric of your own is one file: a subclass of `Fabric` with these two methods, `mean` and `gather`, and with `everybody` and
+`rounds_until_heard` where several processes run together. `Stacked` is the smallest.
 """
 
 import math
@@ -14,56 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpps.topology import Weights
-
-
-class Control(ABC):
-    """What one process knows and says beside its rows.
-
-    At the start and at resume every process tells a few numbers about itself; a request to stop travels on the rows. Nobody waits
-    for anybody because of it: who asks says after which round everybody stops, and that is late enough for all to have heard.
-
-    Attributes:
-        rank: of this process.
-        processes: how many there are.
-        stop_after: the round after which all processes stop; None: nobody has asked, as far as is known here.
-    """
-
-    rank: int = 0
-    processes: int = 1
-    stop_after: int | None = None
-
-    @abstractmethod
-    def everybody(self, value: float) -> list[float]:
-        """One number of every process, by rank. All processes call it at the same point of the run."""
-
-    @abstractmethod
-    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
-        """How many of the coming rounds it takes until what this process says on its rows is known to all; None: never.
-
-        Args:
-            rounds: the weights of each; None for one in which everybody hears everybody.
-        """
-
-    def ask_to_stop(self, after: int) -> None:
-        """Let everybody stop after this round. Of several requests the earliest counts, and all hear of it in time."""
-        self.stop_after = after if self.stop_after is None else min(after, self.stop_after)
-
-
-class Alone(Control):
-    """Of a run in a single process."""
-
-    def everybody(self, value: float) -> list[float]:
-        return [value]
-
-    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int:
-        return 0
-
 
 Link = Mapping[str, Tensor]
 
@@ -103,13 +60,11 @@ class Arrived:
         s: their new rows.
         a: their new normalising scalars.
         link: what the fabric has to remember.
-        took_part: ids of the nodes whose messages are counted in these rows, those held here included.
     """
 
     s: Tensor
     a: Tensor
     link: Link
-    took_part: frozenset[int]
 
 
 class Fabric(ABC):
@@ -124,7 +79,7 @@ class Fabric(ABC):
             and a node scales its update by its own a, so that one which has lost mass is not moved more by
             its noise than the others.
         shares_noise: whether nodes that come and go share noise that cancels, which must not be scaled.
-        control: what processes tell each other beside the rows.
+        stop_after: the round after which all processes stop; None: nobody has asked, as far as is known here.
     """
 
     nodes: int
@@ -132,7 +87,7 @@ class Fabric(ABC):
     simulation: bool
     meets: bool = True
     shares_noise: bool = False
-    control: Control
+    stop_after: int | None = None
 
     def start(self, s: Tensor, common: bool) -> Link:
         """Before round 0: the start rows, and whether all nodes start from the same one. Returns the first link."""
@@ -155,12 +110,12 @@ class Fabric(ABC):
 
         Args:
             seconds: how long to wait; by default as long as the fabric waits for a peer. A fabric that can do without those who
-                are late returns then and says in `took_part` who was there; another one raises.
+                are late returns then; another one raises.
         """
 
     def gossip(self, steps: Sequence[Exchange], s: Tensor, a: Tensor, link: Link) -> Arrived:
         """A whole round: push and collect, once for each of its gossip steps."""
-        arrived = Arrived(s, a, link, frozenset())
+        arrived = Arrived(s, a, link)
         for step in steps:
             self.push(step, arrived.s, arrived.a, arrived.link)
             arrived = self.collect()
@@ -187,6 +142,25 @@ class Fabric(ABC):
     def max(self, v: Tensor) -> float:
         """The largest entry over all nodes of one number per row."""
         return float(self.gather(v).max())
+
+    # What processes tell each other beside the rows. At the start and at resume each tells a few numbers about itself; a request
+    # to stop travels on the rows. Nobody waits for it: who asks says after which round everybody stops, late enough for all.
+
+    def everybody(self, value: float) -> list[float]:
+        """One number of every process, by rank. All processes call it at the same point of the run."""
+        return [value]
+
+    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
+        """How many of the coming rounds it takes until what this process says on its rows is known to all; None: never.
+
+        Args:
+            rounds: the weights of each; None for one in which everybody hears everybody.
+        """
+        return 0
+
+    def ask_to_stop(self, after: int) -> None:
+        """Let everybody stop after this round. Of several requests the earliest counts, and all hear of it in time."""
+        self.stop_after = after if self.stop_after is None else min(after, self.stop_after)
 
 
 def combine(table: Tensor, indices: Tensor, offsets: Tensor, values: Tensor) -> Tensor:
@@ -228,7 +202,6 @@ class Stacked(Fabric):
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
         self.rows = range(nodes)
-        self.control = Alone()
         self._entries = lru_cache(maxsize=64)(entries)
         self._pushed: tuple[Exchange, Tensor, Tensor, Link] | None = None
 
@@ -238,14 +211,13 @@ class Stacked(Fabric):
     def collect(self, seconds: float | None = None) -> Arrived:
         assert self._pushed is not None, "push first"
         (exchange, s, a, link), self._pushed = self._pushed, None
-        present, everybody = exchange.present, frozenset(range(self.nodes))
-        took_part = everybody if present is None else frozenset(np.flatnonzero(present).tolist())
         if exchange.weights is not None:
-            mixed, scalars = self.mix(exchange.weights, s, a[:, None])
-            return Arrived(mixed, scalars[:, 0], link, took_part)
-        here = None if present is None else torch.from_numpy(present[list(self.rows)])
+            s, a = self.mix(exchange.weights, s, a[:, None])
+            return Arrived(s, a[:, 0], link)
+        present = exchange.present
+        here = None if present is None else torch.from_numpy(present)
         means = self.mean(s, present), self.mean(a[:, None], present)
-        return Arrived(*synchronised(s, a, *means, here), link, took_part)
+        return Arrived(*synchronised(s, a, *means, here), link)
 
     def mix(self, weights: Weights, *xs: Tensor) -> list[Tensor]:
         """The mixed rows of each x: row i becomes the sum over senders j of W[i, j] x_j."""
@@ -261,11 +233,9 @@ class Stacked(Fabric):
 
 def entries(weights: Weights, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments of `combine` for a table of all rows."""
-    senders, indptr = (
-        torch.from_numpy(np.ascontiguousarray(p)).to(device) for p in (weights.senders, weights.indptr)
-    )
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return senders, indptr, torch.from_numpy(np.ascontiguousarray(weights.values)).to(device, wide)
+    parts = weights.senders, weights.indptr, weights.values
+    senders, indptr, values = (torch.from_numpy(part).to(device) for part in parts)
+    return senders, indptr, values.to(torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 TAIL = 41.0
@@ -273,8 +243,7 @@ TAIL = 41.0
 _SLACK = 1.01  # rounding, and grids
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     r"""How long an honest node's row can be by what the contract of a run makes possible; infinite where nothing is known.
 
     All rows start from one public row $s_0$. In a round a node moves its row by at most $\Delta$ (the clip) and adds noise of
@@ -301,23 +270,10 @@ class Bound:
     variance: float = 0.0
     smallest: float = 1.0
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Bound":
-        """As `tensor` gave it."""
-        return cls(*tensor.tolist())
-
-    def tensor(self) -> Tensor:
-        """For a checkpoint."""
-        return torch.tensor([self.start, self.steps, self.variance, self.smallest], dtype=torch.float64)
-
     def after(self, exchange: Exchange, a: Tensor) -> "Bound":
         """With the perturbation and the noise of one more round; `a` of all nodes before it."""
-        return Bound(
-            self.start,
-            self.steps + exchange.step,
-            self.variance + exchange.deviation**2,
-            min(self.smallest, float(a.min())),
-        )
+        steps, variance = self.steps + exchange.step, self.variance + exchange.deviation**2
+        return Bound(self.start, steps, variance, min(self.smallest, float(a.min())))
 
     def limits(self, a: Tensor, dimension: int) -> Tensor | None:
         """The longest row of each node; None where nothing is known."""

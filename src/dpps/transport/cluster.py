@@ -212,20 +212,14 @@ def same_facts(said: Sequence[Mapping[str, Any]], own: int) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """What a process says when it stops.
-
-    Attributes:
-        why: the reason, if it stopped by itself.
-        lost: the rank it could not go on without; None where there is a reason.
-        what: what it saw of that rank.
-    """
+    """What a process says when it stops: why, if it stopped by itself; otherwise the rank it could not go on without, and what
+    it saw of it."""
 
     why: str = ""
     lost: int | None = None
     what: str = ""
 
     def encoded(self) -> str:
-        """As text for the rendezvous."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -446,8 +440,9 @@ class Cluster:
                 raise store.refused from error
             if reports := self._final_reports():
                 raise verdict(reports, self.rank, None, "it gave up", self.addresses) from error
+            why = printable(str(error).rpartition("] ")[2])  # gloo's own words, the peer's address among them
             raise PeerError(
-                f"rank {self.rank} ({self._address}) could not connect to all others within {self.timeout:g} s: {remedy}"
+                f"rank {self.rank} ({self._address}) could not connect to all others within {self.timeout:g} s ({why}): {remedy}"
             ) from error
         self.store.set(f"connected/{self.rank}", "")
         self._collect("connected", self.timeout + _LINGER, "did not connect to all others", remedy)
@@ -513,7 +508,7 @@ class Cluster:
                 self._wire.hang_up()
 
     def _final_reports(self) -> dict[int, Report]:
-        """What all have said who stop now, or could be waited for."""
+        """The reports of all who stop now, as far as they could be waited for."""
         until = time.monotonic() + min(_GRACE, 0.85 * _ASKING * self.timeout)
         while True:
             reports = self._reports()

@@ -4,7 +4,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +22,6 @@ from dpps.topology import Weights
 from dpps.transport.base import (
     Arrived,
     Bound,
-    Control,
     Exchange,
     Fabric,
     Link,
@@ -99,8 +98,13 @@ class Wire:
         """
         self.finish(self.post(outgoing, incoming))
 
+    def swap(self, tag: int, own: Tensor, theirs: Mapping[int, Tensor]) -> None:
+        """Send the same to all peers, and receive from each of them into its place."""
+        self.exchange([Message(p, tag, own) for p in theirs], [Message(p, tag, t) for p, t in theirs.items()])
+
     def post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Works:
-        """Begin to send and to receive; the tensors must stay where they are until `finish` has returned."""
+        """Begin to send and to receive, except what is empty; the tensors must stay where they are until `finish` has returned."""
+        outgoing, incoming = ([m for m in messages if m.tensor.numel()] for messages in (outgoing, incoming))
         self.sent_bytes += sum(m.tensor.nbytes for m in outgoing)
         receive, send = self._group.recv, self._group.send
         posted = [(m.peer, self._guarded(m.peer, receive, [m.tensor], m.peer, m.tag)) for m in incoming]
@@ -219,8 +223,7 @@ class Route:
         outer = np.unique(receivers[elsewhere])
         inner = np.setdiff1d(np.arange(len(own)), outer)
         needed = np.unique(here[outer].indices)
-        ends = np.searchsorted(needed, [0, *(b.stop for b in blocks)]).tolist()
-        places = [slice(a, b) for a, b in pairwise(ends)]
+        places = _slices(np.searchsorted(needed, [0, *(b.stop for b in blocks)]).tolist())
         wanted = {p: np.unique(part[:, own.start : own.stop].indices) for p, part in enumerate(parts)}
         return cls(
             needed=needed,
@@ -265,38 +268,11 @@ def _index(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
 
 
-# What processes tell each other beside the rows
-
-
-class Between(Control):
-    """Of a run in several processes, each with its nodes: numbers go straight from each to each."""
-
-    def __init__(self, wire: Wire, held: Sequence[range]) -> None:
-        self._wire, self._blocks = wire, held
-        self.rank, self.processes = wire.rank, wire.size
-
-    def everybody(self, value: float) -> list[float]:
-        found = torch.full((self.processes,), float(value), dtype=torch.float64)
-        own = found[self.rank : self.rank + 1].clone()
-        peers = self._wire.peers
-        self._wire.exchange(
-            [Message(p, SMALL, own) for p in peers], [Message(p, SMALL, found[p : p + 1]) for p in peers]
-        )
-        numbers: list[float] = found.tolist()
-        for rank, number in enumerate(numbers):
-            if not math.isfinite(number):
-                raise PeerError(f"rank {rank} says {number} where a finite number was expected: refused")
-        return numbers
-
-    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
-        return rounds_until_heard(rounds, self._blocks, self.rank)
-
-
 _MOST_ROUNDS = 10_000
 
 
 def rounds_until_heard(rounds: Iterable[Weights | None], blocks: Sequence[range], rank: int) -> int | None:
-    """`Control.rounds_until_heard` where process p holds the nodes `blocks[p]` and a process passes on all that it has heard."""
+    """`Fabric.rounds_until_heard` where process p holds the nodes `blocks[p]` and a process passes on all that it has heard."""
     holder = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
     heard = np.arange(len(blocks)) == rank
     for count, weights in enumerate(rounds):
@@ -355,7 +331,6 @@ class Distributed(Fabric):
         self.nodes, self.wire = nodes, wire
         self.blocks = blocks(nodes, wire.size)
         self.rows: range = self.blocks[wire.rank]
-        self.control = Between(wire, self.blocks)
         self._routes = lru_cache(maxsize=64)(lambda weights: Route.of(weights, self.blocks, wire.rank))
         self._entries = lru_cache(maxsize=64)(entries)
         self._tables: dict[tuple[int, torch.dtype, int], Tensor] = {}
@@ -379,7 +354,8 @@ class Distributed(Fabric):
     def start(self, s: Tensor, common: bool) -> Link:
         self._announce(header("mix", s))
         own = torch.linalg.vector_norm(s[0], dtype=torch.float64) if common else math.inf
-        return {"a": torch.ones(self.nodes, dtype=torch.float64), "bound": Bound(float(own)).tensor()}
+        bound = torch.tensor(Bound(float(own)), dtype=torch.float64)
+        return {"a": torch.ones(self.nodes, dtype=torch.float64), "bound": bound}
 
     def push(self, exchange: Exchange, s: Tensor, a: Tensor, link: Link) -> None:
         if self._midway:  # its messages would be taken for those of a later round
@@ -400,26 +376,24 @@ class Distributed(Fabric):
         assert self._flight is not None, "push first"
         (exchange, s, link, receiving, works), self._flight = self._flight, None
         everybody = link["a"]
-        bound = Bound.of(link["bound"]).after(exchange, everybody)
+        bound = Bound(*link["bound"].tolist()).after(exchange, everybody)
         limits = bound.limits(everybody, s.shape[1])
         if exchange.weights is None:
             present = np.ones(self.nodes, bool) if exchange.present is None else exchange.present
-            here, ids = torch.from_numpy(present), np.flatnonzero(present)
+            here = torch.from_numpy(present)
             s_mean = self._mean(s, present, limits, seconds)
-            a_mean = average(everybody[:, None], torch.from_numpy(ids))
+            a_mean = average(everybody[:, None], here.nonzero().flatten())
             a = torch.where(here, a_mean, everybody)
             own = slice(self.rows.start, self.rows.stop)
             s, _ = synchronised(s, everybody[own], s_mean, a_mean, here[own])
-            took_part = frozenset(ids.tolist())
         else:
             assert receiving is not None
             s = self._mix(s, receiving, works, limits, seconds)
             table = self._entries(exchange.weights, everybody.device, everybody.dtype)
             a = combine(everybody[:, None], *table)[:, 0]
-            took_part = frozenset(receiving.route.needed.tolist()) | frozenset(self.rows)
         self._midway = False
         own_a = a[self.rows.start : self.rows.stop].clone()
-        return Arrived(s, own_a, {"a": a, "bound": bound.tensor()}, took_part)
+        return Arrived(s, own_a, {"a": a, "bound": torch.tensor(bound, dtype=torch.float64)})
 
     # Mixing
 
@@ -462,12 +436,7 @@ class Distributed(Fabric):
         return messages
 
     def _mix(
-        self,
-        s: Tensor,
-        receiving: _Receiving,
-        works: Works,
-        limits: Tensor | None,
-        seconds: float | None,
+        self, s: Tensor, receiving: _Receiving, works: Works, limits: Tensor | None, seconds: float | None
     ) -> Tensor:
         """Rows that need nobody else are computed while messages travel."""
         route, table = receiving.route, receiving.table
@@ -513,14 +482,14 @@ class Distributed(Fabric):
         own, peers = chunks[self.wire.rank], self.wire.peers
         table = torch.empty(sum(counts), own.stop - own.start, dtype=x.dtype)
         whole = torch.empty(x.shape[1], dtype=x.dtype)
-        places = [slice(a, b) for a, b in pairwise(np.cumsum([0, *counts]).tolist())]
+        places = _slices(np.cumsum([0, *counts]).tolist())
         table[places[self.wire.rank]] = mine[:, own]
         flags = {p: as_tensor(bytes(_SIDE.size)) for p in peers if in_round}
-        later = self.wire.post([], _filled([Message(p, SPREAD, whole[chunks[p]]) for p in peers]))
+        later = self.wire.post([], [Message(p, SPREAD, whole[chunks[p]]) for p in peers])
         self.wire.exchange(
-            _filled([Message(p, ROWS, mine[:, chunks[p]].contiguous()) for p in peers])
+            [Message(p, ROWS, mine[:, chunks[p]].contiguous()) for p in peers]
             + [Message(p, FLAG, as_tensor(self._flag())) for p in flags],
-            _filled([Message(p, ROWS, table[places[p]]) for p in peers])
+            [Message(p, ROWS, table[places[p]]) for p in peers]
             + [Message(p, FLAG, flag) for p, flag in flags.items()],
         )
         self._hear(flags.values())
@@ -530,9 +499,7 @@ class Distributed(Fabric):
         part = average(table, torch.arange(len(table)))
         self._refuse_non_finite(part[None], table, nodes)
         whole[own] = part
-        self.wire.finish(
-            later + self.wire.post(_filled([Message(p, SPREAD, part) for p in peers]), []), seconds
-        )
+        self.wire.finish(later + self.wire.post([Message(p, SPREAD, part) for p in peers], []), seconds)
         self._check_mean(whole, chunks, limits)
         return whole.to(x.device)
 
@@ -540,34 +507,44 @@ class Distributed(Fabric):
         self._announce(header("gather", v[:, None]))
         own = v.cpu().contiguous()
         everybody = torch.empty(self.nodes, dtype=v.dtype)
-        everybody[self.rows.start : self.rows.stop] = own
-        parts = {p: everybody[self.blocks[p].start : self.blocks[p].stop] for p in self.wire.peers}
-        self.wire.exchange(
-            [Message(p, SMALL, own) for p in parts], [Message(p, SMALL, part) for p, part in parts.items()]
-        )
+        parts = [everybody[block.start : block.stop] for block in self.blocks]
+        parts[self.wire.rank].copy_(own)
+        self.wire.swap(SMALL, own, {p: parts[p] for p in self.wire.peers})
         result = everybody.to(v.device)
         if result.is_floating_point():
             self._refuse_rows(torch.isfinite(result).logical_not().nonzero().flatten().tolist())
         return result
 
-    # What stands beside the rows
+    # What processes tell each other beside the rows
+
+    def everybody(self, value: float) -> list[float]:
+        found, own = torch.empty(self.wire.size, dtype=torch.float64), self.wire.rank
+        found[own] = value
+        self.wire.swap(SMALL, found[own : own + 1], {p: found[p : p + 1] for p in self.wire.peers})
+        numbers: list[float] = found.tolist()
+        for rank, number in enumerate(numbers):
+            if not math.isfinite(number):
+                raise PeerError(f"rank {rank} says {number} where a finite number was expected: refused")
+        return numbers
+
+    def rounds_until_heard(self, rounds: Iterable[Weights | None]) -> int | None:
+        return rounds_until_heard(rounds, self.blocks, self.wire.rank)
 
     def _announce(self, kind: bytes) -> None:
         """Before the first messages of a kind all processes compare what these will hold."""
         if kind in self._agreed:
             return
-        theirs = [Message(peer, HEADER, as_tensor(bytes(len(kind)))) for peer in self.wire.peers]
-        self.wire.exchange([Message(p, HEADER, as_tensor(kind)) for p in self.wire.peers], theirs)
-        for message in theirs:
-            check_header(message.peer, message.tensor, kind)
+        theirs = {peer: as_tensor(bytes(len(kind))) for peer in self.wire.peers}
+        self.wire.swap(HEADER, as_tensor(kind), theirs)
+        for peer, message in theirs.items():
+            check_header(peer, message, kind)
         self._agreed.add(kind)
 
     def _side(self, kind: bytes) -> Tensor:
         return as_tensor(kind + self._flag())
 
     def _flag(self) -> bytes:
-        after = self.control.stop_after
-        return _SIDE.pack(_NOBODY if after is None else after)
+        return _SIDE.pack(_NOBODY if self.stop_after is None else self.stop_after)
 
     def _read_sides(self, receiving: _Receiving, expected: bytes) -> None:
         for peer, side in receiving.sides.items():
@@ -578,7 +555,7 @@ class Distributed(Fabric):
         for flag in flags:
             (after,) = _SIDE.unpack(bytes(flag.tolist()))
             if after != _NOBODY:
-                self.control.ask_to_stop(after)
+                self.ask_to_stop(after)
 
     # Rows that are not believed
 
@@ -593,9 +570,8 @@ class Distributed(Fabric):
             self._refuse_rows([int(nodes[k]) for k in bad if not bool(torch.isfinite(rows[k]).all())])
             node, norm, most = int(nodes[bad[0]]), float(norms[bad[0]]), float(limits[nodes[bad[0]]])
             raise PeerError(
-                f"the row of node {node} (rank {self._rank_of(node)}) has norm {norm:.4g} and clip, rates "
-                "and noise of this run make at "
-                f"most {most:.4g} possible: refused, nothing of this round was used"
+                f"the row of node {node} (rank {self._rank_of(node)}) has norm {norm:.4g} and clip, rates and noise of this run "
+                f"make at most {most:.4g} possible: refused, nothing of this round was used"
             )
 
     def _check_mean(self, whole: Tensor, chunks: Sequence[slice], limits: Tensor | None) -> None:
@@ -604,9 +580,8 @@ class Distributed(Fabric):
             norm = float(torch.linalg.vector_norm(whole[columns].double()))
             if not norm <= most or not math.isfinite(norm):
                 raise PeerError(
-                    f"the part of the mean from rank {rank} has norm {norm:.4g} and at most {most:.4g} is "
-                    "possible: refused, nothing of "
-                    "this round was used"
+                    f"the part of the mean from rank {rank} has norm {norm:.4g} and at most {most:.4g} is possible: refused, "
+                    "nothing of this round was used"
                 )
 
     def _refuse_non_finite(self, result: Tensor, table: Tensor, nodes: np.ndarray) -> None:
@@ -622,8 +597,7 @@ class Distributed(Fabric):
         if nodes:
             ranks = sorted({self._rank_of(n) for n in nodes})
             raise PeerError(
-                f"the row of node {', '.join(map(str, nodes[:8]))} (rank {', '.join(map(str, ranks[:8]))}) "
-                "holds NaN or infinity: "
+                f"the row of node {', '.join(map(str, nodes[:8]))} (rank {', '.join(map(str, ranks[:8]))}) holds NaN or infinity: "
                 "refused, nothing of this round was used"
             )
 
@@ -645,9 +619,8 @@ def _tag(number: int) -> int:
 def _chunks(width: int, processes: int) -> list[slice]:
     """Columns of each process; some have none when rows are short."""
     units = -(-width // _ALIGNED)
-    ends = [min(width, k * units // processes * _ALIGNED) for k in range(processes + 1)]
+    return _slices([min(width, k * units // processes * _ALIGNED) for k in range(processes + 1)])
+
+
+def _slices(ends: Sequence[int]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(ends)]
-
-
-def _filled(messages: Sequence[Message]) -> list[Message]:
-    return [m for m in messages if m.tensor.numel()]

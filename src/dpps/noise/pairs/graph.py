@@ -10,7 +10,7 @@ Variances here are in units of what noise without partners would need, so the pr
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -55,7 +55,7 @@ class Partners:
     colluders: int
     mean_variance: float = MEAN_VARIANCE
     absentees: int = 0
-    _known: dict[bytes, Shares] = field(default_factory=dict)
+    _known: dict[bytes, Shares] = field(default_factory=dict, init=False)
 
     def among(self, present: Present = None) -> Edges:
         """The pairs of the nodes that take part in a round."""
@@ -127,9 +127,11 @@ class Partners:
         count = self.nodes if present is None else int(present.sum())
         return float(count if self.edges is None else 2 * self.degree)
 
-    def most_partners(self, present: Present = None) -> int:
-        """No node has more partners than this among the nodes that take part."""
-        return int(present.sum()) - 1 if self.edges is None and present is not None else self.degree
+    def message_deviation(self, present: Present = None) -> float:
+        """Standard deviation of the noise in a message of the node with most partners."""
+        shares = self.shares(present)
+        most = int(present.sum()) - 1 if self.edges is None and present is not None else self.degree
+        return math.sqrt(shares.independent**2 + most * shares.pair**2)
 
     @cached_property
     def degree(self) -> int:
@@ -144,13 +146,7 @@ class Partners:
 
     def at(self, mean_variance: float) -> "Partners":
         """The same partners with another share of pair noise."""
-        return Partners(self.nodes, self.edges, self.colluders, mean_variance, self.absentees)
-
-    @property
-    def message_variance(self) -> float:
-        """Of the noise in a message of the node with most partners."""
-        shares = self.shares()
-        return shares.independent**2 + self.degree * shares.pair**2
+        return replace(self, mean_variance=mean_variance)
 
     @property
     def mean_over_server(self) -> float:

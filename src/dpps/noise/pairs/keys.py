@@ -100,7 +100,7 @@ class PairKeys:
     @property
     def publics(self) -> list[str]:
         """By node, the public key of its process: what a resumed run compares with its first start."""
-        return [self._publics[node].hex() for node in range(len(self._publics))]
+        return [key.hex() for key in self._publics]
 
     @classmethod
     def alone(cls, nodes: int) -> "PairKeys":

@@ -25,6 +25,7 @@ from dpps.noise.pairs.keys import PairKeys, RoundStream
 from dpps.noise.sampler import Keystream
 from dpps.noise.source import (
     PAIRS,
+    Draw,
     NoiseLevel,
     Outgoing,
     SecureNoise,
@@ -85,10 +86,8 @@ class GaussianTable:
         return out
 
 
-@lru_cache(maxsize=64)
-def gaussian_table(deviation: float) -> GaussianTable:
-    """The table of a standard deviation in steps."""
-    return GaussianTable(deviation)
+gaussian_table = lru_cache(maxsize=64)(GaussianTable)
+"""The table of a standard deviation in steps."""
 
 
 def table_slack(samples: int) -> float:
@@ -247,21 +246,18 @@ class SecurePairs(SecureNoise):
         return alone + rounds * dimension * (lattice_slack(SMOOTH, pairs) + table_slack(pairs))
 
     def standard_deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
-        return _of_a_message(self.partners, scale, present) * _FINER
+        return scale * self.partners.message_deviation(present) * _FINER
 
-    def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
-        if scale == 0:
-            return torch.zeros(len(out.nodes), dtype=torch.float64)
+    def _draws(self, mechanism: Mechanism, scale: float, step: float, out: Outgoing) -> Draw:
         _check(mechanism)
-        step, own = out.step or self.grid(scale), scale * self.partners.shares(out.present).independent
-        shared, coarse = self.shared(scale, out)
+        own, (shared, coarse) = self.partners.shares(out.present).independent, self.shared(scale, out)
 
         def draw(k: int, size: int) -> tuple[np.ndarray, float]:
-            noise = mechanism.draw_whole(self.keystream, own / step, size)
+            noise = mechanism.draw_whole(self.keystream, scale * own / step, size)
             noise += shared[k].astype(np.int64) * round(coarse / step)
             return noise, step
 
-        return self._noised(out, step, draw)
+        return draw
 
     def shared(self, scale: float, out: Outgoing) -> tuple[NDArray[np.int32], float]:
         """The pair noise that each row here adds, in whole steps, and the step."""
@@ -347,10 +343,8 @@ class MemberPairs(SecurePairs):
         """Of all planned rounds: the proof counts missed ones, too."""
         return super().distance(mechanism, dimension, max(rounds, self.planned))
 
-    def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
-        """The message of a round, with the noise of the rounds that were missed before it."""
-        if scale == 0:
-            return torch.zeros(len(out.nodes), dtype=torch.float64)
+    def _draws(self, mechanism: Mechanism, scale: float, step: float, out: Outgoing) -> Draw:
+        """The noise of a round, and that of the rounds that were missed before it."""
         _check(mechanism)
         if list(out.nodes) != [self.node] or out.present is not None or not out.base_is_public:
             raise UsageError(
@@ -359,9 +353,8 @@ class MemberPairs(SecurePairs):
             )
         assert self.pair_keys is not None
         self.pair_keys.claim(out.round)
-        step = out.step or self.grid(scale)
         parts, known = self.rounds.message(out.round), {out.round: NoiseLevel(0.0, scale, step)}
-        return self._noised(out, step, lambda _, size: self.drawn(mechanism, parts, size, known))
+        return lambda _, size: self.drawn(mechanism, parts, size, known)
 
     def last_message(self, mechanism: Mechanism, last: int, size: int) -> Tensor | None:
         """All noise that is owed up to the round `last`, without an update; None if nothing is owed."""
@@ -417,7 +410,7 @@ class SeededPairs(Seeded):
         self._root: tuple[bytes, Tensor] | None = None
 
     def standard_deviation(self, mechanism: Mechanism, scale: float, present: Present = None) -> float:
-        return _of_a_message(self.partners, scale, present)
+        return scale * self.partners.message_deviation(present)
 
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
         if scale == 0:
@@ -496,12 +489,6 @@ def _check(mechanism: Mechanism) -> None:
             f"noise that cancels is Gaussian, and this is {mechanism}: sums of other noise have no known "
             "cost; use the Gaussian mechanism"
         )
-
-
-def _of_a_message(partners: Partners, scale: float, present: Present) -> float:
-    """Standard deviation of the noise in a message of the node with most partners."""
-    split = partners.shares(present)
-    return scale * math.sqrt(split.independent**2 + partners.most_partners(present) * split.pair**2)
 
 
 def _everybody(partners: Partners, out: Outgoing) -> NDArray[np.int64]:
