@@ -114,7 +114,7 @@ class BatchUpdates(Updates):
         optimizers, lr = self._optimizers, self.plan.lr_local * rate
         if optimizers is None:
             return lambda gradient, rows: torch.add(local[rows].detach(), gradient, alpha=-lr, out=gradient)
-        return lambda gradient, rows: optimizers.rows(local, gradient, rows, self.engine.away)
+        return lambda gradient, rows: optimizers.step(local, gradient, rows, self.engine.away)
 
     def state(self) -> dict[str, Tensor]:
         return {} if self._optimizers is None else self._optimizers.state()

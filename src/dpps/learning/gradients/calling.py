@@ -40,7 +40,7 @@ _FUNCTIONS: dict[type[nn.Module], Loss] = {
 }
 """What torch's loss modules compute with their default settings. Engines know some of the functions."""
 
-_MEANS = set(_FUNCTIONS.values()) - {F.cross_entropy}
+_MEANS: set[Any] = set(_FUNCTIONS.values()) - {F.cross_entropy}
 """Losses that are plain means over all numbers."""
 
 _log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class ExampleLosses:
 def as_function(loss: Loss) -> Loss:
     """torch's function for a loss module of torch with default settings, such as `F.cross_entropy` for `nn.CrossEntropyLoss()`;
     any other loss as it is."""
-    kind = type(loss)
+    kind: Any = type(loss)
     plain = kind in _FUNCTIONS and _settings(loss) == _settings(kind())
     return _FUNCTIONS[kind] if plain else loss
 
