@@ -10,7 +10,7 @@ import dpps
 from dpps.errors import UsageError
 from dpps.learning import Adam, LocalOptimizers, Momentum
 from dpps.noise import Seeded
-from tests.support.learning import tiny, toy_data, train
+from tests.support.learning import make_run, tiny, toy_data, train
 
 # Optimizers of released updates, compared with torch.optim, and with what the released values alone determine
 
@@ -143,11 +143,14 @@ def test_an_optimizer_changes_neither_noise_nor_charges(optimizer):
 def test_momentum_without_noise_is_that_of_torch():
     data = toy_data(1)
     model = tiny()
-    run = dpps.Run(
-        dpps.PartPSP(model, "all", batch_size=40, lr_shared=0.2, optimizer=Momentum(0.9)),
-        [data[0], data[0]],
+    run = make_run(
+        shared="all",
+        model=model,
+        data=[data[0], data[0]],
+        batch_size=40,
+        lr_shared=0.2,
+        optimizer=Momentum(0.9),
         topology=dpps.Complete(2),
-        seed=0,
     ).fit(epochs=5)
     reference = tiny()
     sgd = torch.optim.SGD(reference.parameters(), 0.2, momentum=0.9)

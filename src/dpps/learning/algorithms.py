@@ -309,6 +309,13 @@ class Algorithm(Frozen, ABC):
     def step(self, nodes: Nodes, state: TrainState) -> Step:
         """One round. It completes and changes `state`, or raises and leaves it as it was."""
 
+    def _refuse_parts(self) -> None:
+        if self.partition.local or self.local_steps > 1:
+            raise UsageError(
+                f"{type(self).__name__} shares the whole model and takes one step a round: "
+                'shared="all", local_steps=1'
+            )
+
     def shared_parameters(self, rows: Tensor) -> Tensor:
         """The model's shared parameters in rows of the protocol, for algorithms that send more than these."""
         return rows
@@ -381,10 +388,7 @@ class PEDFL(Algorithm):
         return replace(unit, sensitivity=Oracle()) if isinstance(unit, NodeSwap) else unit
 
     def start(self, nodes: Nodes) -> TrainState:
-        if self.partition.local or self.local_steps > 1:
-            raise UsageError(
-                'PEDFL shares the whole model and takes one step a round: shared="all", local_steps=1'
-            )
+        self._refuse_parts()
         state = super().start(nodes)
         state.kept = {"update": torch.zeros_like(state.shared.s)}
         return state
@@ -418,10 +422,7 @@ class GradientTracking(Algorithm):
     shares_all = True
 
     def start(self, nodes: Nodes) -> TrainState:
-        if self.partition.local or self.local_steps > 1:
-            raise UsageError(
-                'gradient tracking shares the whole model and takes one step a round: shared="all", local_steps=1'
-            )
+        self._refuse_parts()
         x = self.partition.initial()[0].to(nodes.device).repeat(len(nodes.rows), 1)
         zero = torch.zeros_like(x)
         rows = nodes.protocol.start(torch.cat([x, zero], 1), common_start=True)

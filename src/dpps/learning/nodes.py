@@ -490,14 +490,12 @@ class Nodes(Frozen):
 
     def tensors(self, state: TrainState) -> dict[str, Tensor]:
         """Everything of a run that changes, but for the counters in `meta`."""
-        named = {"s": state.shared.s, "a": state.shared.a, "l": state.local}
-        named |= {f"memory/{k}": v for k, v in state.shared.memory.items()}
-        named |= {f"link/{k}": v for k, v in state.shared.link.items()}
-        for name, memory in state.shared.watched.items():
-            named |= {f"watched/{name}/{k}": v for k, v in memory.items()}
-        named |= {f"kept/{k}": v for k, v in state.kept.items()}
-        named |= {f"optimizer/{k}": v for k, v in self.updates.state().items()}
-        return named | {f"engine/{k}": v for k, v in self.engine.state().items()}
+        shared = state.shared
+        groups = {"memory": shared.memory, "link": shared.link, "kept": state.kept}
+        groups |= {f"watched/{name}": memory for name, memory in shared.watched.items()}
+        groups |= {"optimizer": self.updates.state(), "engine": self.engine.state()}
+        named = {f"{group}/{name}": t for group, own in groups.items() for name, t in own.items()}
+        return {"s": shared.s, "a": shared.a, "l": state.local, **named}
 
     def meta(self, state: TrainState) -> dict[str, Any]:
         """The counters."""
@@ -518,10 +516,9 @@ class Nodes(Frozen):
         state.local = tensors["l"].to(state.local)
         shared.memory = _below(tensors, "memory/")
         shared.watched = {name: _below(tensors, f"watched/{name}/") for name in shared.watched}
-        kept, moments = (
+        state.kept, moments = (
             {n: t.to(self.device) for n, t in _below(tensors, p).items()} for p in ("kept/", "optimizer/")
         )
-        state.kept = kept
         self.updates.load_state(moments)
         self.engine.load_state(_below(tensors, "engine/"))
         shared.round, shared.clock, shared.rate = round_, meta["clock"], meta["rate"]
