@@ -69,16 +69,8 @@ class Updates(Frozen, ABC):
 
 
 class BatchUpdates(Updates):
-    """Algorithm 2, lines 3 to 6: gradients of whole batches, the shared one clipped.
-
-    Args:
-        algorithm: says how many local steps there are, and which local optimizer.
-        engine: computes gradients.
-        sampler: the batches.
-        plan: rates to which the noise was calibrated.
-        clip: L1 bound on the shared gradient (unit node-swap); None leaves it to the protocol.
-        local: the local parameters before round 0.
-    """
+    """Algorithm 2, lines 3 to 6: gradients of whole batches, the shared one clipped to an L1 norm of `clip` (unit node-swap); None
+    leaves it to the protocol. `local` is the local parameters before round 0."""
 
     def __init__(
         self,
@@ -128,16 +120,7 @@ class RecordUpdates(Updates):
     """Unit record: one joint, per-example clipped gradient at (y, l) for both parts; the local part is noised here.
 
     Both gradients are taken at l(t), where the paper's line 5 (and `BatchUpdates`, for the other units) takes the shared one
-    at l(t+1): a joint clip needs both parts of an example's gradient at once.
-
-    Args:
-        per_example: clipped sums.
-        sampler: Poisson batches.
-        plan: rates and the expected batch, to which the noise was calibrated.
-        calibration: the noise.
-        noise: where the local part's noise comes from.
-        rows: the nodes held here.
-        optimizer: of released local updates; None: plain SGD.
+    at l(t+1): a joint clip needs both parts of an example's gradient at once. `noise` is that of the local part.
     """
 
     def __init__(
@@ -183,9 +166,8 @@ class RecordUpdates(Updates):
         return Update(losses, local.to(state.local.dtype), change)
 
     def _released(self, state: TrainState, sums: Tensor) -> Tensor:
-        """The local parameters after a noised step. A local part is averaged with nobody's,
-        so it is divided by what its own node is expected to draw (never by what it drew);
-        nodes that draw equally many are noised in one go."""
+        """The local parameters after a noised step. A local part is averaged with nobody's, so it is divided by what its own node is
+        expected to draw (never by what it drew); nodes that draw equally many are noised in one go."""
         moved = state.local.to(sums.dtype, copy=True)
         mechanism, sensitivity = self.calibration.mechanism, self.calibration.sensitivity
         # as the message has it: what rounding to a grid adds is hidden, too

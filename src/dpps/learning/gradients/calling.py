@@ -141,11 +141,7 @@ def _places(model: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
 
 
 class ExampleLosses:
-    """From a batch's outputs and targets to one loss per example.
-
-    Args:
-        loss: of (outputs, targets), a mean over a batch. It is evaluated for each example by itself.
-    """
+    """From a batch's outputs and targets to one loss per example: a mean over a batch, evaluated for each example by itself."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss, self._vmap = loss, True
@@ -156,7 +152,8 @@ class ExampleLosses:
             if self.loss is F.cross_entropy and outputs.ndim == 2 and target.ndim == 1:
                 return F.cross_entropy(outputs, target, reduction="none")
             if self.loss in _MEANS and outputs.shape == target.shape:
-                each: Tensor = self.loss(outputs, target, reduction="none")
+                function: Any = self.loss
+                each: Tensor = function(outputs, target, reduction="none")
                 return each.reshape(examples, -1).mean(1)
         if self._vmap:
             try:

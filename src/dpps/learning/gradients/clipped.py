@@ -366,15 +366,11 @@ class Batched(PerExample):
 
 @dataclass(frozen=True)
 class VmapPlan:
-    """One gradient per example by `vmap(grad)`: every example runs in a batch of its own, so none can see another.
-
-    Args:
-        loss: of a batch.
-        parameters: how many numbers are trained.
-    """
+    """One gradient per example by `vmap(grad)`: every example runs in a batch of its own, so none can see another."""
 
     loss: Loss
     parameters: int
+    """How many numbers are trained."""
 
     @property
     def numbers(self) -> int:

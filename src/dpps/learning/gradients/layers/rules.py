@@ -569,7 +569,7 @@ class Recurrent(Rule):
         bias, recurrent_bias = biases or (None, None)
         name, reset = call.function.__name__, None
         if name == "lstm":
-            gates = call.watch(F.linear(x, input_weight, bias + recurrent_bias if biases else None))
+            gates = call.watch(F.linear(x, input_weight, torch.add(*biases) if biases else None))
             h, c = (state[which] for state in call["hx"])
             sequence, cell = _Lstm.apply(gates, weight, h, c)  # type: ignore[no-untyped-call]
         else:
