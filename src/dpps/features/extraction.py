@@ -114,19 +114,14 @@ def _compute(extractor: nn.Module, examples: _Examples, progress: bool) -> Tenso
         features[first : first + len(found)] = found
         return len(found)
 
-    threads = torch.get_num_threads()
-    several = threads > 1 and small
     columns = (TextColumn("features"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not (progress and sys.stderr.isatty()))
-    with bar:
+    # blocks side by side: two threads within one small transform are hardly faster than one
+    pool = ThreadPoolExecutor(torch.get_num_threads(), "dpps", torch.set_num_threads, (1,))
+    with bar, pool:
         task = bar.add_task("", total=count)
-        if several:  # blocks side by side: two threads within one small transform are hardly faster than one
-            with ThreadPoolExecutor(threads, "dpps", torch.set_num_threads, (1,)) as pool:
-                for done in pool.map(work, examples.starts(size)):
-                    bar.advance(task, done)
-        else:
-            for first in examples.starts(size):
-                bar.advance(task, work(first))
+        for done in (pool.map if small else map)(work, examples.starts(size)):
+            bar.advance(task, done)
     if not bool(torch.isfinite(features).all()):
         raise UsageError(
             "a feature is not finite, or beyond 65504, in half precision: normalise what the extractor "

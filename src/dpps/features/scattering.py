@@ -124,8 +124,8 @@ class _Filters:
             return _modulus(torch.fft.ifft2(spectrum * waves[0]))
         height, width = waves.shape[-2:]
         # to keep every step-th value is to add up the blocks of the spectrum
-        rows = (part.split(width, -1) for part in spectrum.split(height, -2))
-        blocks = [block for row in rows for block in row]
+        rows = torch.split(spectrum, height, -2)
+        blocks = [block for row in rows for block in torch.split(row, width, -1)]
         folded = blocks[0] * waves[0]
         for block, wave in zip(blocks[1:], waves[1:], strict=True):
             folded.addcmul_(block, wave)

@@ -132,7 +132,16 @@ class Algorithm(Frozen, ABC):
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise UsageError(f"the model is {self.model!r:.80}: give an nn.Module, such as dpps.models.MLP()")
-        self._choose_loss()
+        if not isinstance(self.task, Task | None):
+            raise UsageError(
+                f"the task is {self.task!r:.80}: give one of dpps.tasks, such as Regression(0, 60)"
+            )
+        if not callable(self.loss):
+            raise UsageError(f"the loss is {self.loss!r:.80}: give a function of (outputs, targets)")
+        unnamed = (
+            as_function(self.loss) is F.cross_entropy
+        )  # the only change of a fixed value, before anything rests on it
+        self.__dict__["loss"] = as_function(self.task.loss if self.task and unnamed else self.loss)
         for name in ("lr_shared", "lr_local"):
             rate = getattr(self, name)
             if rate is not None and not (is_number(rate) and 0 <= rate < float("inf")):
@@ -158,18 +167,6 @@ class Algorithm(Frozen, ABC):
                 f"{type(self).__name__} sends more than an update of its parameters: it works without an optimizer"
             )
         self.partition = Partition(self.model, self.shared)
-
-    def _choose_loss(self) -> None:
-        """The task's own, unless another was given."""
-        if not isinstance(self.task, Task | None):
-            raise UsageError(
-                f"the task is {self.task!r:.80}: give one of dpps.tasks, such as Regression(0, 60)"
-            )
-        if not callable(self.loss):
-            raise UsageError(f"the loss is {self.loss!r:.80}: give a function of (outputs, targets)")
-        own = self.task is not None and as_function(self.loss) is F.cross_entropy
-        # the only change of a fixed value, before anything rests on it
-        self.__dict__["loss"] = as_function(self.task.loss if self.task and own else self.loss)
 
     @classmethod
     def shares(cls, wanted: str) -> str:

@@ -345,23 +345,24 @@ def _checked(model: nn.Module, batch: Any, per_example: bool) -> Iterator[dict[s
 def refuse_mixing(model: nn.Module) -> None:
     """BatchNorm mixes the examples of a batch, so no gradient belongs to one example; dropout masks would have to be secret."""
     modules = list(model.named_modules())
-    norms = [n for n, m in modules if isinstance(m, _BatchNorm) and not isinstance(m, _InstanceNorm)]
-    if norms:
-        raise UsageError(
-            f"layer {_some(norms)}: BatchNorm mixes examples, so the record unit cannot bound one example's share; "
-            "use GroupNorm instead (--norm group, ResNet18(norm='group')), or the unit contribution"
-        )
-    tracking = [n for n, m in modules if isinstance(m, _InstanceNorm) and m.track_running_stats]
-    if tracking:
-        raise UsageError(
-            f"layer {_some(tracking)}: running statistics mix examples, so the record unit cannot bound one example's share; "
-            "set track_running_stats=False"
-        )
-    dropouts = [n for n, m in modules if isinstance(m, _DropoutNd) and m.p > 0]
+    _refuse_layers(
+        [n for n, m in modules if isinstance(m, _BatchNorm) and not isinstance(m, _InstanceNorm)],
+        "BatchNorm mixes examples, so the record unit cannot bound one example's share; "
+        "use GroupNorm instead (--norm group, ResNet18(norm='group')), or the unit contribution",
+    )
+    _refuse_layers(
+        [n for n, m in modules if isinstance(m, _InstanceNorm) and m.track_running_stats],
+        "running statistics mix examples, so the record unit cannot bound one example's share; "
+        "set track_running_stats=False",
+    )
     inside = nn.MultiheadAttention, nn.RNNBase
-    dropouts += [n for n, m in modules if isinstance(m, inside) and m.dropout > 0]
-    if dropouts:
-        raise UsageError(f"layer {_some(dropouts)}: {_DROPOUT}")
+    dropouts = [n for n, m in modules if isinstance(m, _DropoutNd) and m.p > 0]
+    _refuse_layers(dropouts + [n for n, m in modules if isinstance(m, inside) and m.dropout > 0], _DROPOUT)
+
+
+def _refuse_layers(names: Sequence[str], words: str) -> None:
+    if names:
+        raise UsageError(f"layer {_some(names)}: {words}")
 
 
 @contextmanager

@@ -372,9 +372,8 @@ class Poisson(Sampler):
     def batch(self, round_: int) -> tuple[Any, Any, Tensor | None]:
         nodes = zip(self.rows, self.data.sizes, self.rates, strict=True)
         chosen = [np.flatnonzero(self._joins(row, round_, n, q)) for row, n, q in nodes]
-        longest = max(1, *(len(c) for c in chosen))
-        index = np.zeros((len(chosen), longest), dtype=np.int64)
-        mask = torch.zeros(len(chosen), longest, dtype=torch.bool)
+        index = np.zeros((len(chosen), max(1, *map(len, chosen))), dtype=np.int64)
+        mask = torch.zeros(index.shape, dtype=torch.bool)
         for k, c in enumerate(chosen):
             index[k, : len(c)] = c
             mask[k, : len(c)] = True

@@ -105,9 +105,7 @@ class Chain:
         """What went into each layer, (nodes, batch, inputs); behind the last one: the output."""
         self.returned: list[Tensor] = [torch.empty(0)] * len(chain)
         """What came back to each layer's linear output, as far down as the last backward pass went."""
-        self._kind: tuple[object, ...] = (None, None)
-        self._memory: dict[tuple[str, int], Tensor] = {}
-        self._views: dict[tuple[str, int], tuple[tuple[int, int, int], Tensor, Tensor]] = {}
+        self._memory: dict[tuple[object, ...], Tensor] = {}
 
     def lowest(self, *, shared: bool) -> int:
         """The first layer with shared (or local) parameters; the number of layers if there is none."""
@@ -138,8 +136,6 @@ class Chain:
         """The outputs (nodes, batch, width) of layers `first` to `stop`, for x, or (None) for what the last pass left there."""
         if x is not None:
             self.inputs = [x.flatten(2)]
-            if (x.dtype, x.device) != self._kind:
-                self._kind, self._memory, self._views = (x.dtype, x.device), {}, {}
         del self.inputs[first + 1 :]
         batch = self.inputs[0].shape[1]
         for k in range(first, len(self.links) if stop is None else stop):
@@ -178,23 +174,18 @@ class Chain:
         the wide one is computed, but for batches so large that turning them around costs more.
         """
         nodes, tall = b.shape[0], rows > columns and (rows <= _TALL or a.stride(2) != 1)
-        before = self._views.get(name)
-        if before is not None and before[0] == (nodes, rows, columns):
-            _, out, result = before
-        else:
-            size, own = nodes * rows * columns, self._memory.get(name)
-            if own is None or own.numel() < size:
-                own = self._memory[name] = torch.empty(size, dtype=b.dtype, device=b.device)
-            out = own[:size].view((nodes, columns, rows) if tall else (nodes, rows, columns))
-            result = out.mT if tall else out
-            self._views[name] = (nodes, rows, columns), out, result
+        size, place = nodes * rows * columns, (*name, b.dtype, b.device)
+        own = self._memory.get(place)
+        if own is None or own.numel() < size:
+            own = self._memory[place] = torch.empty(size, dtype=b.dtype, device=b.device)
+        out = own[:size].view((nodes, columns, rows) if tall else (nodes, rows, columns))
         if tall:
             a, b = b.mT, a.mT
         if add is None:
             torch.bmm(a, b, out=out)
         else:
             torch.baddbmm(add[:, :, None] if tall else add[:, None], a, b, out=out)
-        return result
+        return out.mT if tall else out
 
 
 class Chained(Vectorised):
