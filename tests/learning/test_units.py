@@ -1,5 +1,7 @@
 """PartPSP in each privacy unit: clips, noise on both parts, and rounds that are paid for."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -112,34 +114,35 @@ class Fussy(nn.Module):
         return self.layer2(self.layer1(x).tanh() + self.words(x[:, 0].abs().long()))
 
 
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+LAPLACE = dpps.Contribution(clip=1.0, epsilon=3.0)
+
+
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 @pytest.mark.parametrize(
-    ("unit", "optimizer"),
+    ("unit", "options"),
     [
-        ("record", None),
-        ("contribution", None),
-        ("contribution", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+        (dpps.Record(epsilon=3.0, delta=1e-3), {}),
+        (LAPLACE, {}),
+        (LAPLACE, {"local_optimizer": SGD}),
+        (LAPLACE, {"kind": dpps.PEDFL, "shared": "all"}),
     ],
 )
-def test_secret_noise_is_sent_all_the_same_where_the_model_fails_on_an_example(unit, engine, optimizer):
+def test_secret_noise_is_sent_all_the_same_where_the_model_fails_on_an_example(unit, engine, options):
     """A model can be made to fail on certain examples; whoever sees the run stop would know that a node has one."""
     data = toy_data(3)
     data[1].tensors[0][4] = 3000.0
-    privacy = {
-        "record": dpps.Record(epsilon=3.0, delta=1e-3),
-        "contribution": dpps.Contribution(clip=1.0, epsilon=3.0),
-    }
-    run = make_run(
-        privacy[unit], model=Fussy(), data=data, local_optimizer=optimizer, noise=SecureNoise(), engine=engine
-    ).start(epochs=1)
+    given = {"model": Fussy(), "data": data, "engine": engine} | options
+    run = make_run(unit, **given, noise=SecureNoise()).start(epochs=1)
     before = run.local.clone()
     run.step()
     assert bool(torch.isfinite(run.state.shared.s).all())
-    moved = (run.local != before).any(1)
-    if unit == "contribution":
-        assert moved.tolist() == [True, False, True]  # its batch holds that example
+    if unit is LAPLACE and len(before[0]):
+        assert (run.local != before).any(1).tolist() == [True, False, True]  # its batch holds that example
     run.fit(epochs=1)
     assert run.ledger.messages == run.plan.count
+    with pytest.raises(IndexError, match="index"):  # a simulation with known noise says where the model fails
+        make_run(unit, **given).fit(epochs=1)
 
 
 class OneOddExample(Dataset):
@@ -201,25 +204,3 @@ def test_nor_does_it_stop_because_of_an_example_it_is_measured_on(secret):
     assert run.ledger.messages == run.plan.count
     assert run.own_accuracy is None
     assert run.summary.metrics_by_node == {}
-
-
-def test_so_it_is_in_pedfl():
-    data = toy_data(3)
-    data[1].tensors[0][4] = 3000.0
-    run = make_run(
-        dpps.Contribution(clip=1.0, epsilon=3.0),
-        shared="all",
-        model=Fussy(),
-        data=data,
-        kind=dpps.PEDFL,
-        noise=SecureNoise(),
-    ).fit(epochs=1)
-    assert run.ledger.messages == run.plan.count
-
-
-def test_a_simulation_with_known_noise_says_where_the_model_fails():
-    data = toy_data(3)
-    data[1].tensors[0][4] = 3000.0
-    run = make_run(dpps.Contribution(clip=1.0, epsilon=3.0), model=Fussy(), data=data)
-    with pytest.raises(IndexError, match="index"):
-        run.fit(epochs=1)

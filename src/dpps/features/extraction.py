@@ -217,23 +217,21 @@ def _key(extractor: nn.Module, examples: _Examples) -> str:
 def _kept(file: Path, extractor: nn.Module, examples: _Examples) -> Tensor | None:
     if not file.exists():
         return None
+    wrong, count = "", len(examples.labels)
     try:
         features = load_file(file)["features"]
     except (SafetensorError, OSError, KeyError) as error:
-        log.warning("%s cannot be read (%s): the features are computed anew", file, error)
-        return None
-    count = len(examples.labels)
-    if len(features) != count:
-        log.warning(
-            "%s has features of %d examples, not %d: they are computed anew", file, len(features), count
-        )
-        return None
-    if _known_code(extractor):
-        return features
-    now = _checked(_frozen(extractor), examples.block(0, 2))
-    if now.shape[1:] == features.shape[1:] and _alike(now, features[:1]):
-        return features
-    log.warning("%s has other features than the extractor gives now: they are computed anew", file)
+        wrong = f"cannot be read ({error})"
+    else:
+        if len(features) != count:
+            wrong = f"has features of {len(features)} examples, not {count}"
+        elif not _known_code(extractor):
+            now = _checked(_frozen(extractor), examples.block(0, 2))
+            if now.shape[1:] != features.shape[1:] or not _alike(now, features[:1]):
+                wrong = "has other features than the extractor gives now"
+        if not wrong:
+            return features
+    log.warning("%s %s: the features are computed anew", file, wrong)
     return None
 
 
