@@ -15,17 +15,14 @@ from dpps.learning import (
     Batched,
     Chains,
     Explicit,
-    OneByOne,
-    Partition,
     Rule,
-    choose_per_example,
     pick,
     register,
 )
 from dpps.learning.gradients.layers.recording import Plan
 from dpps.learning.gradients.layers.rules import RULES
 from tests.support.rules import EXAMPLES, check_rule, make_call, randn
-from tests.support.zoo import BATCH, NODES, SHARED, WITHOUT_RULES, ZOO
+from tests.support.zoo import BATCH, NODES, SHARED, WITHOUT_RULES, ZOO, compare, rows
 
 Case = tuple[list[Any], set[Any], dict[str, int | None], tuple[int, ...]]
 """Arguments by position, keys of the trained ones, where the examples lie in the others, and in what comes out."""
@@ -240,29 +237,15 @@ def double() -> Iterator[None]:
 @pytest.mark.parametrize("name", ZOO)
 def test_the_clipped_sums_of_every_model_are_those_of_plain_autograd(name: str, caplog) -> None:
     make, inputs = ZOO[name]
-    partition, x, target = (
-        Partition(make(), SHARED.get(name, "all")),
-        inputs(),
-        torch.randint(0, 3, (NODES, BATCH)),
-    )
-    y, l = (part.double() + 0.1 * torch.randn(NODES, len(part)) for part in partition.initial())
+    x, target = inputs(), torch.randint(0, 3, (NODES, BATCH))
     mask = torch.tensor([[True] * BATCH, [True, False, True, False]])
-    example, given = (pick(x, (0, 0)), target[0, 0]), (y, l, x, target, mask)
-    # half of the examples are clipped
-    alone = [torch.zeros_like(mask).index_fill(1, torch.tensor(k), True) & mask for k in range(BATCH)]
-    sums = [OneByOne(partition, F.cross_entropy, 1e9).sums(*given[:4], only)[1:] for only in alone]
-    clip = float(torch.stack([torch.cat(parts, 1).norm(dim=1) for parts in sums]).flatten().median())
     with caplog.at_level(logging.WARNING):
-        way = choose_per_example(partition, F.cross_entropy, example, clip=clip)
-        found = way.sums(*given)
-    expected = OneByOne(partition, F.cross_entropy, clip).sums(*given)
-    for a, b in zip(found, expected, strict=True):
-        # norms by Gram matrices are enlarged by the root of float64's rounding
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8 * max(1.0, clip))
-    torch.testing.assert_close(found.clipped, expected.clipped)
+        way = compare(make(), x, target, F.cross_entropy, shared=SHARED.get(name, "all"), mask=mask)
     if name == "mlp":
         assert isinstance(way, Chains)
     else:
         assert isinstance(way, Batched)
-        assert isinstance(way.plan(example, y, l), Plan) == (name not in WITHOUT_RULES)
+        assert isinstance(way.plan((pick(x, (0, 0)), target[0, 0]), *rows(way.partition)), Plan) == (
+            name not in WITHOUT_RULES
+        )
     assert bool(caplog.records) == ("one by one" in name), "a notice of the slow way, and only of that"

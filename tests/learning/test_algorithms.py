@@ -13,7 +13,7 @@ from dpps.errors import UsageError
 from dpps.learning import SGP, SGPDP, Partition
 from dpps.privacy import Pairs, Unit
 from tests.support import oracle
-from tests.support.learning import batch_norm_model, tiny, toy_data, train
+from tests.support.learning import batch_norm_model, make_run, tiny, toy_data, train
 from tests.support.protocol import Scripted
 
 # Algorithm 2 against the NumPy oracle, the limits that must coincide, and every bad input
@@ -75,9 +75,9 @@ def test_a_seed_repeats_bit_for_bit_and_another_differs():
 def test_sgp_by_hand():
     """All shared, no noise: s <- W (s - lr gradient), nothing else."""
     model, data = tiny(), toy_data(4)
-    run = dpps.Run(
-        dpps.PartPSP(model, "all", batch_size=10, lr_shared=0.3), data, topology=dpps.DOut(4, 2), seed=0
-    ).fit(epochs=1)
+    run = make_run(shared="all", model=model, data=data, lr_shared=0.3, topology=dpps.DOut(4, 2)).fit(
+        epochs=1
+    )
     w = torch.from_numpy(dpps.DOut(4, 2).weights(0).dense()).float()
     partition = Partition(tiny(), "all")
     rows = partition.initial()[0].repeat(4, 1)

@@ -24,7 +24,7 @@ import dpps
 from dpps.data import FeatureSet
 from dpps.errors import RunError, UsageError
 from dpps.learning import ModelLoss, as_unit, check_examples
-from tests.support.learning import tiny, toy_data
+from tests.support.learning import make_run, tiny, toy_data
 
 NODES = 3
 
@@ -51,31 +51,20 @@ def fit(data, *, privacy=None, test=None, held_out=(), **options):
 # What just works
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda x, y: (x, y),
-        lambda x, y: [x, y],
-        lambda x, y: (x.numpy(), y.numpy()),
-        lambda x, y: (x.double(), y),
-        lambda x, y: (x, y.float()),
-        lambda x, y: (x, y.int()),
-        lambda x, y: DataLoader(TensorDataset(x, y), batch_size=10),
-        lambda x, y: list(zip(x, y, strict=True)),
-        lambda x, y: (pandas.DataFrame(x.numpy()), pandas.Series(y.numpy())),
-    ],
-    ids=[
-        "pair",
-        "list",
-        "numpy",
-        "float64",
-        "float labels",
-        "int32 labels",
-        "DataLoader",
-        "list of examples",
-        "frame and series",
-    ],
-)
+FORMS = {
+    "pair": lambda x, y: (x, y),
+    "list": lambda x, y: [x, y],
+    "numpy": lambda x, y: (x.numpy(), y.numpy()),
+    "float64": lambda x, y: (x.double(), y),
+    "float labels": lambda x, y: (x, y.float()),
+    "int32 labels": lambda x, y: (x, y.int()),
+    "DataLoader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=10),
+    "list of examples": lambda x, y: list(zip(x, y, strict=True)),
+    "frame and series": lambda x, y: (pandas.DataFrame(x.numpy()), pandas.Series(y.numpy())),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_every_form_of_the_same_examples_trains_to_the_same_model(form):
     sets = [examples(seed=k) for k in range(NODES)]
     expected = fit([TensorDataset(*each) for each in sets], test=sets[0], held_out=sets)
@@ -153,8 +142,7 @@ def test_dictionaries_with_their_label_inside_are_examples_like_others(label):
     ]
     pairs = [[({"values": x, "mask": torch.ones(6)}, y) for x, y in zip(*each, strict=True)] for each in sets]
     found, expected = (
-        dpps.Run(dpps.PartPSP(net, "all", batch_size=10), data, topology="ring", test=data[0], seed=0).fit(1)
-        for data in (named, pairs)
+        make_run(shared="all", model=net, data=data, test=data[0]).fit(1) for data in (named, pairs)
     )
     torch.testing.assert_close(found.shared, expected.shared)
     assert found.accuracy == expected.accuracy
@@ -265,6 +253,10 @@ WRONG = {
         lambda: fit([(X, Y)] * 4, topology=dpps.Static(np.kron(np.eye(2), np.full((2, 2), 0.5)))),
         "Static.*nodes 0 and 2",
     ),
+    "a disconnected graph": (
+        lambda: fit([(X, Y)] * 4, topology=dpps.from_networkx(networkx.Graph([(0, 1), (2, 3)]))),
+        r" 2 .*nodes 0 and 2",
+    ),
 }
 
 
@@ -274,14 +266,6 @@ def test_a_mistake_is_one_line_with_its_remedy(case):
     with pytest.raises(UsageError, match=message) as refused:
         call()
     assert "\n" not in str(refused.value)
-
-
-def test_a_disconnected_networkx_graph_does_not_train():
-    import networkx as nx
-
-    graph = nx.disjoint_union(nx.path_graph(2), nx.path_graph(2))
-    with pytest.raises(UsageError, match=r" 2 .*nodes 0 and 2"):
-        fit([(X, Y)] * 4, topology=dpps.from_networkx(graph))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -382,11 +366,8 @@ def test_a_setting_that_the_run_would_not_follow_is_refused_by_name(name, settin
     with pytest.raises(UsageError, match=name) as refused:
         _run(DataLoader(EXAMPLES, **settings))
     assert len(str(refused.value).splitlines()) == 1
-
-
-def test_a_batch_size_that_the_algorithm_leaves_open_is_refused():
-    with pytest.raises(UsageError, match="batch_size=32"):
-        _run(DataLoader(EXAMPLES, batch_size=32), batch_size=None)
+    with pytest.raises(UsageError, match=name):  # of an algorithm that leaves the batch size open
+        _run(DataLoader(EXAMPLES, **settings), batch_size=None)
 
 
 @pytest.mark.parametrize(
@@ -422,13 +403,8 @@ def test_settings_about_speed_are_named_in_one_warning(caplog):
     assert "prefetch_factor" not in record.getMessage()
 
 
-def test_a_generator_of_the_test_set_changes_nothing():
-    loader = DataLoader(EXAMPLES, shuffle=True, generator=torch.Generator().manual_seed(3))
-    assert _run(EXAMPLES, test=loader).fit(1).accuracy == _run(EXAMPLES, test=EXAMPLES).fit(1).accuracy
-
-
 def test_a_test_set_is_evaluated_whole_in_whatever_batches():
-    loader = DataLoader(EXAMPLES, batch_size=32, shuffle=True)
+    loader = DataLoader(EXAMPLES, batch_size=32, shuffle=True, generator=torch.Generator().manual_seed(3))
     assert _run(EXAMPLES, test=loader).fit(1).accuracy == _run(EXAMPLES, test=EXAMPLES).fit(1).accuracy
     for name in ("drop_last", "collate_fn"):
         settings: dict[str, Any] = {"drop_last": True, "collate_fn": joined}

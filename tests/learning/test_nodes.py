@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 import dpps
 from dpps.errors import RunError, UsageError
 from dpps.learning import Algorithm, Partition, Step, clip_rows, into_ball
-from tests.support.learning import tiny, toy_data, train
+from tests.support.learning import make_run, tiny, toy_data, train
 from tests.support.protocol import Wire
 
 # The nodes held here: absences, failed rounds, rates, and what is refused before anything is sent
@@ -20,13 +20,12 @@ from tests.support.protocol import Wire
 def test_an_absent_node_keeps_statistics_and_momentum():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    learner = dpps.Run(
-        dpps.PartPSP(
-            model, ["0"], batch_size=10, local_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)
-        ),
-        toy_data(4),
+    learner = make_run(
+        shared=["0"],
+        model=model,
+        data=toy_data(4),
+        local_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         topology=dpps.Exponential(4).with_dropouts(0.5, seed=1),
-        seed=0,
     ).start(epochs=5)
 
     def kept(k):
@@ -93,12 +92,7 @@ def test_in_the_unit_record_an_algorithm_sends_what_was_clipped_and_nothing_else
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_failed_round_leaves_local_parameters_as_they_were(steps):
-    learner = dpps.Run(
-        dpps.PartPSP(tiny(), ["layer1"], batch_size=10, local_steps=steps),
-        toy_data(4),
-        topology=dpps.Exponential(4),
-        seed=0,
-    ).start(epochs=20)
+    learner = make_run(data=toy_data(4), local_steps=steps, topology=dpps.Exponential(4)).start(epochs=20)
     for _ in range(3):
         learner.step()
         before = learner.state.local.clone()
@@ -112,11 +106,10 @@ def test_a_failed_round_leaves_local_parameters_as_they_were(steps):
 
 def test_a_model_that_is_all_local_never_sends_a_byte():
     wire = Wire(3)
-    run = dpps.Run(
-        dpps.PartPSP(tiny(), [], batch_size=10, lr_local=0.5),
-        toy_data(3),
-        topology=dpps.Ring(3),
-        privacy=dpps.Contribution(clip=1.0, epsilon=1.0),
+    run = make_run(
+        dpps.Contribution(clip=1.0, epsilon=1.0),
+        shared=[],
+        lr_local=0.5,
         deployment=dpps.Simulation(wire),
         sync_every=2,
         test=toy_data(1, seed=9)[0],
@@ -128,11 +121,11 @@ def test_a_model_that_is_all_local_never_sends_a_byte():
 
 
 def test_rates_decay_at_the_start_of_the_kth_epoch_and_restart_the_counters():
-    run = dpps.Run(
-        dpps.PartPSP(tiny(), ["layer1"], lr_step=2, batch_size=10),
-        toy_data(4),
+    run = make_run(
+        dpps.NodeSwap(budget=5, sensitivity=dpps.Paper(0.8, 0.5)),
+        data=toy_data(4),
+        lr_step=2,
         topology=dpps.Exponential(4),
-        privacy=dpps.NodeSwap(budget=5, sensitivity=dpps.Paper(0.8, 0.5)),
     )
     rates, clocks = [], []
     for log in run.rounds(epochs=4):
@@ -181,12 +174,14 @@ def test_record_noise_hits_both_parts_with_the_right_deviation():
     model = nn.Sequential(nn.Linear(2000, 3, bias=False), nn.Linear(3, 2000, bias=False))
     # zero inputs: zero gradients
     data = [TensorDataset(torch.zeros(50, 2000), torch.zeros(50, dtype=torch.long)) for _ in range(3)]
-    learner = dpps.Run(
-        dpps.PartPSP(model, ["0"], batch_size=10, lr_shared=0.5, lr_local=0.25),
-        data,
+    learner = make_run(
+        dpps.Record(noise_multiplier=2.0),
+        shared=["0"],
+        model=model,
+        data=data,
+        lr_shared=0.5,
+        lr_local=0.25,
         topology=dpps.Complete(3),
-        privacy=dpps.Record(noise_multiplier=2.0),
-        seed=0,
     ).start(epochs=1)
     s0, l0 = learner.state.shared.s.clone(), learner.state.local.clone()
     learner.step()
@@ -201,13 +196,13 @@ def test_a_node_that_declared_too_little_sends_no_row_that_others_would_refuse()
     """Stopping because a node holds many examples would tell so."""
     data = toy_data(3)
     many = TensorDataset(data[0].tensors[0][:1].repeat(4000, 1), data[0].tensors[1][:1].repeat(4000))
-    run = dpps.Run(
-        dpps.PartPSP(tiny(), "all", batch_size=5, lr_shared=1.0),
-        [many, *data[1:]],
-        topology=dpps.Ring(3),
-        privacy=dpps.Record(noise_multiplier=1.0, clip=0.01),
+    run = make_run(
+        dpps.Record(noise_multiplier=1.0, clip=0.01),
+        shared="all",
+        data=[many, *data[1:]],
+        batch_size=5,
+        lr_shared=1.0,
         declared_sizes=40,
-        seed=0,
     ).start(epochs=1)
     norms = run.nodes.update(run.state).perturbation.double().norm(dim=1)
     limit = run.protocol.sensitivity.largest_perturbation(1.0)
@@ -225,12 +220,8 @@ def test_a_projection_moves_no_two_rows_apart():
 
 
 def test_parameters_keep_their_type_when_sums_of_large_batches_are_double():
-    learner = dpps.Run(
-        dpps.PartPSP(tiny(), ["layer1"], batch_size=300),
-        toy_data(3, n=600),
-        topology=dpps.Ring(3),
-        privacy=dpps.Record(noise_multiplier=2.0),
-        seed=1,
+    learner = make_run(
+        dpps.Record(noise_multiplier=2.0), data=toy_data(3, n=600), batch_size=300, seed=1
     ).start(epochs=2)
     for _ in range(3):
         learner.step()
@@ -242,12 +233,13 @@ def test_reduced_precision_around_a_run_does_not_reach_clipped_sums():
 
     def perturbation():
         torch.manual_seed(0)
-        run = dpps.Run(
-            dpps.PartPSP(tiny(), "all", lr_shared=1.0, batch_size=20),
-            toy_data(2),
+        run = make_run(
+            dpps.Record(noise_multiplier=1.0, delta=1e-3, clip=1e-2),
+            shared="all",
+            data=toy_data(2),
+            lr_shared=1.0,
+            batch_size=20,
             topology=dpps.Ring(2),
-            privacy=dpps.Record(noise_multiplier=1.0, delta=1e-3, clip=1e-2),
-            seed=0,
         ).start(epochs=1)
         return run.nodes.update(run.state).perturbation.clone()
 

@@ -10,6 +10,7 @@ from dpps.errors import UsageError
 from dpps.learning import OneByOne, Partition, check_model, choose_per_example
 from dpps.learning.gradients.layers.recording import Batches
 from dpps.learning.preflight import made_up, moved, refuse_inseparable
+from tests.support.learning import make_run
 
 EXAMPLE = torch.zeros(6), torch.tensor(0)
 
@@ -111,7 +112,7 @@ def test_parameters_that_would_follow_the_data_without_noise_are_refused(unit, f
         torch.utils.data.TensorDataset(torch.randint(0, 5, (8, 3)), torch.randint(0, 3, (8,)))
         for _ in range(2)
     ]
-    run = dpps.Run(dpps.PartPSP(model, batch_size=4), sets, topology=dpps.Ring(2), privacy=unit, seed=0)
+    run = make_run(unit, shared="all", model=model, data=sets, batch_size=4, topology=dpps.Ring(2))
     with pytest.raises(UsageError, match="max_norm=None"):
         run.start(epochs=1)
 
@@ -156,13 +157,18 @@ class Remembers(nn.Module):
         return self.out(x)
 
 
+def hooked():
+    model = nn.Sequential(nn.Linear(6, 3))
+    model[0].register_forward_hook(lambda _, __, out: out - out.mean(0))
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)),
-            "1: BatchNorm",
-        ),
+        (lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), "1: BatchNorm"),
+        (hooked, "GroupNorm"),
+        (lambda: nn.Sequential(Functional(lambda h: h - h.mean(0)), nn.Tanh()), "GroupNorm"),
         (lambda: Functional(lambda h: F.batch_norm(h, None, None, training=True)), "Functional.*GroupNorm"),
         (lambda: Functional(lambda h: h - h.mean(0)), "Functional.*GroupNorm"),
         (lambda: Functional(lambda h: h / h.detach().abs().max()), "Functional.*GroupNorm"),
@@ -177,56 +183,6 @@ class Remembers(nn.Module):
 def test_what_mixes_examples_or_draws_numbers_is_refused(make, message):
     with pytest.raises(UsageError, match=message):
         check_model(Partition(make(), "all"), F.cross_entropy, EXAMPLE, per_example=True)
-
-
-def hooked():
-    model = nn.Sequential(nn.Linear(6, 3))
-    model[0].register_forward_hook(lambda _, __, out: out - out.mean(0))
-    return model
-
-
-class Centre(nn.Module):
-    """Mixes the examples of a batch, below an innocent container."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(6, 6)
-
-    def forward(self, x):
-        h = self.inner(x)
-        return h - h.mean(0)
-
-
-class Mixes(nn.Module):
-    """Mixes the examples of a batch before its only layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.layer(x - x.mean(0))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [Mixes, hooked, lambda: nn.Sequential(Centre(), nn.Linear(6, 3))],
-    ids=["by itself", "by a hook", "below a container"],
-)
-def test_models_that_mix_examples_are_refused(make):
-    with pytest.raises(UsageError, match="GroupNorm"):
-        check_model(Partition(make(), "all"), F.cross_entropy, EXAMPLE, per_example=True)
-
-
-class Drops(nn.Module):
-    """Dropout that no layer announces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(F.dropout(x, 0.5, self.training))
 
 
 class Attention(nn.Module):
@@ -250,11 +206,11 @@ class FunctionalAttention(nn.Module):
         return self.layer(F.scaled_dot_product_attention(h, h, h, dropout_p=0.3).flatten(1))
 
 
-@pytest.mark.parametrize("make", [Drops, lambda: Attention(0.3), FunctionalAttention])
+@pytest.mark.parametrize("make", [lambda: Attention(0.3), FunctionalAttention])
 def test_random_numbers_in_the_model_are_refused_before_anything_is_sent(make):
     data = [torch.utils.data.TensorDataset(torch.randn(20, 6), torch.randint(0, 3, (20,)))] * 2
     unit = dpps.Record(noise_multiplier=1.0)
-    run = dpps.Run(dpps.PartPSP(make(), batch_size=10), data, topology=dpps.Ring(2), privacy=unit, seed=0)
+    run = make_run(unit, shared="all", model=make(), data=data, topology=dpps.Ring(2))
     with pytest.raises(UsageError, match=r"dropout.* 0 "):
         run.start(epochs=1).step()
 
@@ -262,9 +218,9 @@ def test_random_numbers_in_the_model_are_refused_before_anything_is_sent(make):
 def test_attention_without_dropout_is_accepted():
     data = [torch.utils.data.TensorDataset(torch.randn(20, 6), torch.randint(0, 3, (20,)))] * 2
     unit = dpps.Record(noise_multiplier=1.0)
-    dpps.Run(
-        dpps.PartPSP(Attention(0.0), "all", batch_size=10), data, topology=dpps.Ring(2), privacy=unit, seed=0
-    ).start(epochs=1).step()
+    make_run(unit, shared="all", model=Attention(0.0), data=data, topology=dpps.Ring(2)).start(
+        epochs=1
+    ).step()
 
 
 # Losses that do not treat examples one by one
@@ -358,20 +314,15 @@ def test_whole_numbers_are_0_and_1_and_no_mask_is_empty():
     assert set(made_up(torch.zeros(6), 50, whole=True).unique().tolist()) == {0.0, 1.0}
 
 
-def test_examples_may_be_nested():
-    like = {"ids": torch.zeros(3, dtype=torch.int64), "rest": (torch.zeros(2), "text")}
-    batch = made_up(like, 4)
-    assert batch["ids"].shape == (4, 3)
-    assert batch["rest"][0].shape == (4, 2)
-    assert batch["rest"][1] == "text"
-
-
 def test_the_changed_batch_differs_in_its_first_example_only():
-    batches = Batches.like((torch.zeros(20), torch.tensor(0)))
-    x, changed = batches.three[0], batches.changed[0]
-    assert len(batches.two[0]) == 2
-    assert not torch.equal(x[0], changed[0])
-    assert torch.equal(x[1:], changed[1:])
+    like = {"ids": torch.zeros(20), "rest": (torch.zeros(2), "text")}, torch.tensor(0)
+    batches = Batches.like(like)
+    (x, _), (changed, _) = batches.three, batches.changed
+    assert x["rest"][0].shape == (3, 2)
+    assert x["rest"][1] == "text"
+    assert len(batches.two[0]["ids"]) == 2
+    assert not torch.equal(x["ids"][0], changed["ids"][0])
+    assert torch.equal(x["ids"][1:], changed["ids"][1:])
 
 
 def test_parameters_that_start_at_zero_are_moved_always_alike():

@@ -10,7 +10,7 @@ import dpps
 from dpps.errors import UsageError
 from dpps.learning import Adam, LocalOptimizers, Momentum
 from dpps.noise import Seeded
-from tests.support.learning import tiny, toy_data, train
+from tests.support.learning import make_run, tiny, toy_data, train
 
 # Optimizers of released updates, compared with torch.optim, and with what the released values alone determine
 
@@ -143,11 +143,14 @@ def test_an_optimizer_changes_neither_noise_nor_charges(optimizer):
 def test_momentum_without_noise_is_that_of_torch():
     data = toy_data(1)
     model = tiny()
-    run = dpps.Run(
-        dpps.PartPSP(model, "all", batch_size=40, lr_shared=0.2, optimizer=Momentum(0.9)),
-        [data[0], data[0]],
+    run = make_run(
+        shared="all",
+        model=model,
+        data=[data[0], data[0]],
+        batch_size=40,
+        lr_shared=0.2,
+        optimizer=Momentum(0.9),
         topology=dpps.Complete(2),
-        seed=0,
     ).fit(epochs=5)
     reference = tiny()
     sgd = torch.optim.SGD(reference.parameters(), 0.2, momentum=0.9)
@@ -264,7 +267,7 @@ def test_steps_are_those_of_torch_for_every_row_by_itself(make) -> None:
     optimizers = LocalOptimizers(make, local)
     found = local.clone()
     for _ in range(3):
-        found = optimizers.rows(found, gradient, slice(0, 2), away=())
+        found = optimizers.step(found, gradient, slice(0, 2))
     for k in range(2):
         parameter = torch.nn.Parameter(local[k].clone())
         own = make([parameter])
@@ -276,20 +279,20 @@ def test_steps_are_those_of_torch_for_every_row_by_itself(make) -> None:
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_what_was_taken_out_is_put_back(make) -> None:
-    local, gradient = torch.zeros(3), torch.tensor([1.0, -2.0, 0.5])
-    optimizers = LocalOptimizers(make, local[None])
-    optimizers.step(0, local, -3 * gradient)
+    local, gradient, only = torch.zeros(1, 3), torch.tensor([[1.0, -2.0, 0.5]]), slice(0, 1)
+    optimizers = LocalOptimizers(make, local)
+    optimizers.step(local, -3 * gradient, only)
     kept = optimizers.state()
-    once = optimizers.step(0, local, gradient)
-    again = optimizers.step(0, local, gradient)
+    once = optimizers.step(local, gradient, only)
+    again = optimizers.step(local, gradient, only)
     assert ((again - once).abs() > 0.01).all()  # the memory has moved on
     optimizers.load_state(kept)
-    torch.testing.assert_close(optimizers.step(0, local, gradient), once)
+    torch.testing.assert_close(optimizers.step(local, gradient, only), once)
 
 
 def test_who_is_away_keeps_row_and_memory() -> None:
     local = torch.ones(2, 3)
     optimizers = LocalOptimizers(MAKES["momentum"], local)
-    found = optimizers.rows(local, torch.ones(2, 3), slice(0, 2), away={1})
+    found = optimizers.step(local, torch.ones(2, 3), slice(0, 2), away={1})
     assert torch.equal(found[1], local[1])
     assert not any(name.startswith("1.") for name in optimizers.state())

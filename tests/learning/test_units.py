@@ -1,5 +1,7 @@
 """PartPSP in each privacy unit: clips, noise on both parts, and rounds that are paid for."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,20 +11,13 @@ from torch.utils.data import Dataset
 import dpps
 from dpps.errors import RunError
 from dpps.noise import SecureNoise
-from tests.support.learning import tiny, toy_data, train
+from tests.support.learning import make_run, tiny, toy_data, train
 from tests.support.protocol import Scripted, Wire
 
 
 def test_contribution_clips_in_the_protocol_whatever_the_caller_sends():
     unit = dpps.Contribution(clip=0.5, round_epsilon=10.0)
-    learner = dpps.Run(
-        dpps.PartPSP(tiny(), ["layer1"], batch_size=10, lr_shared=0.2),
-        toy_data(3),
-        topology=dpps.Ring(3),
-        privacy=unit,
-        seed=0,
-        noise=Scripted([np.zeros((3, 28))] * 2),  # as many as layer1 has parameters
-    ).start(epochs=1)
+    learner = make_run(unit, lr_shared=0.2, seed=0, noise=Scripted([np.zeros((3, 28))] * 2)).start(epochs=1)
     before = learner.state.shared.s.clone()
     record = learner.protocol.step(learner.state.shared, torch.full_like(before, 100.0))
     moved = learner.state.shared.s - dpps.Stacked(3).mix(dpps.Ring(3).weights(0), before)[0]
@@ -45,15 +40,9 @@ def test_the_target_epsilon_is_met_and_computed_from_what_was_charged():
 
 def test_a_round_beyond_those_paid_for_is_refused_before_it_is_sent():
     wire = Wire(3)
-    learner = dpps.Run(
-        dpps.PartPSP(tiny(), ["layer1"], batch_size=10),
-        toy_data(3),
-        topology=dpps.Ring(3),
-        privacy=dpps.Record(epsilon=1.0),
-        spare_rounds=2,
-        deployment=dpps.Simulation(wire),
-        seed=0,
-    ).start(epochs=1)
+    learner = make_run(dpps.Record(epsilon=1.0), spare_rounds=2, deployment=dpps.Simulation(wire)).start(
+        epochs=1
+    )
     for _ in range(4 + 2):
         learner.step()
     with pytest.raises(RunError, match=r"round 6 .*epsilon 1 .*6 rounds"):
@@ -69,13 +58,8 @@ def test_where_messages_really_leave_a_failure_is_not_told():
 
     data = toy_data(3)
     data[1].tensors[0][:] = float("nan")
-    learner = dpps.Run(
-        dpps.PartPSP(tiny(), ["layer1"], batch_size=10),
-        data,
-        topology=dpps.Ring(3),
-        privacy=dpps.Contribution(clip=1.0, round_epsilon=1.0),
-        deployment=dpps.Simulation(Elsewhere(3)),
-        seed=0,
+    learner = make_run(
+        dpps.Contribution(clip=1.0, round_epsilon=1.0), data=data, deployment=dpps.Simulation(Elsewhere(3))
     ).start(epochs=1)
     learner.step()
     assert bool(torch.isfinite(learner.state.shared.s).all())
@@ -91,13 +75,7 @@ def test_one_process_with_secure_noise_never_stops_because_of_data(unit, shared)
     """One finite example of 3e38 made the loss NaN; stopping for it would be a message without noise."""
     data = toy_data(3)
     data[1].tensors[0][4] = 3e38
-    run = dpps.Run(
-        dpps.PartPSP(tiny(), shared, batch_size=10, lr_shared=0.1),
-        data,
-        topology=dpps.Ring(3),
-        privacy=unit,
-        noise=SecureNoise(),
-    )
+    run = make_run(unit, shared=shared, data=data, lr_shared=0.1, noise=SecureNoise())
     run.fit(epochs=2)
     assert run.state.round == 8
     assert run.privacy.epsilon <= 3.0
@@ -136,39 +114,35 @@ class Fussy(nn.Module):
         return self.layer2(self.layer1(x).tanh() + self.words(x[:, 0].abs().long()))
 
 
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+LAPLACE = dpps.Contribution(clip=1.0, epsilon=3.0)
+
+
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
 @pytest.mark.parametrize(
-    ("unit", "optimizer"),
+    ("unit", "options"),
     [
-        ("record", None),
-        ("contribution", None),
-        ("contribution", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+        (dpps.Record(epsilon=3.0, delta=1e-3), {}),
+        (LAPLACE, {}),
+        (LAPLACE, {"local_optimizer": SGD}),
+        (LAPLACE, {"kind": dpps.PEDFL, "shared": "all"}),
     ],
 )
-def test_secret_noise_is_sent_all_the_same_where_the_model_fails_on_an_example(unit, engine, optimizer):
+def test_secret_noise_is_sent_all_the_same_where_the_model_fails_on_an_example(unit, engine, options):
     """A model can be made to fail on certain examples; whoever sees the run stop would know that a node has one."""
     data = toy_data(3)
     data[1].tensors[0][4] = 3000.0
-    privacy = {
-        "record": dpps.Record(epsilon=3.0, delta=1e-3),
-        "contribution": dpps.Contribution(clip=1.0, epsilon=3.0),
-    }
-    run = dpps.Run(
-        dpps.PartPSP(Fussy(), ["layer1"], batch_size=10, local_optimizer=optimizer),
-        data,
-        topology=dpps.Ring(3),
-        privacy=privacy[unit],
-        noise=SecureNoise(),
-        engine=engine,
-    ).start(epochs=1)
+    given = {"model": Fussy(), "data": data, "engine": engine} | options
+    run = make_run(unit, **given, noise=SecureNoise()).start(epochs=1)
     before = run.local.clone()
     run.step()
     assert bool(torch.isfinite(run.state.shared.s).all())
-    moved = (run.local != before).any(1)
-    if unit == "contribution":
-        assert moved.tolist() == [True, False, True]  # its batch holds that example
+    if unit is LAPLACE and len(before[0]):
+        assert (run.local != before).any(1).tolist() == [True, False, True]  # its batch holds that example
     run.fit(epochs=1)
     assert run.ledger.messages == run.plan.count
+    with pytest.raises(IndexError, match="index"):  # a simulation with known noise says where the model fails
+        make_run(unit, **given).fit(epochs=1)
 
 
 class OneOddExample(Dataset):
@@ -215,11 +189,9 @@ def test_nor_does_it_stop_because_of_an_example_it_is_measured_on(secret):
     """Metrics on a node's own examples are taken after every epoch: stopping there would tell of them, too."""
     held_out = [each.tensors for each in toy_data(3, n=10, seed=5)]
     held_out[1][0][4] = 3000.0
-    run = dpps.Run(
-        dpps.PartPSP(Fussy(), ["layer1"], batch_size=10),
-        toy_data(3),
-        topology=dpps.Ring(3),
-        privacy=dpps.Contribution(clip=1.0, epsilon=3.0),
+    run = make_run(
+        dpps.Contribution(clip=1.0, epsilon=3.0),
+        model=Fussy(),
         held_out=held_out,
         metrics=["accuracy"],
         noise=SecureNoise() if secret else dpps.Seeded(1),
@@ -232,30 +204,3 @@ def test_nor_does_it_stop_because_of_an_example_it_is_measured_on(secret):
     assert run.ledger.messages == run.plan.count
     assert run.own_accuracy is None
     assert run.summary.metrics_by_node == {}
-
-
-def test_so_it_is_in_pedfl():
-    data = toy_data(3)
-    data[1].tensors[0][4] = 3000.0
-    run = dpps.Run(
-        dpps.PEDFL(Fussy(), batch_size=10),
-        data,
-        topology=dpps.Ring(3),
-        privacy=dpps.Contribution(clip=1.0, epsilon=3.0),
-        noise=SecureNoise(),
-    ).fit(epochs=1)
-    assert run.ledger.messages == run.plan.count
-
-
-def test_a_simulation_with_known_noise_says_where_the_model_fails():
-    data = toy_data(3)
-    data[1].tensors[0][4] = 3000.0
-    run = dpps.Run(
-        dpps.PartPSP(Fussy(), ["layer1"], batch_size=10),
-        data,
-        topology=dpps.Ring(3),
-        privacy=dpps.Contribution(clip=1.0, epsilon=3.0),
-        seed=0,
-    )
-    with pytest.raises(IndexError, match="index"):
-        run.fit(epochs=1)

@@ -27,7 +27,17 @@ def batch_norm_model():
 
 
 ALGORITHM = {"batch_size", "lr_shared", "lr_local", "lr_step", "local_steps", "loss", "local_optimizer"}
-ALGORITHM |= {"optimizer", "averaging"}
+ALGORITHM |= {"optimizer", "averaging", "task", "input_length", "pretrained"}
+
+
+def make_run(privacy=None, *, shared=("layer1",), model=None, data=None, kind=dpps.PartPSP, **options):
+    """A run of three nodes that has not started; options are those of the algorithm and of `Run`."""
+    options = {"batch_size": 10, "topology": dpps.Ring(3)} | options
+    if not {"noise", "secure_noise"} & set(options):
+        options.setdefault("seed", 0)
+    own = {name: options.pop(name) for name in ALGORITHM & set(options)}
+    algorithm = kind(tiny() if model is None else model, shared, **own)
+    return dpps.Run(algorithm, toy_data(3) if data is None else data, privacy=privacy, **options)
 
 
 def train(model, shared, unit=None, nodes=4, **options):

@@ -1,6 +1,6 @@
 """Small models of every kind, each with made inputs: what the per-example engine is compared on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpps
+from dpps.learning import OneByOne, Partition, PerExample, choose_per_example, pick
 from dpps.models import MLPResidual, ViT
 
 NODES, BATCH = 2, 4
@@ -19,6 +20,48 @@ def floats(*shape: int) -> Tensor:
 
 def tokens(length: int, vocabulary: int = 11) -> Tensor:
     return torch.randint(0, vocabulary, (NODES, BATCH, length))
+
+
+def rows(partition: Partition) -> tuple[Tensor, Tensor]:
+    """Different parameters for every node."""
+    s, l = (part.double() + 0.1 * torch.randn(NODES, len(part)) for part in partition.initial())
+    return s, l
+
+
+def each_alone(mask: Tensor) -> Iterator[Tensor]:
+    """The mask with one example at a time."""
+    for k in range(mask.shape[1]):
+        only = torch.zeros_like(mask)
+        only[:, k] = mask[:, k]
+        yield only
+
+
+def compare(
+    model: nn.Module,
+    x: Any,
+    target: Any,
+    loss: Any,
+    *,
+    shared: Any = "all",
+    clip: Any = None,
+    mask: Any = None,
+) -> PerExample:
+    """The engine that is chosen against one example after the other; gives the engine."""
+    partition = Partition(model, shared)
+    y, l = rows(partition)
+    mask = torch.ones(NODES, BATCH, dtype=torch.bool) if mask is None else mask
+    chosen = choose_per_example(partition, loss, pick((x, target), (0, 0)), clip=1.0)
+    if clip is None:  # half of the examples are clipped
+        one_by_one = OneByOne(partition, loss, 1e9)
+        norms = [torch.cat(one_by_one.sums(y, l, x, target, only)[1:], 1) for only in each_alone(mask)]
+        clip = float(torch.stack([n.norm(dim=1) for n in norms]).flatten().median())
+    found = type(chosen)(partition, loss, clip).sums(y, l, x, target, mask)
+    expected = OneByOne(partition, loss, clip).sums(y, l, x, target, mask)
+    for a, b in zip(found, expected, strict=True):
+        # norms by Gram matrices are enlarged by the root of float64's rounding
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8 * max(1.0, clip))
+    torch.testing.assert_close(found.clipped, expected.clipped)
+    return chosen
 
 
 class TiedLanguageModel(nn.Module):

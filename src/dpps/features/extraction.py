@@ -114,19 +114,14 @@ def _compute(extractor: nn.Module, examples: _Examples, progress: bool) -> Tenso
         features[first : first + len(found)] = found
         return len(found)
 
-    threads = torch.get_num_threads()
-    several = threads > 1 and small
     columns = (TextColumn("features"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not (progress and sys.stderr.isatty()))
-    with bar:
+    # blocks side by side: two threads within one small transform are hardly faster than one
+    pool = ThreadPoolExecutor(torch.get_num_threads(), "dpps", torch.set_num_threads, (1,))
+    with bar, pool:
         task = bar.add_task("", total=count)
-        if several:  # blocks side by side: two threads within one small transform are hardly faster than one
-            with ThreadPoolExecutor(threads, "dpps", torch.set_num_threads, (1,)) as pool:
-                for done in pool.map(work, examples.starts(size)):
-                    bar.advance(task, done)
-        else:
-            for first in examples.starts(size):
-                bar.advance(task, work(first))
+        for done in (pool.map if small else map)(work, examples.starts(size)):
+            bar.advance(task, done)
     if not bool(torch.isfinite(features).all()):
         raise UsageError(
             "a feature is not finite, or beyond 65504, in half precision: normalise what the extractor "
@@ -222,23 +217,21 @@ def _key(extractor: nn.Module, examples: _Examples) -> str:
 def _kept(file: Path, extractor: nn.Module, examples: _Examples) -> Tensor | None:
     if not file.exists():
         return None
+    wrong, count = "", len(examples.labels)
     try:
         features = load_file(file)["features"]
     except (SafetensorError, OSError, KeyError) as error:
-        log.warning("%s cannot be read (%s): the features are computed anew", file, error)
-        return None
-    count = len(examples.labels)
-    if len(features) != count:
-        log.warning(
-            "%s has features of %d examples, not %d: they are computed anew", file, len(features), count
-        )
-        return None
-    if _known_code(extractor):
-        return features
-    now = _checked(_frozen(extractor), examples.block(0, 2))
-    if now.shape[1:] == features.shape[1:] and _alike(now, features[:1]):
-        return features
-    log.warning("%s has other features than the extractor gives now: they are computed anew", file)
+        wrong = f"cannot be read ({error})"
+    else:
+        if len(features) != count:
+            wrong = f"has features of {len(features)} examples, not {count}"
+        elif not _known_code(extractor):
+            now = _checked(_frozen(extractor), examples.block(0, 2))
+            if now.shape[1:] != features.shape[1:] or not _alike(now, features[:1]):
+                wrong = "has other features than the extractor gives now"
+        if not wrong:
+            return features
+    log.warning("%s %s: the features are computed anew", file, wrong)
     return None
 
 

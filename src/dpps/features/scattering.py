@@ -6,6 +6,7 @@ learning: Tramèr and Boneh, "Differentially Private Learning Needs Better Featu
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -122,12 +123,12 @@ class _Filters:
         if step == 1:
             return _modulus(torch.fft.ifft2(spectrum * waves[0]))
         height, width = waves.shape[-2:]
-        folded: Tensor | None = None  # to keep every step-th value is to add up the blocks of the spectrum
-        for k, wave in enumerate(waves):
-            row, column = divmod(k, step)
-            block = spectrum[..., row * height : (row + 1) * height, column * width : (column + 1) * width]
-            folded = block * wave if folded is None else folded.addcmul_(block, wave)
-        assert folded is not None
+        # to keep every step-th value is to add up the blocks of the spectrum
+        rows = torch.split(spectrum, height, -2)
+        blocks = [block for row in rows for block in torch.split(row, width, -1)]
+        folded = blocks[0] * waves[0]
+        for block, wave in zip(blocks[1:], waves[1:], strict=True):
+            folded.addcmul_(block, wave)
         return _modulus(torch.fft.ifft2(folded))
 
     def averaged(self, x: Tensor, resolution: int) -> Tensor:
@@ -150,16 +151,15 @@ def morlet(height: int, width: int, j: int, angle: float, slant: float) -> Wave:
     sigma, frequency = 0.8 * 2**j, 3 * math.pi / 4 / 2**j
     wave = np.zeros((height, width), dtype=np.complex128)
     bell = np.zeros((height, width))
-    reach = 2  # periods on each side: the bell has vanished there
-    for up in range(-reach, reach + 1):
-        for aside in range(-reach, reach + 1):
-            y, x = np.mgrid[:height, :width].astype(np.float64)
-            y, x = y + up * height, x + aside * width
-            along = x * math.cos(angle) + y * math.sin(angle)
-            across = y * math.cos(angle) - x * math.sin(angle)
-            here = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
-            wave += here * np.exp(1j * frequency * along)
-            bell += here
+    periods = range(-2, 3)  # on each side the bell has vanished there
+    for up, aside in product(periods, periods):
+        y, x = np.mgrid[:height, :width].astype(np.float64)
+        y, x = y + up * height, x + aside * width
+        along = x * math.cos(angle) + y * math.sin(angle)
+        across = y * math.cos(angle) - x * math.sin(angle)
+        here = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
+        wave += here * np.exp(1j * frequency * along)
+        bell += here
     wave -= bell * (wave.sum() / bell.sum())
     wave *= slant / (2 * math.pi * sigma**2)
     return wave

@@ -132,7 +132,16 @@ class Algorithm(Frozen, ABC):
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise UsageError(f"the model is {self.model!r:.80}: give an nn.Module, such as dpps.models.MLP()")
-        self._choose_loss()
+        if not isinstance(self.task, Task | None):
+            raise UsageError(
+                f"the task is {self.task!r:.80}: give one of dpps.tasks, such as Regression(0, 60)"
+            )
+        if not callable(self.loss):
+            raise UsageError(f"the loss is {self.loss!r:.80}: give a function of (outputs, targets)")
+        unnamed = (
+            as_function(self.loss) is F.cross_entropy
+        )  # the only change of a fixed value, before anything rests on it
+        self.__dict__["loss"] = as_function(self.task.loss if self.task and unnamed else self.loss)
         for name in ("lr_shared", "lr_local"):
             rate = getattr(self, name)
             if rate is not None and not (is_number(rate) and 0 <= rate < float("inf")):
@@ -158,18 +167,6 @@ class Algorithm(Frozen, ABC):
                 f"{type(self).__name__} sends more than an update of its parameters: it works without an optimizer"
             )
         self.partition = Partition(self.model, self.shared)
-
-    def _choose_loss(self) -> None:
-        """The task's own, unless another was given."""
-        if not isinstance(self.task, Task | None):
-            raise UsageError(
-                f"the task is {self.task!r:.80}: give one of dpps.tasks, such as Regression(0, 60)"
-            )
-        if not callable(self.loss):
-            raise UsageError(f"the loss is {self.loss!r:.80}: give a function of (outputs, targets)")
-        own = self.task is not None and as_function(self.loss) is F.cross_entropy
-        # the only change of a fixed value, before anything rests on it
-        self.__dict__["loss"] = as_function(self.task.loss if self.task and own else self.loss)
 
     @classmethod
     def shares(cls, wanted: str) -> str:
@@ -309,6 +306,13 @@ class Algorithm(Frozen, ABC):
     def step(self, nodes: Nodes, state: TrainState) -> Step:
         """One round. It completes and changes `state`, or raises and leaves it as it was."""
 
+    def _refuse_parts(self) -> None:
+        if self.partition.local or self.local_steps > 1:
+            raise UsageError(
+                f"{type(self).__name__} shares the whole model and takes one step a round: "
+                'shared="all", local_steps=1'
+            )
+
     def shared_parameters(self, rows: Tensor) -> Tensor:
         """The model's shared parameters in rows of the protocol, for algorithms that send more than these."""
         return rows
@@ -381,10 +385,7 @@ class PEDFL(Algorithm):
         return replace(unit, sensitivity=Oracle()) if isinstance(unit, NodeSwap) else unit
 
     def start(self, nodes: Nodes) -> TrainState:
-        if self.partition.local or self.local_steps > 1:
-            raise UsageError(
-                'PEDFL shares the whole model and takes one step a round: shared="all", local_steps=1'
-            )
+        self._refuse_parts()
         state = super().start(nodes)
         state.kept = {"update": torch.zeros_like(state.shared.s)}
         return state
@@ -418,10 +419,7 @@ class GradientTracking(Algorithm):
     shares_all = True
 
     def start(self, nodes: Nodes) -> TrainState:
-        if self.partition.local or self.local_steps > 1:
-            raise UsageError(
-                'gradient tracking shares the whole model and takes one step a round: shared="all", local_steps=1'
-            )
+        self._refuse_parts()
         x = self.partition.initial()[0].to(nodes.device).repeat(len(nodes.rows), 1)
         zero = torch.zeros_like(x)
         rows = nodes.protocol.start(torch.cat([x, zero], 1), common_start=True)

@@ -55,11 +55,12 @@ def accuracy_of(engine: "Engine", k: int, s: Tensor, l: Tensor, x: Inputs, label
 
 def accuracies(engine: "Engine", s: Tensor, l: Tensor, x: Inputs, labels: Tensor) -> list[float]:
     """The paper's evaluation: the averaged s with each node's own l on the whole test set; percent, one per node."""
-    if not l.shape[1] and not engine.state():  # all nodes have the same model
-        return [accuracy_of(engine, 0, s, l[0], x, labels)] * len(l)
-    if len(l) > EVALUATED and not engine.state():  # many nodes at once would leave room for few examples
-        parts = torch.split(l, EVALUATED)
-        return [found for part in parts for found in accuracies(engine, s, part, x, labels)]
+    if not engine.state():
+        if not l.shape[1]:  # all nodes have the same model
+            return [accuracy_of(engine, 0, s, l[0], x, labels)] * len(l)
+        if len(l) > EVALUATED:  # many nodes at once would leave room for few examples
+            parts = torch.split(l, EVALUATED)
+            return [found for part in parts for found in accuracies(engine, s, part, x, labels)]
     right = torch.zeros(len(l), device=labels.device)
     for first in range(0, len(labels), engine.at_once):
         part = slice(first, first + engine.at_once)
@@ -130,16 +131,7 @@ def measured(
     sets: Sequence[tuple[Inputs, Tensor]],
 ) -> dict[str, list[float | None]]:
     """Every metric of each node's model (the averaged s with its own l) on `sets[k]`; None where it is not defined or fails.
-
-    Args:
-        engine: computes outputs.
-        s: the averaged shared parameters.
-        l: a row of local parameters for every node held here.
-        metrics: by their names.
-        reported: the metrics and nodes for which a failure was logged; more are added.
-        task: what is predicted; None: only the metrics know.
-        sets: (inputs, targets) of every node held here.
-    """
+    `reported` are the metrics and nodes for which a failure was logged; more are added."""
     found: dict[str, list[float | None]] = {name: [] for name in metrics}
     for k, (x, targets) in enumerate(sets):
         one = outputs_of(engine, k, s, l[k], x, len(targets)), targets

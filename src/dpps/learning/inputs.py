@@ -66,13 +66,13 @@ class Batch(Dataset[Any]):
     """Examples that are one batch already; the inputs may be tensors in a tuple or a dictionary."""
 
     def __init__(self, x: Any, target: Tensor) -> None:
-        self.x, self.target = x, target
+        self.tensors = x, target
 
     def __len__(self) -> int:
-        return len(self.target)
+        return len(self.tensors[1])
 
-    def __getitem__(self, k: int) -> tuple[Any, Tensor]:
-        return pick(self.x, k), self.target[k]
+    def __getitem__(self, k: int) -> Any:
+        return pick(self.tensors, k)
 
 
 class _Named(Dataset[Any]):
@@ -125,11 +125,10 @@ def as_examples(data: Any, whose: str, model: nn.Module, loss: Loss) -> tuple[An
         raise UsageError(f"{whose} has no examples: give at least one, or leave it out")
     if isinstance(dataset, (Images, FeatureSet)):
         return dataset.inputs(), dataset.labels
-    if isinstance(dataset, TensorDataset):
-        return dataset.tensors[0], dataset.tensors[1]
-    if isinstance(dataset, Batch):
-        return dataset.x, dataset.target
-    x, target = default_collate([dataset[i] for i in range(len(dataset))])
+    if isinstance(dataset, (TensorDataset, Batch)):
+        x, target = dataset.tensors
+    else:
+        x, target = default_collate([dataset[i] for i in range(len(dataset))])
     return x, target
 
 

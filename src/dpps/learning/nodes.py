@@ -69,16 +69,8 @@ class Updates(Frozen, ABC):
 
 
 class BatchUpdates(Updates):
-    """Algorithm 2, lines 3 to 6: gradients of whole batches, the shared one clipped.
-
-    Args:
-        algorithm: says how many local steps there are, and which local optimizer.
-        engine: computes gradients.
-        sampler: the batches.
-        plan: rates to which the noise was calibrated.
-        clip: L1 bound on the shared gradient (unit node-swap); None leaves it to the protocol.
-        local: the local parameters before round 0.
-    """
+    """Algorithm 2, lines 3 to 6: gradients of whole batches, the shared one clipped to an L1 norm of `clip` (unit node-swap); None
+    leaves it to the protocol. `local` is the local parameters before round 0."""
 
     def __init__(
         self,
@@ -114,7 +106,7 @@ class BatchUpdates(Updates):
         optimizers, lr = self._optimizers, self.plan.lr_local * rate
         if optimizers is None:
             return lambda gradient, rows: torch.add(local[rows].detach(), gradient, alpha=-lr, out=gradient)
-        return lambda gradient, rows: optimizers.rows(local, gradient, rows, self.engine.away)
+        return lambda gradient, rows: optimizers.step(local, gradient, rows, self.engine.away)
 
     def state(self) -> dict[str, Tensor]:
         return {} if self._optimizers is None else self._optimizers.state()
@@ -128,16 +120,7 @@ class RecordUpdates(Updates):
     """Unit record: one joint, per-example clipped gradient at (y, l) for both parts; the local part is noised here.
 
     Both gradients are taken at l(t), where the paper's line 5 (and `BatchUpdates`, for the other units) takes the shared one
-    at l(t+1): a joint clip needs both parts of an example's gradient at once.
-
-    Args:
-        per_example: clipped sums.
-        sampler: Poisson batches.
-        plan: rates and the expected batch, to which the noise was calibrated.
-        calibration: the noise.
-        noise: where the local part's noise comes from.
-        rows: the nodes held here.
-        optimizer: of released local updates; None: plain SGD.
+    at l(t+1): a joint clip needs both parts of an example's gradient at once. `noise` is that of the local part.
     """
 
     def __init__(
@@ -183,9 +166,8 @@ class RecordUpdates(Updates):
         return Update(losses, local.to(state.local.dtype), change)
 
     def _released(self, state: TrainState, sums: Tensor) -> Tensor:
-        """The local parameters after a noised step. A local part is averaged with nobody's,
-        so it is divided by what its own node is expected to draw (never by what it drew);
-        nodes that draw equally many are noised in one go."""
+        """The local parameters after a noised step. A local part is averaged with nobody's, so it is divided by what its own node is
+        expected to draw (never by what it drew); nodes that draw equally many are noised in one go."""
         moved = state.local.to(sums.dtype, copy=True)
         mechanism, sensitivity = self.calibration.mechanism, self.calibration.sensitivity
         # as the message has it: what rounding to a grid adds is hidden, too
@@ -490,14 +472,12 @@ class Nodes(Frozen):
 
     def tensors(self, state: TrainState) -> dict[str, Tensor]:
         """Everything of a run that changes, but for the counters in `meta`."""
-        named = {"s": state.shared.s, "a": state.shared.a, "l": state.local}
-        named |= {f"memory/{k}": v for k, v in state.shared.memory.items()}
-        named |= {f"link/{k}": v for k, v in state.shared.link.items()}
-        for name, memory in state.shared.watched.items():
-            named |= {f"watched/{name}/{k}": v for k, v in memory.items()}
-        named |= {f"kept/{k}": v for k, v in state.kept.items()}
-        named |= {f"optimizer/{k}": v for k, v in self.updates.state().items()}
-        return named | {f"engine/{k}": v for k, v in self.engine.state().items()}
+        shared = state.shared
+        groups = {"memory": shared.memory, "link": shared.link, "kept": state.kept}
+        groups |= {f"watched/{name}": memory for name, memory in shared.watched.items()}
+        groups |= {"optimizer": self.updates.state(), "engine": self.engine.state()}
+        named = {f"{group}/{name}": t for group, own in groups.items() for name, t in own.items()}
+        return {"s": shared.s, "a": shared.a, "l": state.local, **named}
 
     def meta(self, state: TrainState) -> dict[str, Any]:
         """The counters."""
@@ -518,10 +498,9 @@ class Nodes(Frozen):
         state.local = tensors["l"].to(state.local)
         shared.memory = _below(tensors, "memory/")
         shared.watched = {name: _below(tensors, f"watched/{name}/") for name in shared.watched}
-        kept, moments = (
+        state.kept, moments = (
             {n: t.to(self.device) for n, t in _below(tensors, p).items()} for p in ("kept/", "optimizer/")
         )
-        state.kept = kept
         self.updates.load_state(moments)
         self.engine.load_state(_below(tensors, "engine/"))
         shared.round, shared.clock, shared.rate = round_, meta["clock"], meta["rate"]

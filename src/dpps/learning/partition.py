@@ -43,7 +43,19 @@ class Partition:
             raise UsageError(
                 f"{type(model).__name__} has no trainable parameters: give a model with at least one (requires_grad=True)"
             )
-        _refuse_unusable(parameters)
+        for (
+            name,
+            p,
+        ) in parameters.items():  # noise and norms are those of real vectors, and a vector has a known length
+            if is_lazy(p):
+                raise UsageError(
+                    f"{name} has no shape yet: call the model once on an example before it is trained"
+                )
+            if not p.is_floating_point():
+                raise UsageError(
+                    f"{name} is of type {str(p.dtype).removeprefix('torch.')}; trained parameters must be real numbers "
+                    "(hold real and imaginary parts in two parameters and put them together with torch.complex)"
+                )
         chosen = _choose(list(parameters), shared)
         self.shared = _slots({n: p for n, p in parameters.items() if n in chosen})
         self.local = _slots({n: p for n, p in parameters.items() if n not in chosen})
@@ -54,39 +66,30 @@ class Partition:
     def initial(self) -> tuple[Tensor, Tensor]:
         """The model's own parameters as flat vectors (s, l)."""
         own = dict(self.model.named_parameters())
-        none = torch.empty(0, device=next(self.model.parameters()).device)
-
-        def flat(slots: Sequence[Slot]) -> Tensor:
-            return torch.cat([none, *(own[slot.name].detach().flatten() for slot in slots)])
-
-        return flat(self.shared), flat(self.local)
+        none = torch.empty(0, device=next(iter(own.values())).device)
+        s, l = (
+            torch.cat([none, *(own[slot.name].detach().flatten() for slot in slots)])
+            for slots in (self.shared, self.local)
+        )
+        return s, l
 
     def views(self, s: Tensor | None, l: Tensor | None) -> dict[str, Tensor]:
         """Parameters by name, to be read, from one node's flat vectors (either may be left out)."""
-        named = _views(self.shared, s) if s is not None else {}
-        return named | (_views(self.local, l) if l is not None else {})
-
-
-def _refuse_unusable(parameters: Mapping[str, Tensor]) -> None:
-    """Noise and norms are those of real vectors, and a vector has a known length."""
-    for name, p in parameters.items():
-        if is_lazy(p):
-            raise UsageError(
-                f"{name} has no shape yet: call the model once on an example before it is trained"
-            )
-        if not p.is_floating_point():
-            raise UsageError(
-                f"{name} is of type {str(p.dtype).removeprefix('torch.')}; trained parameters must be real numbers "
-                "(hold real and imaginary parts in two parameters and put them together with torch.complex)"
-            )
+        named: dict[str, Tensor] = {}
+        for slots, flat in ((self.shared, s), (self.local, l)):
+            if slots and flat is not None:
+                # one split, not a slice each: the gradient of a slice is as long as the whole vector
+                parts = torch.split(flat, [slot.stop - slot.start for slot in slots])
+                named |= {slot.name: slot.shaped(part) for slot, part in zip(slots, parts, strict=True)}
+        return named
 
 
 def _choose(names: Sequence[str], shared: Sequence[str] | Callable[[str], bool]) -> set[str]:
     if callable(shared):
         return {n for n in names if shared(n)}
-    prefixes = names if list(shared) == ["all"] or shared == "all" else shared
-    if isinstance(prefixes, str):
-        prefixes = [prefixes]
+    prefixes = [shared] if isinstance(shared, str) else list(shared)
+    if prefixes == ["all"]:
+        return set(names)
     chosen: set[str] = set()
     for prefix in prefixes:
         found = {n for n in names if n == prefix or n.startswith(prefix.rstrip(".") + ".")}
@@ -105,9 +108,3 @@ def _slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
         slots.append(Slot(name, p.shape, start, start + prod(p.shape)))
         start = slots[-1].stop
     return slots
-
-
-def _views(slots: Sequence[Slot], flat: Tensor) -> dict[str, Tensor]:
-    # one split, not a slice each: the gradient of a slice is as long as the whole vector
-    parts = torch.split(flat, [slot.stop - slot.start for slot in slots]) if slots else ()
-    return {slot.name: slot.shaped(part) for slot, part in zip(slots, parts, strict=True)}

@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
@@ -254,116 +255,114 @@ def check_model(partition: Partition, loss: Loss, example: tuple[Any, Any], *, p
     model = partition.model
     if per_example:
         refuse_mixing(model)
-    trial = _Trial(model, loss, per_example)
-    ran = trial.run(trial.once, example)
+
+    def once(whole: bool) -> None:
+        x, target = batch = made_up(example, _EXAMPLES, whole=whole)
+        with _checked(model, batch, per_example) as own:
+            loss_of(model, own, x, target, loss)
+
+    ran = _runs(model, once)
     if not per_example:
         return ran
     refuse_inseparable(loss, model, *example)
     # a loss that calls the model itself may do so in other ways than by its inputs
-    return trial.run(trial.mixing, example) or (ran and isinstance(loss, ModelLoss))
+    return _runs(model, partial(_refuse_dependence, model, example[0])) or (
+        ran and isinstance(loss, ModelLoss)
+    )
 
 
-class _Trial:
-    """Made-up examples through the model, at parameters a little way off its own."""
+def _runs(model: nn.Module, trial: Callable[[bool], None]) -> bool:
+    """Try made-up floats, then whole numbers; False where the model runs on neither."""
+    reason, state = None, torch.get_rng_state()
+    model.train()
+    for whole in (False, True):
+        try:
+            with torch.no_grad():
+                trial(whole)
+        except UsageError:
+            raise
+        except FAILURES as error:
+            reason = reason or error
+        else:
+            return True
+        finally:
+            torch.set_rng_state(state)
+    _log.info("%s does not run on made-up examples (%s)", type(model).__name__, in_short(reason))
+    return False
 
-    def __init__(self, model: nn.Module, loss: Loss, per_example: bool) -> None:
-        self._model, self._loss, self._per_example = model, loss, per_example
 
-    def run(self, what: Callable[[tuple[Any, Any], bool], None], example: tuple[Any, Any]) -> bool:
-        """Try `what` on floats, then on whole numbers; False where the model runs on neither."""
-        reason, state = None, torch.get_rng_state()
-        self._model.train()
-        for whole in (False, True):
-            try:
-                with torch.no_grad():
-                    what(example, whole)
-            except UsageError:
-                raise
-            except FAILURES as error:
-                reason = reason or error
-            else:
-                return True
-            finally:
-                torch.set_rng_state(state)
-        name = type(self._model).__name__
-        _log.info("%s does not run on made-up examples (%s)", name, in_short(reason))
-        return False
+def _refuse_dependence(model: nn.Module, example: Any, whole: bool) -> None:
+    """Changing one example must not change what the model says of another."""
+    batch = made_up(example, _EXAMPLES, whole=whole)
+    other = made_up(example, _EXAMPLES, whole=whole, seed=1)
 
-    def once(self, example: tuple[Any, Any], whole: bool) -> None:
-        """The loss of a batch."""
-        x, target = batch = made_up(example, _EXAMPLES, whole=whole)
-        with self._checked(batch) as own:
-            loss_of(self._model, own, x, target, self._loss)
-
-    def mixing(self, example: tuple[Any, Any], whole: bool) -> None:
-        """Changing one example must not change what the model says of another."""
-        batch = made_up(example[0], _EXAMPLES, whole=whole)
-        other = made_up(example[0], _EXAMPLES, whole=whole, seed=1)
-        base = self._outputs(batch)
-        for k, scale in product(range(_EXAMPLES), _SCALES):
-
-            def changed(own: Any, new: Any, k: int = k, scale: float = scale) -> Any:
-                if not isinstance(own, Tensor):
-                    return own
-                own = own.clone()
-                own[k] = new[k] * scale if own.is_floating_point() else new[k]
-                return own
-
-            try:
-                found = self._outputs(tree_map(changed, batch, other))
-            except (RuntimeError, IndexError, AssertionError):
-                if scale == 1:
-                    raise
-                continue  # inputs that large are none of the model's: no answer
-            _compare(self._model, base, found, k)
-
-    def _outputs(self, x: Any) -> list[Tensor]:
-        with self._checked(x) as own:
-            found = call_model(self._model, own, x)
+    def outputs(x: Any) -> list[Tensor]:
+        with _checked(model, x, per_example=True) as own:
+            found = call_model(model, own, x)
         return [part.double() for part in tensors_in(found)]
 
-    @contextmanager
-    def _checked(self, batch: Any) -> Iterator[dict[str, Tensor]]:
-        """Copies of all parameters and buffers, the trained ones moved. Refuse writing to parameters, and for clipping per example
-        to buffers and inputs, and drawing random numbers."""
-        device, named = tensors_in(batch)[0].device, dict(self._model.named_parameters())
-        buffers = dict(self._model.named_buffers())
-        own = {
-            name: (moved(t) if t.requires_grad else t.clone()).detach().to(device)
-            for name, t in (named | buffers).items()
-        }
-        before = {name: tensor.clone() for name, tensor in own.items()}
-        random = refusing_randomness() if self._per_example else nullcontext()
-        inputs = unwritten(tensors_in(batch), _WRITES_INPUTS) if self._per_example else nullcontext()
-        with random, inputs, unwritten((*(own[name] for name in named), *named.values())):
-            yield own
-            for name in named:  # writing by way of `.data` leaves no other trace
-                if not torch.equal(own[name], before[name]):
-                    raise UsageError(f"{name}: {WRITES}")
-        if self._per_example:
-            _refuse_changed({name: own[name] for name in buffers}, before)
+    base = outputs(batch)
+    for k, scale in product(range(_EXAMPLES), _SCALES):
+
+        def changed(own: Any, new: Any, k: int = k, scale: float = scale) -> Any:
+            if not isinstance(own, Tensor):
+                return own
+            own = own.clone()
+            own[k] = new[k] * scale if own.is_floating_point() else new[k]
+            return own
+
+        try:
+            found = outputs(tree_map(changed, batch, other))
+        except (RuntimeError, IndexError, AssertionError):
+            if scale == 1:
+                raise
+            continue  # inputs that large are none of the model's: no answer
+        _compare(model, base, found, k)
+
+
+@contextmanager
+def _checked(model: nn.Module, batch: Any, per_example: bool) -> Iterator[dict[str, Tensor]]:
+    """Copies of all parameters and buffers, the trained ones a little way off. Refuse writing to parameters, and for clipping per
+    example to buffers and inputs, and drawing random numbers."""
+    device = tensors_in(batch)[0].device
+    named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    own = {
+        name: (moved(t) if t.requires_grad else t.clone()).detach().to(device)
+        for name, t in (named | buffers).items()
+    }
+    before = {name: tensor.clone() for name, tensor in own.items()}
+    random = refusing_randomness() if per_example else nullcontext()
+    inputs = unwritten(tensors_in(batch), _WRITES_INPUTS) if per_example else nullcontext()
+    with random, inputs, unwritten((*(own[name] for name in named), *named.values())):
+        yield own
+        for name in named:  # writing by way of `.data` leaves no other trace
+            if not torch.equal(own[name], before[name]):
+                raise UsageError(f"{name}: {WRITES}")
+    if per_example:
+        _refuse_changed({name: own[name] for name in buffers}, before)
 
 
 def refuse_mixing(model: nn.Module) -> None:
     """BatchNorm mixes the examples of a batch, so no gradient belongs to one example; dropout masks would have to be secret."""
     modules = list(model.named_modules())
-    norms = [n for n, m in modules if isinstance(m, _BatchNorm) and not isinstance(m, _InstanceNorm)]
-    if norms:
-        raise UsageError(
-            f"layer {_some(norms)}: BatchNorm mixes examples, so the record unit cannot bound one example's share; "
-            "use GroupNorm instead (--norm group, ResNet18(norm='group')), or the unit contribution"
-        )
-    tracking = [n for n, m in modules if isinstance(m, _InstanceNorm) and m.track_running_stats]
-    if tracking:
-        raise UsageError(
-            f"layer {_some(tracking)}: running statistics mix examples, so the record unit cannot bound one example's share; "
-            "set track_running_stats=False"
-        )
-    dropouts = [n for n, m in modules if isinstance(m, _DropoutNd) and m.p > 0]
+    _refuse_layers(
+        [n for n, m in modules if isinstance(m, _BatchNorm) and not isinstance(m, _InstanceNorm)],
+        "BatchNorm mixes examples, so the record unit cannot bound one example's share; "
+        "use GroupNorm instead (--norm group, ResNet18(norm='group')), or the unit contribution",
+    )
+    _refuse_layers(
+        [n for n, m in modules if isinstance(m, _InstanceNorm) and m.track_running_stats],
+        "running statistics mix examples, so the record unit cannot bound one example's share; "
+        "set track_running_stats=False",
+    )
     inside = nn.MultiheadAttention, nn.RNNBase
-    dropouts += [n for n, m in modules if isinstance(m, inside) and m.dropout > 0]
-    if dropouts:
-        raise UsageError(f"layer {_some(dropouts)}: {_DROPOUT}")
+    dropouts = [n for n, m in modules if isinstance(m, _DropoutNd) and m.p > 0]
+    _refuse_layers(dropouts + [n for n, m in modules if isinstance(m, inside) and m.dropout > 0], _DROPOUT)
+
+
+def _refuse_layers(names: Sequence[str], words: str) -> None:
+    if names:
+        raise UsageError(f"layer {_some(names)}: {words}")
 
 
 @contextmanager
@@ -454,13 +453,8 @@ def refuse_inseparable(loss: Loss, model: nn.Module, example: Any, target: Any) 
 
 def _separable(pair: Tensor, first: Tensor, second: Tensor) -> bool:
     """Whether the loss of a pair is made of the losses of the two, each as it is alone."""
-    if pair.ndim:
-        return pair.shape[0] == 2 and _close(pair, torch.cat([first, second]))
-    return _close(pair, (first + second) / 2) or _close(pair, first + second)
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=1e-4, atol=1e-6))
+    ways = [torch.cat([first, second])] if pair.ndim else [(first + second) / 2, first + second]
+    return any(pair.shape == way.shape and torch.allclose(pair, way, rtol=1e-4, atol=1e-6) for way in ways)
 
 
 def made_up_outputs(model: nn.Module, example: Any, target: Tensor) -> tuple[Tensor, Tensor]:

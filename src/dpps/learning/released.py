@@ -10,7 +10,7 @@ State goes in and comes out explicitly: it is part of the run's state and of a c
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -152,22 +152,28 @@ class LocalOptimizers:
         self._parameters = [nn.Parameter(row.clone()) for row in local]
         self._optimizers = [make([parameter]) for parameter in self._parameters]
 
-    def step(self, k: int, local: Tensor, gradient: Tensor) -> Tensor:
-        """The k-th row after a step."""
-        parameter = self._parameters[k]
-        parameter.data.copy_(local)
-        parameter.grad = gradient.clone()
-        self._optimizers[k].step()
-        return parameter.detach().clone()
+    def step(
+        self, local: Tensor, gradient: Tensor, rows: slice, away: Collection[int] = frozenset()
+    ) -> Tensor:
+        """These rows after a step; an absent node's row and optimizer stay as they are."""
+        stepped = local[rows].clone()
+        for k, row, own in zip(range(rows.start, rows.stop), stepped, gradient, strict=True):
+            if k not in away:
+                parameter = self._parameters[k]
+                parameter.data.copy_(row)
+                parameter.grad = own.clone()
+                self._optimizers[k].step()
+                row.copy_(parameter.detach())
+        return stepped
 
     def state(self) -> dict[str, Tensor]:
         """All that the optimizers remember, as tensors by name: momenta, moments, counters."""
-        named = {}
-        for k, optimizer in enumerate(self._optimizers):
-            for name, value in optimizer.state_dict()["state"].get(0, {}).items():
-                if value is not None:
-                    named[f"{k}.{name}"] = torch.as_tensor(value).detach().clone()
-        return named
+        return {
+            f"{k}.{name}": torch.as_tensor(value).detach().clone()
+            for k, optimizer in enumerate(self._optimizers)
+            for name, value in optimizer.state_dict()["state"].get(0, {}).items()
+            if value is not None
+        }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state` gave."""
@@ -175,16 +181,6 @@ class LocalOptimizers:
             own = {n.removeprefix(f"{k}."): t.clone() for n, t in state.items() if n.startswith(f"{k}.")}
             whole: dict[str, Any] = optimizer.state_dict()
             optimizer.load_state_dict({**whole, "state": {0: own} if own else {}})
-
-    def rows(
-        self, local: Tensor, gradient: Tensor, rows: slice, away: Sequence[int] | frozenset[int]
-    ) -> Tensor:
-        """These rows after a step; an absent node's row and optimizer stay as they are."""
-        stepped = [
-            l.clone() if k in away else self.step(k, l, g)
-            for k, g, l in zip(range(rows.start, rows.stop), gradient, local[rows], strict=True)
-        ]
-        return torch.stack(stepped)
 
 
 def _below_one(name: str, value: float) -> None:

@@ -209,17 +209,12 @@ class NodeData:
         self._first: dict[int, Any] = {}
         images = [d for d in self.datasets if isinstance(d, Images)]
         plain = [d.tensors for d in self.datasets if isinstance(d, TensorDataset) and len(d.tensors) == 2]
-        if (
-            len(images) == len(self.datasets)
-            and len({(d.shape, d.pixels.shape[1:], d.mean, d.deviation) for d in images}) == 1
-        ):
-            self._images = images[0]
-            self._keep([d.pixels for d in images], [d.labels for d in images])
-        elif len(plain) == len(self.datasets):
-            self._keep([x for x, _ in plain], [t for _, t in plain])
-
-    def _keep(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-        self._tensors = _join(inputs).to(self.device), _join(targets).to(self.device)
+        kinds = {(d.shape, d.pixels.shape[1:], d.mean, d.deviation) for d in images}
+        if len(images) == len(self.datasets) and len(kinds) == 1:
+            self._images, plain = images[0], [(d.pixels, d.labels) for d in images]
+        if len(plain) == len(self.datasets):
+            x, target = (_join(parts).to(self.device) for parts in zip(*plain, strict=True))
+            self._tensors = x, target
 
     @property
     def targets(self) -> Tensor | None:
@@ -312,8 +307,7 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
         and whole.is_contiguous()
     ):
         ends = [p.storage_offset() + p.numel() for p in parts]
-        starts = [p.storage_offset() for p in parts]
-        if starts[0] == 0 and starts[1:] == ends[:-1] and ends[-1] == whole.numel():
+        if [p.storage_offset() for p in parts] == [0, *ends[:-1]] and ends[-1] == whole.numel():
             return whole.view(-1, *parts[0].shape[1:])
     return torch.cat(list(parts))
 
@@ -378,9 +372,8 @@ class Poisson(Sampler):
     def batch(self, round_: int) -> tuple[Any, Any, Tensor | None]:
         nodes = zip(self.rows, self.data.sizes, self.rates, strict=True)
         chosen = [np.flatnonzero(self._joins(row, round_, n, q)) for row, n, q in nodes]
-        longest = max(1, *(len(c) for c in chosen))
-        index = np.zeros((len(chosen), longest), dtype=np.int64)
-        mask = torch.zeros(len(chosen), longest, dtype=torch.bool)
+        index = np.zeros((len(chosen), max(1, *map(len, chosen))), dtype=np.int64)
+        mask = torch.zeros(index.shape, dtype=torch.bool)
         for k, c in enumerate(chosen):
             index[k, : len(c)] = c
             mask[k, : len(c)] = True

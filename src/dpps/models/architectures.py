@@ -23,8 +23,8 @@ def linear(inputs: int, classes: int) -> nn.Sequential:
         classes: width of the output.
     """
     layer = nn.Linear(inputs, classes)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), layer1=layer))
 
 

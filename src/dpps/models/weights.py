@@ -27,15 +27,20 @@ def load_weights(model: nn.Module, file: str | Path) -> list[str]:
         The names left as they are because the file's head has other shapes.
     """
     tensors, state = _read(Path(file)), model.state_dict()
-    skipped = _other_heads(tensors, state)
-    misfits = _misfits(tensors, state, set(skipped))
+    heads = [[n for n in state if n.startswith(f"{head}.") and n in tensors] for head in HEADS]
+    # a head is skipped whole, never half
+    skipped = [n for head in heads if any(tensors[n].shape != state[n].shape for n in head) for n in head]
+    misfits = [
+        f"{name} {_shape(state, name)} in the model, {_shape(tensors, name)} in the file"
+        for name in {**state, **tensors}
+        if _shape(state, name) != _shape(tensors, name)
+        and name not in skipped
+        and (name in tensors or not name.endswith("num_batches_tracked"))
+    ]
     if misfits:
-        listed = [
-            *misfits[:LISTED],
-            *([f"and {len(misfits) - LISTED} more"] if len(misfits) > LISTED else []),
-        ]
+        more = [f"and {len(misfits) - LISTED} more"] if len(misfits) > LISTED else []
         raise UsageError(
-            f"weights file {str(file)!r} does not fit {type(model).__name__}: {'; '.join(listed)}: "
+            f"weights file {str(file)!r} does not fit {type(model).__name__}: {'; '.join(misfits[:LISTED] + more)}: "
             "give a file saved from the same model"
         )
     with torch.no_grad():
@@ -57,38 +62,13 @@ def _read(file: Path) -> dict[str, Tensor]:
             f"weights file {str(file)!r} is no readable {kind} ({type(error).__name__}): "
             "save model.state_dict() with torch.save or as .safetensors"
         ) from error
-    if (
-        not isinstance(content, Mapping)
-        or not content
-        or not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items())
-    ):
+    pairs = content.items() if isinstance(content, Mapping) else ()
+    if not pairs or not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in pairs):
         raise UsageError(
             f"weights file {str(file)!r} holds no state dict of names and tensors: save model.state_dict()"
         )
-    return dict(content)
+    return dict(pairs)
 
 
-def _other_heads(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """The names of heads with another shape in the file; a head is skipped whole, never half."""
-    heads = [[name for name in state if name.startswith(f"{head}.") and name in tensors] for head in HEADS]
-    return [name for head in heads if any(tensors[n].shape != state[n].shape for n in head) for name in head]
-
-
-def _misfits(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], skipped: set[str]) -> list[str]:
-    """One phrase for every name that is in one of the two only, or in both with different shapes."""
-    missing = [n for n in state if n not in tensors and not n.endswith("num_batches_tracked")]
-    surplus = [n for n in tensors if n not in state]
-    common = [n for n in state if n in tensors and n not in skipped]
-    return [
-        *(f"{n} {_shape(state[n])} is missing from the file" for n in missing),
-        *(f"{n} {_shape(tensors[n])} is not in the model" for n in surplus),
-        *(
-            f"{n} is {_shape(tensors[n])} in the file and {_shape(state[n])} in the model"
-            for n in common
-            if tensors[n].shape != state[n].shape
-        ),
-    ]
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "scalar"
+def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
+    return "x".join(map(str, tensors[name].shape)) or "scalar" if name in tensors else "missing"

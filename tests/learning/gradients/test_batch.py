@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dpps
 from dpps.learning import Chained, Loop, Partition, Vectorised, check_model, choose_engine, is_chain
-from tests.support.learning import batch_norm_model, toy_data
+from tests.support.learning import batch_norm_model, make_run, toy_data
 
 EXAMPLE = torch.zeros(6), torch.tensor(0)
 
@@ -91,12 +91,7 @@ def test_evaluation_of_all_engines_agrees(shared):
 
 def test_batch_norm_statistics_stay_local_and_move_with_both_gradients_of_a_round():
     torch.manual_seed(0)
-    run = dpps.Run(
-        dpps.PartPSP(batch_norm_model(), ["0", "1"], batch_size=10),
-        toy_data(3),
-        topology=dpps.Ring(3),
-        seed=0,
-    ).fit(epochs=1)
+    run = make_run(shared=["0", "1"], model=batch_norm_model()).fit(epochs=1)
     buffers = run.nodes.engine.buffers
     assert [int(b["1.num_batches_tracked"]) for b in buffers] == [8, 8, 8]
     assert not torch.equal(buffers[0]["1.running_mean"], buffers[1]["1.running_mean"])
@@ -157,12 +152,7 @@ class Drops(nn.Module):
 def test_runs_with_the_same_seed_repeat_whatever_draws_the_masks(kind):
     def outcome(seed, disturbance):
         torch.manual_seed(0)
-        run = dpps.Run(
-            dpps.PartPSP(Drops(kind), "all", batch_size=10),
-            toy_data(3, n=20),
-            topology=dpps.Ring(3),
-            seed=seed,
-        )
+        run = make_run(shared="all", model=Drops(kind), data=toy_data(3, n=20), seed=seed)
         torch.manual_seed(disturbance)  # numbers drawn elsewhere in the process
         run = run.start(epochs=1)
         started = torch.get_rng_state()

@@ -14,7 +14,6 @@ from torch import nn
 from dpps.learning import (
     Batched,
     ModelLoss,
-    OneByOne,
     Partition,
     choose_per_example,
     pick,
@@ -31,7 +30,10 @@ from tests.support.zoo import (
     Regression,
     UNet,
     cnn,
+    compare,
+    each_alone,
     floats,
+    rows,
     tokens,
 )
 
@@ -42,38 +44,6 @@ def double():
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def rows(partition):
-    """Different parameters for every node."""
-    s, l = (part.double() for part in partition.initial())
-    return (part + 0.1 * torch.randn(NODES, len(part)) for part in (s, l))
-
-
-def compare(model, x, target, loss, *, shared="all", clip=None, mask=None):
-    """The engine that is chosen against one example after the other; gives the engine."""
-    partition = Partition(model, shared)
-    y, l = rows(partition)
-    mask = torch.ones(NODES, BATCH, dtype=torch.bool) if mask is None else mask
-    chosen = choose_per_example(partition, loss, pick((x, target), (0, 0)), clip=1.0)
-    kind = type(chosen)
-    if clip is None:  # half of the examples are clipped
-        norms = [OneByOne(partition, loss, 1e9).sums(y, l, x, target, only)[1:] for only in _each(mask)]
-        clip = float(torch.stack([torch.cat(n, 1).norm(dim=1) for n in norms]).flatten().median())
-    found = kind(partition, loss, clip).sums(y, l, x, target, mask)
-    expected = OneByOne(partition, loss, clip).sums(y, l, x, target, mask)
-    for a, b in zip(found, expected, strict=True):
-        # norms by Gram matrices are enlarged by the root of float64's rounding
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8 * max(1.0, clip))
-    torch.testing.assert_close(found.clipped, expected.clipped)
-    return chosen
-
-
-def _each(mask):
-    for k in range(mask.shape[1]):
-        only = torch.zeros_like(mask)
-        only[:, k] = mask[:, k]
-        yield only
 
 
 def test_regression_has_a_mean_over_the_numbers_of_an_example():
@@ -116,13 +86,16 @@ def test_a_loss_that_vmap_cannot_run_is_computed_one_by_one(caplog):
     def loss(outputs, target):
         return F.cross_entropy(outputs, target) * (2.0 if float(outputs.detach().max()) > 0 else 1.0)
 
-    compare(
-        ZOO["cnn"][0](),
-        floats(1, 8, 8),
-        torch.randint(0, 3, (NODES, BATCH)),
-        loss,
-    )
+    compare(ZOO["cnn"][0](), floats(1, 8, 8), torch.randint(0, 3, (NODES, BATCH)), loss)
     assert "torch.vmap" in caplog.text
+    caplog.clear()
+    make, inputs = ZOO["cnn"]
+    partition = Partition(make(), "all")
+    y, l = rows(partition)
+    way = Batched(partition, loss, 1.0)
+    for _ in range(8):  # told once in a run of many batches
+        way.sums(y, l, inputs(), torch.randint(0, 3, (NODES, BATCH)), torch.ones(NODES, BATCH) > 0)
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
 class Strange(nn.Module):
@@ -205,11 +178,7 @@ def test_nodes_in_threads_give_the_same_as_one_after_the_other(name):
     make, inputs = ZOO[name]
     partition = Partition(make(), "all")
     y, l = rows(partition)
-    x, target, mask = (
-        inputs(),
-        torch.randint(0, 3, (NODES, BATCH)),
-        torch.ones(NODES, BATCH, dtype=torch.bool),
-    )
+    x, target, mask = inputs(), torch.randint(0, 3, (NODES, BATCH)), torch.ones(NODES, BATCH) > 0
     way = Batched(partition, F.cross_entropy, 0.1)
     torch.set_num_threads(1)
     expected = way.sums(y, l, x, target, mask)
@@ -232,7 +201,7 @@ def test_no_example_counts_more_than_clip_in_float32(name):
     y = partition.initial()[0].repeat(NODES, 1)
     l = y[:, :0]
     way = choose_per_example(partition, F.cross_entropy, pick((x, target), (0, 0)), clip=0.01)
-    for only in _each(torch.ones(NODES, BATCH, dtype=torch.bool)):
+    for only in each_alone(torch.ones(NODES, BATCH, dtype=torch.bool)):
         _, sum_s, _ = way.sums(y, l, x, target, only)
         norms = sum_s.double().norm(dim=1)
         assert bool((norms <= 0.01).all())
@@ -259,19 +228,6 @@ def test_an_example_that_is_not_finite_counts_as_zero(name):
     torch.testing.assert_close(found[1], expected[1])
     assert not torch.isfinite(found[0][0])
     assert tensors_in(x)
-
-
-def test_what_vmap_cannot_run_is_told_once_in_a_run_of_many_batches(caplog):
-    def loss(outputs, target):
-        return F.cross_entropy(outputs, target) * (2.0 if float(outputs.detach().max()) > 0 else 1.0)
-
-    make, inputs = ZOO["cnn"]
-    partition = Partition(make(), "all")
-    y, l = rows(partition)
-    way = Batched(partition, loss, 1.0)
-    for _ in range(8):
-        way.sums(y, l, inputs(), torch.randint(0, 3, (NODES, BATCH)), torch.ones(NODES, BATCH) > 0)
-    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
 # Memory is bounded whatever the batch: parts of it are worked off one after the other inside a round

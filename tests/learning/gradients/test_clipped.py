@@ -18,7 +18,7 @@ from dpps.learning import (
     choose_per_example,
     is_chain,
 )
-from tests.support.learning import tiny
+from tests.support.learning import make_run, tiny
 
 EXAMPLE = torch.zeros(6), torch.tensor(0)
 
@@ -202,8 +202,8 @@ def test_a_sum_of_many_examples_keeps_its_digits_until_there_is_noise():
     data = [TensorDataset(torch.randn(300, 4), torch.randint(0, 2, (300,)))] * 2
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     unit = dpps.Record(noise_multiplier=1.0)
-    dpps.Run(
-        dpps.PartPSP(model, ["0"], batch_size=300), data, topology=dpps.Ring(2), privacy=unit, noise=Looks(0)
+    make_run(
+        unit, shared=["0"], model=model, data=data, batch_size=300, topology=dpps.Ring(2), noise=Looks(0)
     ).start(epochs=1).step()
     assert seen == [torch.float64] * 2
 

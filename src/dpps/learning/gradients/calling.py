@@ -40,7 +40,7 @@ _FUNCTIONS: dict[type[nn.Module], Loss] = {
 }
 """What torch's loss modules compute with their default settings. Engines know some of the functions."""
 
-_MEANS = set(_FUNCTIONS.values()) - {F.cross_entropy}
+_MEANS: set[Any] = set(_FUNCTIONS.values()) - {F.cross_entropy}
 """Losses that are plain means over all numbers."""
 
 _log = logging.getLogger(__name__)
@@ -141,11 +141,7 @@ def _places(model: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
 
 
 class ExampleLosses:
-    """From a batch's outputs and targets to one loss per example.
-
-    Args:
-        loss: of (outputs, targets), a mean over a batch. It is evaluated for each example by itself.
-    """
+    """From a batch's outputs and targets to one loss per example: a mean over a batch, evaluated for each example by itself."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss, self._vmap = loss, True
@@ -156,7 +152,8 @@ class ExampleLosses:
             if self.loss is F.cross_entropy and outputs.ndim == 2 and target.ndim == 1:
                 return F.cross_entropy(outputs, target, reduction="none")
             if self.loss in _MEANS and outputs.shape == target.shape:
-                each: Tensor = self.loss(outputs, target, reduction="none")
+                function: Any = self.loss
+                each: Tensor = function(outputs, target, reduction="none")
                 return each.reshape(examples, -1).mean(1)
         if self._vmap:
             try:
@@ -179,7 +176,7 @@ class ExampleLosses:
 def as_function(loss: Loss) -> Loss:
     """torch's function for a loss module of torch with default settings, such as `F.cross_entropy` for `nn.CrossEntropyLoss()`;
     any other loss as it is."""
-    kind = type(loss)
+    kind: Any = type(loss)
     plain = kind in _FUNCTIONS and _settings(loss) == _settings(kind())
     return _FUNCTIONS[kind] if plain else loss
 

@@ -30,11 +30,10 @@ _OUTPUTS = 1 << 22  # numbers at the end of the chain, of all nodes, that an eva
 class Link:
     """One linear layer and the activation behind it."""
 
-    name: str
-    """Of the module; nothing where the layer is the whole model."""
+    parameters: tuple[str, str | None]
+    """The names of weight and bias."""
     inputs: int
     outputs: int
-    bias: bool
     activation: str
 
 
@@ -42,7 +41,7 @@ def is_chain(partition: Partition, axes: int) -> bool:
     """Whether the model is a chain, all of whose parameters are trained, for batches with so many axes."""
     found = links(partition.model)
     trained = {slot.name for slot in (*partition.shared, *partition.local)}
-    if found is None or {name for link in found for name in _names(link)} != trained:
+    if found is None or {name for link in found for name in link.parameters if name} != trained:
         return False
     flattens = type(partition.model) is MLP or type(next(partition.model.children(), None)) is nn.Flatten
     return flattens or axes == 2
@@ -75,7 +74,9 @@ def links(model: nn.Module) -> list[Link] | None:
 
 
 def _link(name: str, linear: nn.Linear, activation: str) -> Link:
-    return Link(name, linear.in_features, linear.out_features, linear.bias is not None, activation)
+    prefix = f"{name}." if name else ""
+    parameters = f"{prefix}weight", None if linear.bias is None else f"{prefix}bias"
+    return Link(parameters, linear.in_features, linear.out_features, activation)
 
 
 Layer = tuple[Tensor, Tensor | None]
@@ -95,20 +96,16 @@ class Chain:
         self.links = chain
         both = partition.local, partition.shared
         self._sizes = [[slot.stop - slot.start for slot in slots] for slots in both]
-        place = {
+        place: dict[str | None, tuple[int, int, torch.Size]] = {
             slot.name: (s, k, slot.shape) for s, slots in enumerate(both) for k, slot in enumerate(slots)
         }
-        self._places = [
-            tuple(place.get(_parameter(link, own)) for own in ("weight", "bias")) for link in chain
-        ]
+        self._places = [tuple(map(place.get, link.parameters)) for link in chain]
         """Of every weight and bias: 1 for shared, its position among those, its shape."""
         self.inputs: list[Tensor] = []
         """What went into each layer, (nodes, batch, inputs); behind the last one: the output."""
         self.returned: list[Tensor] = [torch.empty(0)] * len(chain)
         """What came back to each layer's linear output, as far down as the last backward pass went."""
-        self._kind: tuple[object, ...] = (None, None)
-        self._memory: dict[tuple[str, int], Tensor] = {}
-        self._views: dict[tuple[str, int], tuple[tuple[int, int, int], Tensor, Tensor]] = {}
+        self._memory: dict[tuple[object, ...], Tensor] = {}
 
     def lowest(self, *, shared: bool) -> int:
         """The first layer with shared (or local) parameters; the number of layers if there is none."""
@@ -139,8 +136,6 @@ class Chain:
         """The outputs (nodes, batch, width) of layers `first` to `stop`, for x, or (None) for what the last pass left there."""
         if x is not None:
             self.inputs = [x.flatten(2)]
-            if (x.dtype, x.device) != self._kind:
-                self._kind, self._memory, self._views = (x.dtype, x.device), {}, {}
         del self.inputs[first + 1 :]
         batch = self.inputs[0].shape[1]
         for k in range(first, len(self.links) if stop is None else stop):
@@ -179,23 +174,18 @@ class Chain:
         the wide one is computed, but for batches so large that turning them around costs more.
         """
         nodes, tall = b.shape[0], rows > columns and (rows <= _TALL or a.stride(2) != 1)
-        before = self._views.get(name)
-        if before is not None and before[0] == (nodes, rows, columns):
-            _, out, result = before
-        else:
-            size, own = nodes * rows * columns, self._memory.get(name)
-            if own is None or own.numel() < size:
-                own = self._memory[name] = torch.empty(size, dtype=b.dtype, device=b.device)
-            out = own[:size].view((nodes, columns, rows) if tall else (nodes, rows, columns))
-            result = out.mT if tall else out
-            self._views[name] = (nodes, rows, columns), out, result
+        size, place = nodes * rows * columns, (*name, b.dtype, b.device)
+        own = self._memory.get(place)
+        if own is None or own.numel() < size:
+            own = self._memory[place] = torch.empty(size, dtype=b.dtype, device=b.device)
+        out = own[:size].view((nodes, columns, rows) if tall else (nodes, rows, columns))
         if tall:
             a, b = b.mT, a.mT
         if add is None:
             torch.bmm(a, b, out=out)
         else:
             torch.baddbmm(add[:, :, None] if tall else add[:, None], a, b, out=out)
-        return result
+        return out.mT if tall else out
 
 
 class Chained(Vectorised):
@@ -291,7 +281,7 @@ class Chains(PerExample):
         chain.backward(layers, gradient)
         squares = torch.zeros(target.shape[:2], dtype=torch.float64, device=y.device)
         for link, a, d in zip(chain.links, chain.inputs[:-1], chain.returned, strict=True):
-            squares += squared_norms(d) * (squared_norms(a) + float(link.bias))
+            squares += squared_norms(d) * (squared_norms(a) + float(link.parameters[1] is not None))
         return losses, squares
 
     def _clipped(
@@ -376,11 +366,3 @@ def blocks(rows: int, numbers: int) -> Iterator[slice]:
     height = max(1, _BLOCK // max(numbers, 1))
     for first in range(0, rows, height):
         yield slice(first, min(rows, first + height))
-
-
-def _names(link: Link) -> list[str]:
-    return [_parameter(link, "weight"), *([_parameter(link, "bias")] if link.bias else [])]
-
-
-def _parameter(link: Link, own: str) -> str:
-    return f"{link.name}.{own}" if link.name else own

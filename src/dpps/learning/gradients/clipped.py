@@ -67,8 +67,7 @@ class Skipped:
         """Examples drawn so far; one that is drawn in two rounds counts twice."""
         self.counts: Counter[str] = Counter()
         """How many were left out, by reason."""
-        self._logged: dict[str, int] = {}
-        self._words: dict[str, str] = {}
+        self._logged: Counter[str] = Counter()
         self._new: list[tuple[str, str, int]] = []  # appended to by several threads, read by one
 
     def failed(self, error: Exception) -> None:
@@ -89,17 +88,14 @@ class Skipped:
         """Count and log what was noted, at the end of a batch of `drawn` examples."""
         self.drawn += drawn
         new, self._new = self._new, []
-        for kind, words, count in new:
+        for kind, _, count in new:
             self.counts[kind] += count
-            self._words[kind] = words
-        for kind in {kind for kind, _, _ in new}:
-            if self.counts[kind] >= 10 * self._logged.get(kind, 0):
+        for kind, words in {kind: words for kind, words, _ in new}.items():
+            if self.counts[kind] >= 10 * self._logged[kind]:
                 self._logged[kind] = self.counts[kind]
                 _log.warning(
                     "%d of %d examples drawn so far taught nothing: %s; look at these examples and their labels",
-                    self.counts[kind],
-                    self.drawn,
-                    self._words[kind],
+                    *(self.counts[kind], self.drawn, words),
                 )
 
 
@@ -366,15 +362,11 @@ class Batched(PerExample):
 
 @dataclass(frozen=True)
 class VmapPlan:
-    """One gradient per example by `vmap(grad)`: every example runs in a batch of its own, so none can see another.
-
-    Args:
-        loss: of a batch.
-        parameters: how many numbers are trained.
-    """
+    """One gradient per example by `vmap(grad)`: every example runs in a batch of its own, so none can see another."""
 
     loss: Loss
     parameters: int
+    """How many numbers are trained."""
 
     @property
     def numbers(self) -> int:

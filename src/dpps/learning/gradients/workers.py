@@ -38,12 +38,8 @@ _BY_NAME = frozenset(
 
 
 class Workers:
-    """Threads that share torch's own: each has a copy of the model, for parameters are put into it for a while.
-
-    Args:
-        model: what the nodes train.
-        several: whether nodes may run at once.
-    """
+    """Threads that share torch's own: each has a copy of the model, for parameters are put into it for a while. None are started
+    unless `several` nodes may run at once."""
 
     def __init__(self, model: nn.Module, *, several: bool = True) -> None:
         self._model, self._several, self._kind = model, several, (0, 0)

@@ -106,7 +106,8 @@ class Outer(Contribution):
             norms = norms_of(flat(self._each()))
             self.left = self.right = torch.empty(0)  # the gradients are there: the sides may go
             return norms
-        left, right = (gram_matrix(part) for part in (self.left, self.right))
+        # in float64: products that cancel keep their digits
+        left, right = (part @ part.mT for part in (self.left.double(), self.right.double()))
         lengths = (left.diagonal(dim1=2, dim2=3) * right.diagonal(dim1=2, dim2=3)).clamp_(min=0).sqrt_()
         terms = self._m + self._n + self.positions**2
         return cautious(left.mul_(right).sum((2, 3)), lengths.sum(2), terms)
@@ -220,12 +221,6 @@ def combine(uses: list[Contribution]) -> Contribution:
 def flat(gradients: Tensor) -> Tensor:
     """One row per example."""
     return gradients.reshape(gradients.shape[0], -1)
-
-
-def gram_matrix(rows: Tensor) -> Tensor:
-    """All products of two rows, in float64: products that cancel keep their digits."""
-    exact = rows.double()
-    return exact @ exact.mT
 
 
 def cautious(squares: Tensor, lengths: Tensor, terms: int) -> Tensor:

@@ -111,11 +111,8 @@ class Found:
 
 class Gathering:
     """Puts together what comes back, call by call during the backward pass: it is still in the cache then, and most of it need
-    not be kept. Calls hold it, so it holds no call: torch holds graphs in which Python's collector would not see a cycle.
-
-    Args:
-        weights: where the weights of calls come from.
-        met_once: parameters that meet examples at one place only, so that their norms are final after one call.
+    not be kept. The norms of parameters that are `met_once` are final after one call. Calls hold it, so it holds no call: torch
+    holds graphs in which Python's collector would not see a cycle.
     """
 
     def __init__(self, weights: Weights, met_once: frozenset[str]) -> None:
@@ -238,13 +235,7 @@ class Site:
 
 
 class Recorder(Watching):
-    """Runs a model on a batch and gathers what comes back to every function where weights meet examples.
-
-    Args:
-        leaves: the trained parameters, each to be differentiated.
-        plan: what to expect.
-        examples: how many there are in the batch.
-    """
+    """Runs a model on a batch as planned and gathers what comes back to every function where weights meet examples."""
 
     def __init__(self, leaves: Mapping[str, Tensor], plan: "Plan", examples: int) -> None:
         super().__init__(leaves)
@@ -439,13 +430,8 @@ class Seen:
 
 
 class Observer(Watching):
-    """Notes what takes weights, on a made-up batch.
-
-    Args:
-        leaves: the trained parameters.
-        batch: the tensors that hold examples.
-        meets: positions among what takes weights that meet examples although no tensor of the batch goes in.
-    """
+    """Notes what takes weights, on a made-up batch. `meets` are positions among it where examples are met although no tensor of the
+    batch goes in."""
 
     def __init__(self, leaves: Mapping[str, Tensor], batch: Sequence[Tensor], meets: frozenset[int]) -> None:
         super().__init__(leaves)
@@ -607,34 +593,30 @@ def _site(two: Seen, three: Seen, changed: Seen) -> Site:
 # Rows picked by an index: where the data decide which (the longest sequence first, tokens but no padding), a row behind no longer
 # belongs to the example it seems to belong to, and made-up examples need not show it
 
-_ALONG_ONE = frozenset(
+_ALONG_ONE = dict.fromkeys(
     (
-        *("index_select", "gather", "take_along_dim", "unbind", "roll", "select"),
+        *("index_select", "gather", "unbind", "select"),
         *("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy"),
-    )
-)
+    ),
+    1,
+) | {"take_along_dim": 2, "roll": 2}
+"""Functions, and where their axis is given."""
 _ALONG_ALL = frozenset(("take", "put", "masked_select", "masked_scatter", "_pack_padded_sequence"))
 _BY_INDEX = frozenset(("__getitem__", "__setitem__", "index_put"))
-_CUTTING = frozenset(("narrow", "split", "chunk", "tensor_split", "split_with_sizes"))
-_DIM = {"take_along_dim": 2, "roll": 2, "split": 2, "chunk": 2, "tensor_split": 2, "split_with_sizes": 2}
-"""Where a function has the axis, if not behind the tensor."""
+_CUTTING = {"narrow": 1, "split": 2, "chunk": 2, "tensor_split": 2, "split_with_sizes": 2}
 
 
 @dataclass(frozen=True)
 class Picked:
-    """A call that picks rows.
-
-    Args:
-        name: of the function.
-        shape: of the tensor whose rows are picked, or written to.
-        axes: along which.
-        cut: along which a part is taken from one row to another: of two or three examples it may be all of them, of more not.
-    """
+    """A call that picks rows."""
 
     name: str
     shape: tuple[int, ...]
-    axes: frozenset[int]
-    cut: frozenset[int] = frozenset()
+    """Of the tensor whose rows are picked, or written to."""
+    axes: set[int]
+    """Along which."""
+    cut: set[int]
+    """Along which a part is taken from one row to another: of two or three examples it may be all of them, of more not."""
 
 
 class Constants:
@@ -662,7 +644,7 @@ def picked(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], constants:
     if name == "embedding":  # torch's two functions of this name have their arguments in another order
         given = (a for a in (*args[:2], *kwargs.values()) if isinstance(a, Tensor))
         table = next((a for a in given if a.is_floating_point()), None)
-        return Picked(name, tuple(table.shape), frozenset({0})) if table is not None else None
+        return Picked(name, tuple(table.shape), {0}, set()) if table is not None else None
     if not isinstance(tensor, Tensor):
         return None
     axes: set[int] = set()
@@ -683,11 +665,11 @@ def picked(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], constants:
         cut = _indexed_axes(tensor, args[1], lambda part: isinstance(part, slice) and part != slice(None))
     elif name in _CUTTING:
         cut = _named_axes(name, tensor, args, kwargs)
-    return Picked(name, tuple(tensor.shape), frozenset(axes), frozenset(cut)) if axes or cut else None
+    return Picked(name, tuple(tensor.shape), axes, cut) if axes or cut else None
 
 
 def _named_axes(name: str, tensor: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
-    place = _DIM.get(name, 1)
+    place = (_ALONG_ONE | _CUTTING)[name]
     default = 0 if name == "unbind" or name in _CUTTING else None
     dim = kwargs.get("dim", kwargs.get("dims", args[place] if len(args) > place else default))
     if dim is None:

@@ -326,19 +326,13 @@ def _each(value: Any, axes: int, default: int) -> list[int]:
 
 def _padded(x: Tensor, call: Call) -> Tensor:
     kernel, padding = call["weight"].shape[2:], call["padding"]
-    if padding == "valid":
-        return x
     if padding == "same":
         wide = [r * (k - 1) for r, k in zip(_each(call["dilation"], len(kernel), 1), kernel, strict=True)]
-        before = [w // 2 for w in wide]
-        return F.pad(x, _both(before, [w - b for w, b in zip(wide, before, strict=True)]))
-    around = _each(padding, len(kernel), 0)
-    return F.pad(x, _both(around, around)) if any(around) else x
-
-
-def _both(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """In `F.pad`'s order: the last axis first."""
-    return [size for b, a in zip(reversed(before), reversed(after), strict=True) for size in (b, a)]
+        around = [(w // 2, w - w // 2) for w in wide]
+    else:
+        around = [(p, p) for p in _each(0 if padding == "valid" else padding, len(kernel), 0)]
+    sides = [side for both in reversed(around) for side in both]  # in `F.pad`'s order: the last axis first
+    return F.pad(x, sides) if any(sides) else x
 
 
 # Tables that are looked up
@@ -571,24 +565,21 @@ class Recurrent(Rule):
         return out, torch.stack(hidden)
 
     def _layer(self, call: Call, x: Tensor, which: int, first: int) -> tuple[Tensor, Tensor, _Layer]:
-        own = call["params"][first : first + (4 if call["has_biases"] else 2)]
-        input_weight, weight = own[0], own[1]
-        bias, recurrent_bias = (own[2], own[3]) if len(own) == 4 else (None, None)
-        name, inputs = call.function.__name__, x.detach()
+        input_weight, weight, *biases = call["params"][first : first + (4 if call["has_biases"] else 2)]
+        bias, recurrent_bias = biases or (None, None)
+        name, reset = call.function.__name__, None
         if name == "lstm":
-            both = None if bias is None or recurrent_bias is None else bias + recurrent_bias
-            gates = call.watch(F.linear(x, input_weight, both))
-            states = call["hx"]
-            sequence, cell = _Lstm.apply(gates, weight, states[0][which], states[1][which])  # type: ignore[no-untyped-call]
-            return sequence, cell, _Layer(first, inputs, sequence[:-1].detach(), None)
-        start = call["hx"][which]
-        gates = call.watch(F.linear(x, input_weight, bias))
-        if name == "gru":
-            sequence, reset = _gru(gates, weight, recurrent_bias, start)
-            return sequence, start, _Layer(first, inputs, sequence[:-1].detach(), reset)
-        shifted = gates if recurrent_bias is None else gates + recurrent_bias
-        sequence = _plain(shifted, weight, start, name == "rnn_relu")
-        return sequence, start, _Layer(first, inputs, sequence[:-1].detach(), None)
+            gates = call.watch(F.linear(x, input_weight, torch.add(*biases) if biases else None))
+            h, c = (state[which] for state in call["hx"])
+            sequence, cell = _Lstm.apply(gates, weight, h, c)  # type: ignore[no-untyped-call]
+        else:
+            gates, cell = call.watch(F.linear(x, input_weight, bias)), call["hx"][which]
+            if name == "gru":
+                sequence, reset = _gru(gates, weight, recurrent_bias, cell)
+            else:
+                shifted = gates if recurrent_bias is None else gates + recurrent_bias
+                sequence = _plain(shifted, weight, cell, name == "rnn_relu")
+        return sequence, cell, _Layer(first, x.detach(), sequence[:-1].detach(), reset)
 
     def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
         found: dict[Key, Contribution] = {}
