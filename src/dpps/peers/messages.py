@@ -153,7 +153,7 @@ def newer_file(known: Federation, theirs: Hello) -> Federation | None:
         known.check_next(found, "its federation file")
     except UsageError as error:
         raise PeerError(f"wrong revision: it says {theirs.revision}, and {error}") from None
-    if found.revision != theirs.revision:
+    if found.revision < theirs.revision:
         raise PeerError(f"wrong revision: it says {theirs.revision} and shows the file of {found.revision}")
     return found
 
