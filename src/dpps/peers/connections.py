@@ -630,21 +630,14 @@ def check_port(listen: str) -> None:
         listen: HOST:PORT.
     """
     host, _, port = listen.rpartition(":")
-    why = ""
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            try:
-                with socket.socket(family, kind, protocol) as tried:
-                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    tried.bind(address)
-            except OSError as error:
-                why = why or str(error.strerror)
-            else:
-                return  # one address of several is enough
-    except OSError as error:
-        why = str(error.strerror)
+    why, four, six = "", socket.AF_INET, socket.AF_INET6
+    for family in (four, six) if ":" in host else (six, four):  # the last says why
+        try:
+            socket.create_server((host.strip("[]"), int(port)), family=family).close()
+        except OSError as error:
+            why = str(error.strerror)
+        else:
+            return  # one address of several is enough
     raise UsageError(_cannot_listen(listen, why))
 
 
