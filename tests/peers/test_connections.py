@@ -32,7 +32,6 @@ from dpps.peers.connections import (
     Outgoing,
     _Dialler,
     _file_in,
-    _first,
     _next,
     _shown,
     load_grpc,
@@ -570,12 +569,6 @@ def test_an_answer_holds_a_file_or_nothing() -> None:
         _next(iter(()))
 
 
-def test_a_file_that_is_no_text_does_not_end_the_dialling(three: Organisations) -> None:
-    channel: Any = SimpleNamespace(federation=three.federation, own=three.federation.members[0], adopt=None)
-    with pytest.raises(PeerError, match="wrong revision"):
-        _Dialler(channel, NAMES[1])._adopt("\ud800")
-
-
 def test_where_nobody_speaks_tls_no_certificate_is_shown(three: Organisations) -> None:
     contact = three.federation.members[0]
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -647,10 +640,10 @@ def test_who_ends_the_connection_before_its_hello_is_refused() -> None:
         raise Exception("the connection broke")  # noqa: TRY002 - as gRPC does
         yield b""
 
-    assert _first(iter([b"hello", b"row"])) == b"hello"
+    assert _next(iter([b"hello", b"row"])) == b"hello"
     for requests in (iter(()), broken()):
         with pytest.raises(PeerError, match="hello"):
-            _first(requests)
+            _next(requests, Exception)
 
 
 def test_what_does_not_fit_is_dropped() -> None:

@@ -391,12 +391,12 @@ def test_a_killed_neighbour_is_shown_as_away_soon(tmp_path: Path) -> None:
     def main(post: SimulatedPost) -> None:
         fabric = started(post, 0, hard_deadline=3000.0)
         met(fabric)
-        shown.append(fabric.status()[1]["state"])
+        shown.append(fabric.status()[1].state)
         network.kill(B)
         until = post.clock() + 3 * SOFT + 1.0
         while post.clock() < until:
             fabric.wait(0.1)
-        shown.append(fabric.status()[1]["state"])
+        shown.append(fabric.status()[1].state)
 
     network = Network({A: main, B: listen})
     network.run()

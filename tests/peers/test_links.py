@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpps.peers import DONE, LEARNING, FrameError, Share
-from dpps.peers.links import HERE, LEFT, Inlet, Outlet, Rows, View
+from dpps.peers.links import HERE, LEFT, Outlet, Rows, View
 from dpps.peers.messages import Claim, Presence
 
 

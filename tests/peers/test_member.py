@@ -11,7 +11,6 @@ import dpps
 from dpps.errors import RunError, UsageError
 from dpps.peers import LEARNING, Member, Peers
 from dpps.peers.links import LEFT
-from dpps.peers.member import Heart
 from dpps.peers.messages import Presence
 from dpps.privacy import LedgerFile
 from tests.support.bare import HARD, SOFT
@@ -193,7 +192,7 @@ def test_a_failed_run_shows_no_signs_of_life(tmp_path: Path, monkeypatch: pytest
         run = make_run(post, 0, tmp_path / "m0")
         assert isinstance(run.deployment, Member)
         monkeypatch.setattr(Peers, "look", lambda fabric: None)
-        run.deployment._heart = Heart(run.deployment.fabric)
+        run.deployment._shows_life = True
         run.start(1)
         assert run.deployment._heart.is_alive()
         run.close()

@@ -170,9 +170,8 @@ def test_killed_around_the_write_of_any_message(name: str, when: str, tmp_path: 
 def killed(where: Member) -> Killed:
     assert isinstance(where.post, SimulatedPost)
     where.post._process.killed = True
-    ledger = where._run.ledger if where._run is not None else None
-    if isinstance(ledger, OutboxLedger):
-        ledger._abandon()
+    assert isinstance(where._run.ledger, OutboxLedger)
+    where._run.ledger._abandon()
     return Killed()
 
 

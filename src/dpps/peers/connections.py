@@ -15,19 +15,18 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn, Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from dpps.errors import PeerError, RunError, UsageError, needs_extra
 from dpps.peers.contract import LARGEST_FILE, Contact, Federation
-from dpps.peers.identity import Identity, fingerprint, server_name
+from dpps.peers.identity import Identity, fingerprint, issued_by, server_name
 from dpps.peers.messages import PROTOCOL, Hello, Post, newer_file, refuse_other, refuse_replayed
 from dpps.transport.cluster import printable
 from dpps.version import __version__
@@ -331,6 +330,17 @@ class Channel(Post):
                 )
             self._on_revision(following)  # in the order of revisions, whoever brings them
 
+    def take(self, theirs: Hello) -> None:
+        """Adopt the later revision that a neighbour brings, if it brings one.
+
+        Raises:
+            PeerError: it is none that the convener has signed.
+        """
+        with self._lock:
+            newer = newer_file(self.federation, theirs)
+            if newer is not None:
+                self.adopt(newer)
+
     def tell(self, line: str) -> None:
         """One line about a refusal, once."""
         with self._lock:
@@ -472,7 +482,7 @@ class _Dialler(threading.Thread):
             return False
         if shown is None:
             self._say_once("no connection yet", contact)
-        elif not _same_key(shown, contact, self._channel.federation.convener):
+        elif not (issued_by(shown, self._channel.federation.convener) and _has_key(shown, contact)):
             self._refuse(contact, f"{_OTHER_KEY}; nothing was sent")
         elif datetime.now(UTC) > shown.not_valid_after_utc:
             self._refuse(contact, "its certificate has expired; nothing was sent")
@@ -533,19 +543,13 @@ class _Dialler(threading.Thread):
             try:
                 refuse_other(own, theirs)
             except PeerError:
-                _until_refused(call, self._grpc)
+                with suppress(self._grpc.RpcError):  # until it refuses: then the hello has got there
+                    next(call, None)
                 raise
             file = _file_in(_next(call))
         if file:
-            self._adopt(file)
+            self._channel.take(replace(theirs, file=file))
         return not file
-
-    def _adopt(self, file: str) -> None:
-        where, known = f"the federation file of {self._peer}", self._channel.federation.convener_fingerprint
-        try:
-            self._channel.adopt(Federation.parse(file.encode(errors="replace"), where, known))
-        except UsageError as error:
-            raise PeerError(f"wrong revision: {error}") from None
 
     def _failed(self, contact: Contact, error: Any, stood: bool) -> None:
         if error.code() is self._grpc.StatusCode.PERMISSION_DENIED:
@@ -581,30 +585,16 @@ def _shown(contact: Contact) -> x509.Certificate | None:
         raise PeerError("the certificate that it shows cannot be read") from None
 
 
-def _same_key(shown: x509.Certificate, contact: Contact, convener: x509.Certificate) -> bool:
-    """Whether a certificate is the convener's, of the key that the contract has for a member."""
-    try:
-        shown.verify_directly_issued_by(convener)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
+def _has_key(shown: x509.Certificate, contact: Contact) -> bool:
     key = shown.public_key()
     return isinstance(key, ec.EllipticCurvePublicKey) and fingerprint(key) == contact.fingerprint
 
 
-def _next(call: Any) -> bytes:
+def _next(messages: Iterator[bytes], ended: type[Exception] = StopIteration) -> bytes:
     try:
-        found: bytes = next(call)
-    except StopIteration:
-        raise PeerError("it ended the connection before its hello") from None
-    return found
-
-
-def _until_refused(call: Any, grpc: Any) -> None:
-    """Wait for the end, so that the hello gets there."""
-    try:
-        next(call, None)
-    except grpc.RpcError:
-        return
+        return next(messages)
+    except ended as error:
+        raise PeerError("it ended the connection before its hello") from error
 
 
 def _file_in(content: bytes) -> str:
@@ -640,21 +630,14 @@ def check_port(listen: str) -> None:
         listen: HOST:PORT.
     """
     host, _, port = listen.rpartition(":")
-    why = ""
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            try:
-                with socket.socket(family, kind, protocol) as tried:
-                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    tried.bind(address)
-            except OSError as error:
-                why = why or str(error.strerror)
-            else:
-                return  # one address of several is enough
-    except OSError as error:
-        why = str(error.strerror)
+    why, four, six = "", socket.AF_INET, socket.AF_INET6
+    for family in (four, six) if ":" in host else (six, four):  # the last says why
+        try:
+            socket.create_server((host.strip("[]"), int(port)), family=family).close()
+        except OSError as error:
+            why = str(error.strerror)
+        else:
+            return  # one address of several is enough
     raise UsageError(_cannot_listen(listen, why))
 
 
@@ -667,7 +650,6 @@ class _Listener:
 
     def __init__(self, channel: Channel, listen: str) -> None:
         self._channel, self._grpc = channel, load_grpc()
-        self._handshakes = Handshakes(channel.tell)
         self._inbound: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._pending: Counter[str] = Counter()
@@ -692,6 +674,7 @@ class _Listener:
             self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:  # the port was taken after `check_port`
             raise RunError(f"{_cannot_listen(listen, 'the address is in use')}; nothing was sent") from error
+        self._handshakes = Handshakes(channel.tell)
         self._server.start()
 
     def close(self) -> None:
@@ -724,7 +707,8 @@ class _Listener:
                 with self._place(who):
                     own = self._channel.hello()
                     yield own.encoded()
-                    file = self._met(contact, own, _first(requests))
+                    # gRPC raises a bare Exception when the connection breaks
+                    file = self._met(contact, own, _next(requests, Exception))
             yield json.dumps({"file": file}).encode()
             if not file and not self._channel.closed.is_set():
                 yield from self._frames(contact.name, requests, context)
@@ -764,10 +748,8 @@ class _Listener:
         theirs = Hello.decoded(content)
         refuse_replayed(own.nonce, theirs)
         refuse_other(own, theirs)
-        newer = newer_file(self._channel.federation, theirs)
-        if newer is not None:
-            self._channel.adopt(newer)
-            self._channel.admit(contact.fingerprint)
+        self._channel.take(theirs)
+        self._channel.admit(contact.fingerprint)
         known = self._channel.federation
         if theirs.revision >= known.revision:
             return ""
@@ -805,13 +787,13 @@ class Handshakes:
         self._tell, self._clock, self._lock = tell, clock, threading.Lock()
         self._open: deque[float] = deque()
         self._callers: dict[str, float] = {}
-        self._timer: threading.Timer | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="dpps handshakes", daemon=True).start()
 
     def begun(self) -> None:
         """A connection was accepted; what comes of it is looked at later."""
         with self._lock:
             self._open.append(self._clock())
-            self._look_after(HANDSHAKE)
 
     def passed(self, peer: str) -> None:
         """A connection got through; only the first of its streams counts."""
@@ -823,38 +805,25 @@ class Handshakes:
 
     def close(self) -> None:
         """Nothing is told any more."""
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
+        self._closed.set()
 
-    def _look_after(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = threading.Timer(seconds, self.look)
-            self._timer.daemon = True
-            self._timer.start()
+    def _watch(self) -> None:
+        while not self._closed.wait(HANDSHAKE / 4):
+            self.look()
 
     def look(self) -> None:
         """Tell of those that have had their time."""
         with self._lock:
-            now, failed, self._timer = self._clock(), False, None
+            now, failed = self._clock(), False
             while self._open and self._open[0] <= now - HANDSHAKE:
                 self._open.popleft()
                 failed = True
             self._callers = {peer: at for peer, at in self._callers.items() if at > now - 10 * HANDSHAKE}
-            if self._open:
-                self._look_after(self._open[0] + HANDSHAKE - now)
         if failed:
             self._tell(
                 "refused a connection before any message: it showed no certificate of this federation that is valid now over "
                 "TLS 1.3 (a stranger, a port scan, or a member whose certificate has expired)"
             )
-
-
-def _first(requests: Iterator[bytes]) -> bytes:
-    try:
-        return next(requests)
-    except Exception as error:
-        raise PeerError("it ended the connection before its hello") from error
 
 
 def _host(context: Any) -> str:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -37,10 +37,11 @@ from dpps.peers.identity import (
     check_name,
     encoded_point,
     fingerprint,
+    issued_by,
     key_of_point,
     verify,
 )
-from dpps.privacy.partners import Pairs
+from dpps.privacy.partners import Pairs, Trust
 from dpps.privacy.units import UNITS, PrivacyOptions
 from dpps.registry import is_own
 from dpps.runs.options import OWN_DATA, RETIRED, Options, read_config
@@ -180,14 +181,18 @@ class Federation:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{where} is damaged ({error}): ask the convener for it again") from error
-        if found.revision < 1:
-            raise UsageError(f"{where} is damaged (revision {found.revision}): ask the convener for it again")
-        if found._body() != body:
+        if found.revision < 1 or found._body() != body:
             other = "" if found.version == __version__ else f" (it is of dpps {found.version})"
             raise UsageError(
                 f"{where} says what a federation file does not say{other}: ask the convener for it again"
             )
-        found._check_certificates(where)
+        if not verify(_key_in(found.convener), signature, _SIGNED + body):
+            raise UsageError(f"{where} is signed by another key than its convener's: ask for the file again")
+        for member in found.members:
+            if not issued_by(member.certificate, found.convener):
+                raise UsageError(
+                    f"{where}: the certificate of {member.name} is not the convener's: ask for the file again"
+                )
         found.rules.check(len(found.members))
         return found
 
@@ -265,17 +270,6 @@ class Federation:
                 "this is not the key of the federation's convener: use the convener.key next to its first file"
             )
         return replace(self, signature=key.sign(_SIGNED + self._body()))
-
-    def _check_certificates(self, where: str) -> None:
-        if not verify(_key_in(self.convener), self.signature, _SIGNED + self._body()):
-            raise UsageError(f"{where} is signed by another key than its convener's: ask for the file again")
-        for member in self.members:
-            try:
-                member.certificate.verify_directly_issued_by(self.convener)
-            except (ValueError, TypeError, InvalidSignature) as error:
-                raise UsageError(
-                    f"{where}: the certificate of {member.name} is not the convener's: ask for the file again"
-                ) from error
 
     # Who is in it
 
@@ -406,12 +400,9 @@ class Federation:
 
 def linked(topology: Topology) -> frozenset[tuple[int, int]]:
     """The pairs of nodes that exchange messages, in either direction, the smaller first."""
-    found = set()
-    for t in range(topology.examined):
-        weights = topology.weights(t)
-        links = zip(weights.senders.tolist(), weights.receivers.tolist(), strict=True)
-        found |= {(min(i, j), max(i, j)) for i, j in links if i != j}
-    return frozenset(found)
+    weights = map(topology.weights, range(topology.examined))
+    links = chain.from_iterable(zip(w.senders.tolist(), w.receivers.tolist(), strict=True) for w in weights)
+    return frozenset((min(i, j), max(i, j)) for i, j in links if i != j)
 
 
 @dataclass(frozen=True)
@@ -452,7 +443,7 @@ class Membership:
             run=federation.fixed_digest,
             names=federation.names,
             own=federation.row(own.name),
-            sign=identity.sign,
+            sign=identity.key.sign,
             verify=lambda name, signature, message: verify(keys[name], signature, message),
             active=federation.active,
             neighbours=federation.neighbours(own.name),
@@ -547,12 +538,12 @@ def _shared_keys(plan: Mapping[str, Any], requests: Sequence[Request]) -> list[b
     """The keys with which members share noise; empty ones where they do not."""
     if plan.get("trust") != Pairs.name:
         return [b""] * len(requests)
-    for request in requests:
-        if not request.pair_key:
-            raise UsageError(
-                f"the request of {request.name} has no pair key, which --trust pairs needs: it is of an earlier version; ask for a new one"
-            )
     found = [request.pair_key for request in requests]
+    if not all(found):
+        name = requests[found.index(b"")].name
+        raise UsageError(
+            f"the request of {name} has no pair key, which --trust pairs needs: it is of an earlier version; ask for a new one"
+        )
     if len(set(found)) < len(found):
         raise UsageError("two requests have the same pair key: every member needs one of its own")
     return found
@@ -617,7 +608,7 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     if "ask" in table:
         asked = SurveyOptions.from_table(table, str(path))
         _check_members(asked.nodes, members, "dpps stats")
-        asked = replace(asked, schema=path.parent / asked.schema)
+        asked = replace(asked, schema=path.parent / asked.schema)  # which may be absolute
         return _questions(asked.for_members()), read_schema(asked.schema).to_toml()
     config = given = Options.from_toml(path)
     if config.trust == Pairs.name and config.absentees is None:
@@ -626,9 +617,8 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     _check_plan(config, members)
     schema = ""
     if config.schema is not None:
-        found = config.schema if config.schema.is_absolute() else path.parent / config.schema
-        schema = read_schema(found).to_toml()
-        config = replace(config, schema=found)
+        place = path.parent / config.schema
+        config, schema = replace(config, schema=place), read_schema(place).to_toml()
     own = config.schema is not None or config.classes is not None
     config = replace(config, node_data=_MEMBERS_FOLDER if own else None, secure_noise=True).resolve()
     config.network()
@@ -649,9 +639,7 @@ def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
 def _questions(options: SurveyOptions) -> dict[str, Any]:
     """What all members have alike."""
     _, _, unit = options.opened()
-    if isinstance(unit.trust, Pairs):
-        _check_enough_partners(options.nodes)
-        unit.trust.partners(options.nodes)  # refuses more colluders than members can hide from
+    _check_trust(unit.trust, options.nodes)
     chosen = {"data": OWN_DATA, "topology": topology_of(options.nodes), "unit": unit.name}
     return {name: value for name, value in options.to_table().items() if name != "schema"} | chosen
 
@@ -729,8 +717,7 @@ def _check_plan(config: Options, members: int) -> None:
     ):
         if wrong:
             raise UsageError(f"{option} in a run between organisations: {why}; leave it out of the plan")
-    if config.trust == Pairs.name:
-        _check_pairs(config, members)
+    _check_trust(PrivacyOptions.of(config).trusted(), members)
 
 
 def _check_members(nodes: int, members: int, command: str) -> None:
@@ -741,22 +728,17 @@ def _check_members(nodes: int, members: int, command: str) -> None:
         )
 
 
-def _check_enough_partners(members: int) -> None:
-    if members < 3:
-        raise UsageError(
-            f"--trust pairs with {members} members: each knows the noise that it shares, so a third one must be there to hide behind; "
-            "use --trust nobody"
-        )
-
-
-def _check_pairs(config: Options, members: int) -> None:
+def _check_trust(trust: Trust, members: int) -> None:
     """Refuse members that cannot hide each other."""
-    _check_enough_partners(members)
-    trust = PrivacyOptions.of(config).trusted()
-    assert isinstance(trust, Pairs)
-    trust.partners(members)  # refuses more colluders and absentees than members can hide from
-    if trust.absentees:
-        quorum(members, trust.coalition(members), trust.absentees)
+    if isinstance(trust, Pairs):
+        if members < 3:
+            raise UsageError(
+                f"--trust pairs with {members} members: each knows the noise that it shares, so a third one must be there to hide behind; "
+                "use --trust nobody"
+            )
+        trust.partners(members)  # refuses more colluders and absentees than members can hide from
+        if trust.absentees:
+            quorum(members, trust.coalition(members), trust.absentees)
 
 
 def quorum(members: int, colluders: int, absentees: int) -> int:
@@ -836,15 +818,10 @@ def _of(value: Any, *kinds: type) -> Any:
 
 def _plain_table(table: Any) -> dict[str, Any]:
     """A table of options without tables in it; questions are a list of texts."""
-    if type(table) is not dict:
-        raise TypeError("the plan is not a table of options")
     for name, value in table.items():
-        if name == "ask":
-            for question in _of(value, list):
-                _of(question, str)
-        else:
-            _of(value, str, int, float, bool)
-    return table
+        for each in _of(value, list) if name == "ask" else [value]:
+            _of(each, str, int, float, bool)
+    return dict(table)
 
 
 def _base64(certificate: x509.Certificate) -> str:

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ from dpps.peers.messages import (
     Share,
     decode,
 )
+from dpps.peers.status import Peer
 from dpps.topology import Topology
 from dpps.transport import Arrived, Exchange, Fabric, Link
 
@@ -112,7 +114,7 @@ class Peers(Fabric):
     ) -> None:
         self.membership, self.post, self.clock = membership, post, clock
         self.rules = membership.rules  # no revision changes them
-        self.nodes, self.rows = len(membership.names), [membership.own]
+        self.nodes, self.own, self.rows = len(membership.names), membership.own, [membership.own]
         self.keep: Callable[[int], None] = lambda phase: None
         self.keep_reservations: Callable[[], None] = lambda: None
         self.state, self.pushed, self.late = HERE, -1, False
@@ -162,7 +164,7 @@ class Peers(Fabric):
         """Members share noise that cancels, against so many colluders; so many may be lost. Before the first frame."""
         self.shares_noise = self.counts_late = True
         if absentees:
-            self.reservations = Reservations(self.nodes, self.membership.own, colluders, absentees)
+            self.reservations = Reservations(self.nodes, self.own, colluders, absentees)
         self.begin(self.start_number)
 
     def adopt(self, membership: Membership) -> None:
@@ -198,15 +200,12 @@ class Peers(Fabric):
             )
         with self.lock:
             self._take_in()
-            enough, weights, own = (
-                not self.shares_noise or float(a[0]) >= ENOUGH,
-                exchange.weights,
-                self.membership.own,
-            )
-            parts = given(weights, own) if enough else {}
+            weights, enough = exchange.weights, not self.shares_noise or float(a[0]) >= ENOUGH
+            parts = given(weights, self.own) if enough else {}
             self._await_room(exchange.round, parts)
-            senders = weights.senders[weights.indptr[own] : weights.indptr[own + 1]].tolist()
-            sources = [node for node in senders if node != own]
+            sources = weights.senders[
+                (weights.receivers == self.own) & (weights.senders != self.own)
+            ].tolist()
             self._push(LEARNING, exchange.round, parts, sources, s[0], float(a[0]))
 
     def gossip(self, steps: Sequence[Exchange], s: Tensor, a: Tensor, link: Link) -> Arrived:
@@ -322,7 +321,7 @@ class Peers(Fabric):
             self.hold(phase, rest * row.double(), rest * a)
         self._forget_letters(key)
         self.pushed = round_
-        if phase == LEARNING and self.reservations is not None:
+        if phase == LEARNING:
             self._reserve(round_ // self._terms.mixes + 1)
         self._keep(phase)
         now = self.clock()
@@ -334,9 +333,10 @@ class Peers(Fabric):
 
     def _forget_letters(self, newest: tuple[int, int]) -> None:
         """Rows that all have are not kept, and digests only of what a neighbour may still show."""
-        needed = {sent.letter for outlet in self._outlets.values() for sent in outlet.waiting}
+        outlets = self._outlets.values()
+        needed = {sent.letter for outlet in outlets for sent in outlet.waiting}
         self._letters = {key: each for key, each in self._letters.items() if key in needed}
-        shown = set().union({newest}, *(outlet.letters() for outlet in self._outlets.values()))
+        shown = {newest}.union(*(outlet.letters() for outlet in outlets))
         self._digests = {key: digest for key, digest in self._digests.items() if key in shown}
 
     def _check_silence(self) -> None:
@@ -408,7 +408,7 @@ class Peers(Fabric):
             self.wait(deadline - self.clock())
         seen = {n: self._inlets[n].seen for n in sources}
         came = (n for n, claim in seen.items() if claim is not None and claim.order == (phase, round_))
-        found = frozenset(came) | {self.membership.own}
+        found = frozenset(came) | {self.own}
         if phase == LEARNING:
             for node in found:
                 self._late.pop(node, None)
@@ -475,9 +475,9 @@ class Peers(Fabric):
         one that did receive them has this member's signature, which decides (`_check_seen`)."""
         return self._said_of_own > self.pushed and not self.answered()
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[Peer]:
         """Every member: name, state in words, last round, seconds since it was heard of."""
-        now, found = self.clock(), []
+        now, found = self.clock(), list[Peer]()
         mixes = self._terms.mixes if hasattr(self, "_terms") else 1
         for node, (name, known) in enumerate(zip(self.membership.names, self.view.known, strict=True)):
             age = self.view.age(node, now)
@@ -489,16 +489,10 @@ class Peers(Fabric):
                 word = "expelled"
             if node in self.refused:
                 word = "refused"
-            found.append(
-                {
-                    "name": name,
-                    "state": word,
-                    "round": known.pushed // mixes + 1,
-                    "heard": 0.0 if node == self.membership.own else age if math.isfinite(age) else None,
-                    "connected": node in self._connected,
-                    "why": self.refused.get(node) or self.refused_by.get(node, ""),
-                }
-            )
+            heard = 0.0 if node == self.own else age if math.isfinite(age) else None
+            peer = Peer(name, word, known.pushed // mixes + 1, heard, node in self._connected)
+            peer.why = self.refused.get(node) or self.refused_by.get(node, "")
+            found.append(peer)
         return found
 
     # The average at the end
@@ -558,7 +552,7 @@ class Peers(Fabric):
                 reached = [n for n in self.partners() if self._can_take(n, AVERAGING, position)]
                 equal = dict.fromkeys(reached, 1 / (len(reached) + 1))
                 self._push(AVERAGING, position, equal, self.partners(), z, b)
-                if self._collect() == {self.membership.own}:
+                if self._collect() == {self.own}:
                     vain = 0 if self._wait_for_mass(self._home[AVERAGING][1]) else vain + 1
             position = max(position + 1, min(self.behind(position + 1), last))
         finals = {} if self.state == NEAR else self._await_final()
@@ -602,14 +596,10 @@ class Peers(Fabric):
         self._wait_until(done, self.rules.soft_deadline)
         return done()
 
-    def over(self) -> bool:
+    def over(self, doubted: bool = False) -> bool:
         """Whether the run has ended without this member: neighbours that can be reached have finished, none of them takes part
-        any more, and that is not the word of one alone."""
-        return bool(self._done()) and not self.partners() and self._ended()
-
-    def doubted(self) -> bool:
-        """Whether that is the word of one alone."""
-        return bool(self._done()) and not self.partners() and not self._ended()
+        any more, and that is not the word of one alone (`doubted`: it is)."""
+        return bool(self._done()) and not self.partners() and self._ended() != doubted
 
     def ending(self) -> bool:
         """Whether this member has a part in the average, and a neighbour has finished, still here or not."""
@@ -619,7 +609,7 @@ class Peers(Fabric):
     def _ended(self) -> bool:
         """Whether two members have signed that they have finished, here or not: one of them may be a liar. Where there is only one
         other member, its word must do."""
-        known, gone = self.view.known, {self.membership.own, *self.view.ignored}
+        known, gone = self.view.known, {self.own, *self.view.ignored}
         others = [n for n in range(self.nodes) if n not in gone and known[n].state != LEFT]
         return sum(known[n].state == DONE for n in others) >= max(1, min(2, len(others)))
 
@@ -749,8 +739,7 @@ class Peers(Fabric):
         with self.lock:
             now = self.clock()
             self._tend(now)
-            found = self.post.receive(max(0.0, min(seconds, self._next_tending - now, _NOTICE)))
-            if found is not None:
+            if found := self.post.receive(max(0.0, min(seconds, self._next_tending - now, _NOTICE))):
                 self._handle(*found)
 
     def look(self) -> None:
@@ -767,11 +756,9 @@ class Peers(Fabric):
             self.wait(deadline - self.clock())
 
     def _take_in(self) -> None:
-        """All frames that are here already."""
+        """All frames that are here already, but so many that whoever floods this member does not stop it."""
         self._tend(self.clock())
-        for _ in range(_AT_ONCE):  # whoever floods this member does not stop it
-            if (found := self.post.receive(0.0)) is None:
-                break
+        for found in islice(iter(lambda: self.post.receive(0.0), None), _AT_ONCE):
             self._handle(*found)
 
     def _tend(self, now: float) -> None:
@@ -820,17 +807,15 @@ class Peers(Fabric):
         if self.silenced is not None:
             return
         inlet, share, members = self._inlets[node], None, self.membership
+        run, name, other = members.run, members.name, members.names[node]
         if sent is not None:
             letter = self._letters[sent.letter]
-            if not sent.signature:
-                message = sent.claim(letter).message(members.run, members.name, members.names[node])
-                sent.signature = members.sign(message)
+            sent.signature = sent.signature or members.sign(sent.claim(letter).message(run, name, other))
             share = Share(sent.claim(letter), letter.data)
         if inlet.seen is not None and not inlet.receipt:
-            receipt = inlet.seen.receipt(members.run, members.names[node], members.name)
-            inlet.receipt = members.sign(receipt)
+            inlet.receipt = members.sign(inlet.seen.receipt(run, other, name))
         data = Frame(
-            run=members.run,
+            run=run,
             start=self.start_number,
             asks=node not in self._greeted or node in self._unheard,
             answers=inlet.start,
@@ -842,7 +827,7 @@ class Peers(Fabric):
             receipt=inlet.receipt,
             refusal=self.refused.get(node, ""),
         ).encode()
-        self.post.send(members.names[node], data)
+        self.post.send(other, data)
 
     # Frames come in
 
@@ -873,7 +858,7 @@ class Peers(Fabric):
             return  # it was sent before the sender's last restart
         self._check_view(node, frame)
         self.view.hear(frame.view, self.clock())
-        self._said_of_own = max(self._said_of_own, frame.view[self.membership.own].pushed)
+        self._said_of_own = max(self._said_of_own, frame.view[self.own].pushed)
         if self.shares_noise and self._said_of_own > self.pushed:
             self.silenced = self._older_copy(node, self._said_of_own)
             raise self.silenced
@@ -968,7 +953,7 @@ class Peers(Fabric):
         elif claim.phase == FINAL:
             right = claim.weight == claim.a == 1.0
         else:
-            weight = terms.weight(claim.round, node, self.membership.own) if not handed_over else 1.0
+            weight = terms.weight(claim.round, node, self.own) if not handed_over else 1.0
             right = claim.weight > 0 and math.isclose(claim.weight, weight)
         if not right:
             raise FrameError(

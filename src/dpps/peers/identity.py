@@ -91,6 +91,15 @@ def verify(key: ec.EllipticCurvePublicKey, signature: bytes, message: bytes) -> 
     return True
 
 
+def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether a certificate is one that the issuer has signed."""
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
 class Key:
     """A private key (P-256: what TLS 1.3 is sure to take) in a file that only its owner can read."""
 
@@ -229,13 +238,14 @@ class Request:
         """
         try:
             found = x509.load_pem_x509_csr(path.read_bytes())
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            why = (
+                f"cannot be read ({error.strerror})"
+                if isinstance(error, OSError)
+                else "is not a certificate request"
+            )
             raise UsageError(
-                f"--member {path} cannot be read ({error.strerror}): name the file {REQUEST} that dpps federation key wrote at the member"
-            ) from error
-        except ValueError as error:
-            raise UsageError(
-                f"--member {path} is not a certificate request: name the file {REQUEST} that dpps federation key wrote at the member"
+                f"--member {path} {why}: name the file {REQUEST} that dpps federation key wrote at the member"
             ) from error
         key = found.public_key()
         if not found.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
@@ -333,7 +343,3 @@ class Identity:
                 f"{self.folder} holds no {PAIRS_KEY}, with which noise is shared: restore it, or make a new key and take part in a new federation"
             )
         return IdentityKey.kept_in(self.folder / PAIRS_KEY)
-
-    def sign(self, message: bytes) -> bytes:
-        """A signature that `verify` accepts with this member's public key."""
-        return self.key.sign(message)

@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from dpps.peers.gossip import ENOUGH, Peers, averaging_rounds
 from dpps.peers.identity import Identity, read_out
 from dpps.peers.links import ACTIVE, DONE, LEFT, Terms
 from dpps.peers.messages import LEARNING, Post, largest
-from dpps.peers.status import Peer, Status, now, write_status
+from dpps.peers.status import Status, now, write_status
 from dpps.peers.store import LOCK, OUTBOX, Outbox, OutboxLedger
 from dpps.privacy.accountant import label
 from dpps.privacy.partners import Pairs
@@ -61,8 +61,6 @@ OBSERVER = (
 )
 _RESERVATIONS, _DATA, _ROUNDS = "reservations.json", "data", "rounds.jsonl"  # beside the outbox
 _BEAT = 0.5  # seconds between looks at what has arrived
-
-
 SCHEMA = "schema.toml"
 """In the run's folder: what the contract says of the members' data."""
 CONVENER, KNOWN, RUN = "convener", "federations", ".run"
@@ -82,12 +80,11 @@ class Heart(threading.Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        while not self._stopped.wait(min(_BEAT, self._fabric.membership.rules.soft_deadline / 3)):
-            try:
+        try:
+            while not self._stopped.wait(min(_BEAT, self._fabric.rules.soft_deadline / 3)):
                 self._fabric.look()
-            except BaseException as error:  # noqa: BLE001 - `check` raises it where the run is
-                self._error = error
-                return
+        except BaseException as error:  # noqa: BLE001 - `check` raises it where the run is
+            self._error = error
 
     def check(self) -> None:
         """Raise here what went wrong there."""
@@ -97,8 +94,7 @@ class Heart(threading.Thread):
     def stop(self) -> None:
         """Let it end, and wait until it has."""
         self._stopped.set()
-        if self.is_alive():
-            self.join()
+        self.join()
 
 
 class Member(Deployment):
@@ -118,6 +114,8 @@ class Member(Deployment):
     durable = True
     ledger = OutboxLedger
     repeats_rounds = False  # the outbox holds what was paid for
+    _run: Run
+    _outbox: Outbox
 
     def __init__(
         self,
@@ -129,26 +127,28 @@ class Member(Deployment):
         heart: bool = True,
     ) -> None:
         self.membership, self.post, self.clock, self.seeded_noise = membership, post, clock, seeded_noise
-        self.log_prefix = f"{membership.name}: "
-        self.processes, self.members = len(membership.names), tuple(membership.names)
+        self.rules, self.log_prefix = membership.rules, f"{membership.name}: "
+        self.processes, self.members = len(membership.names), membership.names
         self.fabric = Peers(membership, post, clock)
         self.agreement: float | None = None
         """How far the neighbours were from the average when they last told, relative to its norm; None before the end."""
         self._leave_asked = threading.Event()
-        self._heart = Heart(self.fabric) if heart else None
+        self._heart, self._shows_life = Heart(self.fabric), heart
+        self._exits = ExitStack()
         self._met = self._few_left = False
         self._waits_since: float | None = None
         self.staying = False
         """Whether all is done and written, and this member is only there for those who come back late."""
         self._logged = 0
-        self._outbox: Outbox | None = None
-        self._run: Run | None = None
         self._shared: MemberNoise | None = None
 
     def adopt(self, membership: Membership) -> None:
         """The contract of a later revision."""
         self.membership = membership
         self.fabric.adopt(membership)
+
+    def _tell(self, words: str) -> None:
+        log.warning("%s%s", self.log_prefix, words)
 
     # What a run asks at its start
 
@@ -178,8 +178,17 @@ class Member(Deployment):
             raise UsageError(
                 f"the topology has {run.topology.nodes} nodes and the federation {len(self.membership.names)} members: make them equal"
             )
-        if run.unit is not None and isinstance(run.unit.trust, Pairs):
-            self._share_noise(run.unit.trust, run.topology.nodes)
+        if run.unit is not None and isinstance(trust := run.unit.trust, Pairs):
+            if self._shared is None:
+                raise UsageError(
+                    "trust=Pairs between organisations needs the members' pair keys, and noise that nobody else knows: make the "
+                    "federation with dpps federation create, or trust nobody"
+                )
+            if self.processes < 3:
+                raise UsageError(
+                    f"trust=Pairs with {self.processes} members: a third one must be there to hide behind; trust nobody"
+                )
+            self.fabric.share_noise(trust.coalition(self.processes), trust.absentees)
         if not run.algorithm.sends_updates:
             raise UsageError(
                 f"{type(run.algorithm).__name__} sends more than an update of its parameters, which a member "
@@ -188,56 +197,42 @@ class Member(Deployment):
         run.topology.check_connected()
         self.fabric.counts_late = self.fabric.counts_late or not run.skips_rounds
         assert run.folder is not None
-        self._outbox = Outbox(run.folder.path / OUTBOX)
-        self._run = run
-        self._check_data(run, self._place(_DATA))
+        self._run, self._outbox = run, Outbox(run.folder.path / OUTBOX)
+        place = self._place(_DATA)
+        # what was spent of other files is in another ledger
+        if place.exists() and place.read_text() != _checksums(run):
+            raise UsageError(
+                f"--node-data {', '.join(run.description.sources)} holds other data than this member's run in {run.folder.path} began "
+                "with: give the folder it began with (it may have been moved), its files unchanged"
+            )
         self.fabric.keep, self.fabric.keep_reservations = self._keep, self._keep_reservations
         return self.fabric
 
     def _place(self, name: str) -> Path:
         """A file beside the outbox."""
-        assert self._outbox is not None
         return self._outbox.folder / name
 
     def _keep_reservations(self) -> None:
         assert self.fabric.reservations is not None
         write_private(self._place(_RESERVATIONS), json.dumps(self.fabric.reservations.to_json()).encode())
 
-    def _share_noise(self, trust: Pairs, members: int) -> None:
-        """Noise that cancels between members that come and go."""
-        if self._shared is None:
-            raise UsageError(
-                "trust=Pairs between organisations needs the members' pair keys, and noise that nobody else knows: make the federation "
-                "with dpps federation create, or trust nobody"
-            )
-        if members < 3:
-            raise UsageError(
-                f"trust=Pairs with {members} members: a third one must be there to hide behind; trust nobody"
-            )
-        self.fabric.share_noise(trust.coalition(members), trust.absentees)
-
-    def _check_data(self, run: Run, place: Path) -> None:
-        """Refuse to go on with other files than the run began with: what was spent of those is in this ledger."""
-        if place.exists() and place.read_text() != _checksums(run):
-            raise UsageError(
-                f"--node-data {', '.join(run.description.sources)} holds other data than this member's run in {place.parent.parent} began "
-                "with: give the folder it began with (it may have been moved), its files unchanged"
-            )
-
     def header(self) -> dict[str, Any]:
         return {"federation": self.membership.run, "member": self.membership.name}
 
     def resume(self, run: Run) -> None:
         """Go on from the outbox; at the first start, begin one."""
-        assert self._outbox is not None
         self._outbox.lock()  # a run without noise has no ledger, which would be locked
+        self._exits.callback(self._outbox.unlock)
         self.fabric.agree(_terms(run))
-        self._plan_noise(run)
+        if self.pairs is not None:  # what noise every round has: a missed one is made up for later
+            rates = [rate for rate, count in run.plan.rounds for _ in range(count)]
+            levels = {rate: run.protocol.level(run.state.shared, rate) for rate in set(rates)}
+            self.pairs.levels, self.pairs.planned = lambda round_: levels[rates[round_]], len(rates)
         found = self._outbox.read()
         if found is None:
             if run.resumed and run.ledger.messages:
                 raise RunError(
-                    f"the outbox in {run.folder and run.folder.path} is gone and its ledger is not: restore it, or leave this run"
+                    f"the outbox in {self._outbox.folder.parent} is gone and its ledger is not: restore it, or leave this run"
                 )
             self.fabric.begin(1)
         else:
@@ -253,29 +248,21 @@ class Member(Deployment):
             self._take(run)
             if float(run.state.shared.a[0]) > 0:
                 self.fabric.follow(run.state.shared.y[0])
-        if self._heart is not None:
+        if self._shows_life:
             self._heart.start()
+            self._exits.callback(self._heart.stop)
 
     @property
     def pairs(self) -> MemberPairs | None:
         """The noise that this member shares; None: none."""
         return None if self._shared is None else self._shared.pairs
 
-    def _plan_noise(self, run: Run) -> None:
-        """What noise every round has: a missed one is made up for later."""
-        if self.pairs is not None:
-            state, protocol = run.state.shared, run.protocol
-            rates = [rate for rate, count in run.plan.rounds for _ in range(count)]
-            levels = {rate: protocol.level(state, rate) for rate in set(rates)}
-            self.pairs.levels, self.pairs.planned = lambda round_: levels[rates[round_]], len(rates)
-
     def _resume(self, run: Run, tensors: dict[str, Any], meta: dict[str, Any]) -> None:
         if isinstance(run.ledger, OutboxLedger):
             run.ledger.recover(*meta["ledger"])
         fabric, state = meta["fabric"], meta["fabric"]["state"]
         waiting = [tuple(sent[2:]) for outlet in fabric["outlets"].values() for sent in outlet["waiting"]]
-        handed_over = state == LEFT and (LEARNING, fabric["pushed"]) not in waiting
-        if handed_over:
+        if state == LEFT and (LEARNING, fabric["pushed"]) not in waiting:
             raise UsageError(
                 "this member has left the federation: there is nothing to go on with, and nothing was sent"
             )
@@ -283,7 +270,7 @@ class Member(Deployment):
             run.nodes.load(run.state, tensors, meta, meta["round"])
         except (KeyError, RuntimeError) as error:
             raise RunError(f"the outbox is of another model: {error}") from error
-        self.fabric.load(tensors, meta["fabric"])
+        self.fabric.load(tensors, fabric)
         if self.pairs is not None:
             self.pairs.rounds.load(meta["pairs"])
         if self.fabric.reservations is not None and (noted := self._place(_RESERVATIONS)).exists():
@@ -305,14 +292,11 @@ class Member(Deployment):
 
     def _keep(self, phase: int) -> None:
         """Before anything of a push leaves: the state as it is when nothing of this round has arrived yet."""
-        assert self._run is not None
-        if self._heart is not None:
-            self._heart.check()
+        self._heart.check()
         state, more = self._run.state.shared, 1 if phase == LEARNING and self.fabric.state != LEFT else 0
         self._write(self._run, state.round + more, state.clock + more)
 
     def _write(self, run: Run, round_: int, clock: int) -> None:
-        assert self._outbox is not None
         ledger = run.ledger if isinstance(run.ledger, OutboxLedger) else None
         meta = {
             **run.nodes.meta(run.state),
@@ -349,33 +333,24 @@ class Member(Deployment):
             return True
         if not self.fabric.cleared(run.state.round):
             self.fabric.reserve(run.state.round)
-            self.fabric.wait(self.membership.rules.soft_deadline / 3)
-            self._tell_waiting(run)
+            self.fabric.wait(self.rules.soft_deadline / 3)
+            now, reservations = self.clock(), self.fabric.reservations
+            self._waits_since = now if self._waits_since is None else self._waits_since
+            if now - self._waits_since >= self.rules.hard_deadline and reservations is not None:
+                self._waits_since = now
+                self._tell(
+                    f"waits: {reservations.quorum} other members must have noted that it may release round {run.state.round}, so that "
+                    "noise shared with it can be taken back if it is lost"
+                )
             return False
         self._waits_since = None
         for row, last in self.fabric.lost().items():
             if self.pairs.rounds.lose(row, last):
-                log.warning(
-                    "%sno longer shares noise with %s, and takes back that of the rounds after %d",
-                    self.log_prefix,
-                    self.membership.names[row],
-                    last,
+                name = self.membership.names[row]
+                self._tell(
+                    f"no longer shares noise with {name}, and takes back that of the rounds after {last}"
                 )
         return True
-
-    def _tell_waiting(self, run: Run) -> None:
-        """Once in a while, why the next round waits."""
-        now, reservations = self.clock(), self.fabric.reservations
-        self._waits_since = now if self._waits_since is None else self._waits_since
-        if now - self._waits_since >= self.membership.rules.hard_deadline and reservations is not None:
-            self._waits_since = now
-            log.warning(
-                "%swaits: %d other members must have noted that it may release round %d, so that noise shared with it can be taken back "
-                "if it is lost",
-                self.log_prefix,
-                reservations.quorum,
-                run.state.round,
-            )
 
     def _goes_on(self, run: Run) -> bool:
         """Wait until enough members are here; go where the others are. False: this member takes no further part."""
@@ -397,67 +372,65 @@ class Member(Deployment):
             others = self.fabric.behind(run.state.round, run.mixes)
         if others > run.state.round:
             target = min(others, run.plan.count)
-            log.warning(
-                "%scontinues with round %d, where the others are; the %d rounds in between were neither sent nor charged",
-                self.log_prefix,
-                target,
-                target - run.state.round,
+            self._tell(
+                f"continues with round {target}, where the others are; the {target - run.state.round} rounds in between were neither "
+                "sent nor charged"
             )
             run.nodes.skip_to(run.state, target, run.rounds_per_epoch)
         return True
 
     def _gone(self, run: Run, unsure: list[str]) -> bool:
         """It has left: it takes no further part."""
-        log.warning("%shas left after %d rounds and handed over", self.log_prefix, run.state.round)
+        self._tell(f"has left after {run.state.round} rounds and handed over")
         if unsure:
-            log.warning(
-                "%s%s has not said yet that what it was given is on its disk: give the same command once more, to be sure",
-                self.log_prefix,
-                ", ".join(unsure),
+            self._tell(
+                f"{', '.join(unsure)} has not said yet that what it was given is on its disk: give the same command once more, to be sure"
             )
         return False
 
     def _assemble(self, averaging: bool = False) -> None:
         """Wait until as many members are here as `_wanted` says, and those have answered who can know of earlier starts.
         In the average, when a neighbour has finished, too few may be left: they are waited for as long as the hard deadline, once."""
-        fabric, begun = self.fabric, self.clock()
-        tell_at = begun + self.membership.rules.soft_deadline
-        if self._heart is not None:
-            self._heart.check()
+        fabric, begun, soft, hard = (
+            self.fabric,
+            self.clock(),
+            self.rules.soft_deadline,
+            self.rules.hard_deadline,
+        )
+        tell_at = begun + soft
+        self._heart.check()
         while True:
             fabric.wait(0.0)
             now = self.clock()
-            wanted = self._wanted(now - begun)
+            waited = now - begun
+            wanted = self._wanted(waited)
             # an older copy would put the noise that members share under a second message: there nobody's answer is done without
-            patient = fabric.shares_noise or now - begun < self.membership.rules.soft_deadline
-            answers = not self._met and patient
-            doubt = not self._met and now - begun < self.membership.rules.hard_deadline and fabric.doubtful()
-            asked = self._leave_asked.is_set() or (self._run is not None and self._run.stop_asked)
+            answers = not self._met and (fabric.shares_noise or waited < soft)
+            doubt = not self._met and waited < hard and fabric.doubtful()
             too_late = fabric.over() and (not answers or fabric.answered())
-            if averaging and fabric.ending() and now - begun >= self.membership.rules.hard_deadline:
+            if averaging and fabric.ending() and waited >= hard:
                 self._few_left = True
             there = fabric.assembled(wanted, answers) or too_late or self._few_left
-            if asked or (there and not doubt):
+            if self._leave_asked.is_set() or self._run.stop_asked or (there and not doubt):
                 self._met = True
                 return
             if now >= tell_at:
-                tell_at = now + self.membership.rules.hard_deadline
-                log.warning("%s%s", self.log_prefix, self._why_waiting(fabric.here, wanted))
-            fabric.wait(self.membership.rules.soft_deadline / 3)
+                tell_at = now + hard
+                self._tell(self._why_waiting(fabric.here, wanted))
+            fabric.wait(soft / 3)
 
     def _wanted(self, waited: float) -> int:
         """How many members must be here. For the first round all of them are waited for, until the start deadline; in a new start
         also all, for what they know of earlier ones, until the hard deadline. Later the fewest that the contract allows."""
-        rules = self.membership.rules
-        patience = rules.hard_deadline if self.fabric.begun() else rules.start_deadline
-        if self._met or waited >= patience:
-            return rules.min_members
-        return max(rules.min_members, len(self.fabric.view.taking_part()))
+        rules, fabric = self.rules, self.fabric
+        patience = rules.hard_deadline if fabric.begun() else rules.start_deadline
+        everybody = 0 if self._met or waited >= patience else len(fabric.view.taking_part())
+        return max(rules.min_members, everybody)
 
     def _why_waiting(self, here: list[str], wanted: int) -> str:
         if self.fabric.doubtful():
             return "waits for all neighbours to answer: one says that this member has sent more than is on its disk"
-        if self.fabric.doubted():
+        if self.fabric.over(doubted=True):
             return (
                 "waits: only one member says that the run has ended, which is not enough; ask another one that has finished to give its dpps "
                 "join once more, or the convener to expel those who are gone for good"
@@ -471,17 +444,15 @@ class Member(Deployment):
                 f"; this member has spent {self._spent()} so far. If the others have finished, ask one of them to give its dpps "
                 "join once more: it then hands the final model over to this one"
             )
-        left = [
-            n for n, k in zip(self.membership.names, known, strict=True) if k.state == LEFT and n in present
-        ]
-        if len(present) - len(left) < self.membership.rules.min_members:
+        both = zip(self.membership.names, known, strict=True)
+        left = [name for name, each in both if each.state == LEFT and name in present]
+        if len(present) - len(left) < self.rules.min_members:
             told += f"; {', '.join(left)} left for good, so too few can come: Ctrl-C ends this member's run"
         return f"waits for other members: {told}"
 
     def _spent(self) -> str:
         """What its messages have cost, in words."""
-        run = self._run
-        spent = None if run is None or run.unit is None else run.privacy
+        spent = None if self._run.unit is None else self._run.privacy
         if spent is None or spent.epsilon is None:
             return "no epsilon, as nothing was promised for its messages,"
         return f"{label(spent.epsilon)} at delta {spent.delta:g}"
@@ -507,9 +478,9 @@ class Member(Deployment):
             state.s, state.a = self.fabric.estimate()[None], torch.ones_like(state.a)
         row = run.nodes.shared_rows(run.state)[0]
         self._write_log(run)
-        fewest = averaging_rounds(run.topology)
+        first, fewest = run.plan.count * run.mixes, averaging_rounds(run.topology)
         mean, self.agreement = self.fabric.average(
-            row, run.plan.count * run.mixes, fewest, before=lambda: self._assemble(averaging=True)
+            row, first, fewest, before=lambda: self._assemble(averaging=True)
         )
         if self.agreement is None:
             raise RunError(
@@ -517,9 +488,7 @@ class Member(Deployment):
                 f"{self._spent()}: ask one of them to give its dpps federation join once more, and meanwhile give this command again"
             )
         if self.fabric.late:
-            log.warning(
-                "%scame back when the others had finished, and got their final model", self.log_prefix
-            )
+            self._tell("came back when the others had finished, and got their final model")
         run.nodes.set_mean(run.state, mean)
         run.forget_evaluation()
         self.fabric.finish()
@@ -533,12 +502,12 @@ class Member(Deployment):
         if self.pairs is None or not run.skips_rounds or self.fabric.pushed >= run.plan.count * run.mixes:
             return
         last, state = run.plan.count - 1, run.state.shared
-        until = self.clock() + self.membership.rules.hard_deadline
+        until = self.clock() + self.rules.hard_deadline
         while self._waits_for_word(last) and self.clock() < until:
             if self.fabric.over():  # too late: the others have their average
                 return
             self.fabric.reserve(last)
-            self.fabric.wait(self.membership.rules.soft_deadline / 3)
+            self.fabric.wait(self.rules.soft_deadline / 3)
         noise = None
         if self.fabric.cleared(last):
             for row, after in self.fabric.lost().items():
@@ -557,11 +526,9 @@ class Member(Deployment):
         """Be there for neighbours that are not done; Ctrl-C ends that, as all is done here."""
         self.staying = True
         if missing := self.fabric.unfinished():
-            log.warning(
-                "%shas finished and written its results; it stays for up to %g s, so that members that come back get the final model (%s); Ctrl-C ends that",
-                self.log_prefix,
-                self.membership.rules.hard_deadline,
-                ", ".join(missing),
+            self._tell(
+                f"has finished and written its results; it stays for up to {self.rules.hard_deadline:g} s, so that members that come "
+                f"back get the final model ({', '.join(missing)}); Ctrl-C ends that"
             )
         try:
             self.fabric.stay(run.shared, ended=lambda: run.stop_asked)
@@ -570,10 +537,7 @@ class Member(Deployment):
 
     def close(self) -> None:
         """Stop showing signs of life, and let other processes have the folder."""
-        if self._heart is not None:
-            self._heart.stop()
-        if self._outbox is not None:
-            self._outbox.unlock()
+        self._exits.close()
 
     @property
     def preface(self) -> str:
@@ -705,18 +669,10 @@ class Participation:
         own_choice |= {"metrics": metrics, "device": device}
         with self._nothing_left_behind():
             self.run = self._make_run(contract, (self._after_round, *callbacks), own_choice)
-        protected = self.run.unit
-        self.status = Status(
-            self.channel.own.name,
-            contract.id,
-            contract.revision,
-            unit="none" if protected is None else protected.name,
-            promised=None if protected is None else protected.epsilon,
-            delta=None if protected is None else protected.delta,
-            against=against(contract.plan),
-            links=sorted(contract.pairs),
-            since=now(),
-        )
+        self.status = Status(self.channel.own.name, contract.id, contract.revision, unit="none", since=now())
+        self.status.against, self.status.links = against(contract.plan), sorted(contract.pairs)
+        if (unit := self.run.unit) is not None:
+            self.status.unit, self.status.promised, self.status.delta = unit.name, unit.epsilon, unit.delta
         self._over, self._thread = threading.Event(), threading.current_thread()
         self._watcher = threading.Thread(target=self._watch, name="federation status", daemon=True)
         self._writing = threading.Lock()
@@ -732,24 +688,19 @@ class Participation:
                 raise UsageError(
                     f"--{name.replace('_', '-')} would be ignored: the plan asks questions (dpps stats); leave it out"
                 )
-        schema = self._write_schema(contract)
+        schema = self.out / SCHEMA
+        if contract.schema:
+            self._new = [path for path in (schema, self.out, *self.out.parents) if not path.exists()]
+            with writing(self.out):
+                private_folder(self.out)
+            write_private(schema, contract.schema.encode())
         common: dict[str, Any] = {"folder": self.out, "deployment": self.member, "callbacks": callbacks}
         if contract.asks:
-            assert schema is not None
             survey, described, unit = questions_for(contract, schema).opened()
-            sources, members = [own_choice["node_data"]], len(contract.members)
-            return Release.of_tables(survey, described, sources, members, unit, **common)
-        return Run.from_options(config_for(contract, schema, quiet=True, **own_choice), **common)
-
-    def _write_schema(self, contract: Federation) -> Path | None:
-        if not contract.schema:
-            return None
-        place = self.out / SCHEMA
-        self._new = [path for path in (place, self.out, *self.out.parents) if not path.exists()]
-        with writing(self.out):
-            private_folder(self.out)
-        write_private(place, contract.schema.encode())
-        return place
+            sources = [own_choice["node_data"]]
+            return Release.of_tables(survey, described, sources, len(contract.members), unit, **common)
+        found = config_for(contract, schema if contract.schema else None, quiet=True, **own_choice)
+        return Run.from_options(found, **common)
 
     @contextmanager
     def _nothing_left_behind(self) -> Iterator[None]:
@@ -857,13 +808,10 @@ class Participation:
 
     def tell_epsilon(self) -> None:
         """Write what was spent so far into the status."""
-        if self.run.unit is None or self.status.epsilon_round == self.run.state.round > 0:
-            return
-        begun = time.monotonic()
-        self.status.epsilon = self.run.privacy.epsilon_spent
-        self.status.epsilon_round = self.run.state.round
-        taken = time.monotonic() - begun
-        self._next_epsilon = begun + taken / SHARE
+        begun, round_ = time.monotonic(), self.run.state.round
+        if self.run.unit is not None and not self.status.epsilon_round == round_ > 0:
+            self.status.epsilon, self.status.epsilon_round = self.run.privacy.epsilon_spent, round_
+            self._next_epsilon = begun + (time.monotonic() - begun) / SHARE
 
     def _renew(self, state: str = "", message: str = "") -> None:
         """Put what is known into the status, and the status on disk."""
@@ -878,22 +826,18 @@ class Participation:
                 self.channel.tell(str(error))
 
     def _look_around(self) -> None:
-        status, run = self.status, self.run
-        status.revision = self.channel.federation.revision
-        status.round = run.state.round
+        status, fabric, names = self.status, self.member.fabric, self.member.membership.names
+        status.revision, status.round = self.channel.federation.revision, self.run.state.round
         if status.state == states.RUNNING and status.round >= status.rounds:
             status.state = states.ENDING
         if self.member.staying:
             status.state = states.STAYING
-        traffic = self.channel.traffic
-        status.members = []
-        for told in self.member.fabric.status():
-            passed = traffic.get(told["name"])
-            sent, received = (passed.sent, passed.received) if passed else (0, 0)
-            told["round"] = min(told["round"], status.rounds)  # the average at the end counts on
-            status.members.append(Peer(**told, sent=sent, received=received))
-        status.bytes_sent = sum(each.sent for each in traffic.values())
-        fabric, names = self.member.fabric, self.member.membership.names
+        members, traffic = fabric.status(), self.channel.traffic
+        for peer in members:
+            peer.round = min(peer.round, status.rounds)  # the average at the end counts on
+            if passed := traffic.get(peer.name):
+                peer.sent, peer.received = passed.sent, passed.received
+        status.members, status.bytes_sent = members, sum(each.sent for each in traffic.values())
         status.refusals = [
             *self.channel.refusals,
             *(f"refused {names[n]}: it sent {why}" for n, why in fabric.refused.items()),
@@ -917,17 +861,15 @@ class Participation:
             if not self._over.is_set():
                 self._renew()
 
-    def _stamped(self) -> tuple[int, int]:
-        try:
+    def _stamped(self) -> tuple[int, int] | None:
+        with suppress(OSError):
             found = self._file.stat()
-        except OSError:
-            return 0, 0
-        return found.st_mtime_ns, found.st_size
+            return found.st_mtime_ns, found.st_size
+        return None
 
     def _look_at_file(self) -> None:
         """A later revision may have been put where the contract is."""
-        stamp = self._stamped()
-        if stamp in (self._stamp, (0, 0)):
+        if (stamp := self._stamped()) in (self._stamp, None):
             return
         self._stamp = stamp
         try:
@@ -972,11 +914,38 @@ def accept(identity: Identity, path: Path, convener: str = "") -> Federation:
     Raises:
         UsageError: it is not what the convener signed, is of another convener, or not for this member.
     """
-    given = Federation.read(path)
-    _check_convener(identity, given, convener)
-    found = _newest(identity, given, path)
+    found = Federation.read(path)
+    said, signed_by = re.sub(r"[\s:]", "", convener).lower(), found.convener_fingerprint
+    if said and said != signed_by:
+        raise UsageError(
+            f"--convener is {read_out(said)} and the file is signed by {read_out(signed_by)}: ask the convener on the telephone"
+        )
+    if not said and (trusted := _trusted(identity)) not in ("", signed_by):
+        raise UsageError(
+            f"the file is signed by another convener ({read_out(signed_by)}) than the one known to {identity.folder} "
+            f"({read_out(trusted)}): ask on the telephone, and give --convener if it is right"
+        )
+    if (place := _place(identity, found)).exists():
+        known = Federation.read(place)
+        if found.revision < known.revision:
+            found.check_next(known, str(place))
+            log.warning(
+                "%s has revision %d; revision %d is known already and is used",
+                path,
+                found.revision,
+                known.revision,
+            )
+            found = known
+        else:
+            known.check_next(found, str(path))
     found.check_for(identity)
     return found
+
+
+def _trusted(identity: Identity) -> str:
+    """The fingerprint of the convener whose contracts are trusted; empty: none yet."""
+    place = identity.folder / CONVENER
+    return place.read_text().strip() if place.exists() else ""
 
 
 def remember(identity: Identity, federation: Federation, *, compared: bool = False) -> None:
@@ -987,14 +956,14 @@ def remember(identity: Identity, federation: Federation, *, compared: bool = Fal
         federation: as `accept` returned it.
         compared: whether the convener's fingerprint was given.
     """
-    place = identity.folder / CONVENER
-    if not place.exists() and not compared:
+    trusted, found = _trusted(identity), federation.convener_fingerprint
+    if not trusted and not compared:
         log.warning(
             "this convener is trusted from now on; compare its fingerprint on the telephone: %s",
-            read_out(federation.convener_fingerprint),
+            read_out(found),
         )
-    if not place.exists() or place.read_text().strip() != federation.convener_fingerprint:
-        write_private(place, f"{federation.convener_fingerprint}\n".encode())
+    if trusted != found:
+        write_private(identity.folder / CONVENER, f"{found}\n".encode())
     folder = identity.folder / KNOWN
     with writing(folder):
         private_folder(folder)
@@ -1078,36 +1047,3 @@ def _place(identity: Identity, federation: Federation) -> Path:
     if not re.fullmatch(r"[0-9a-f]{16}", federation.id):
         raise UsageError(f"the federation's id is {federation.id!r}: it must be 16 hexadecimal digits")
     return identity.folder / KNOWN / f"{federation.id}.toml"
-
-
-def _newest(identity: Identity, given: Federation, path: Path) -> Federation:
-    place = _place(identity, given)
-    if not place.exists():
-        return given
-    known = Federation.read(place)
-    if given.revision < known.revision:
-        given.check_next(known, str(place))
-        log.warning(
-            "%s has revision %d; revision %d is known already and is used",
-            path,
-            given.revision,
-            known.revision,
-        )
-        return known
-    known.check_next(given, str(path))
-    return given
-
-
-def _check_convener(identity: Identity, given: Federation, convener: str) -> None:
-    said = re.sub(r"[\s:]", "", convener).lower()
-    place, found = identity.folder / CONVENER, given.convener_fingerprint
-    if said and said != found:
-        raise UsageError(
-            f"--convener is {read_out(said)} and the file is signed by {read_out(found)}: ask the convener on the telephone"
-        )
-    trusted = place.read_text().strip() if place.exists() else ""
-    if trusted and trusted != found and not said:
-        raise UsageError(
-            f"the file is signed by another convener ({read_out(found)}) than the one known to {identity.folder} "
-            f"({read_out(trusted)}): ask on the telephone, and give --convener if it is right"
-        )

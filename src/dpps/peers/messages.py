@@ -153,7 +153,7 @@ def newer_file(known: Federation, theirs: Hello) -> Federation | None:
         known.check_next(found, "its federation file")
     except UsageError as error:
         raise PeerError(f"wrong revision: it says {theirs.revision}, and {error}") from None
-    if found.revision != theirs.revision:
+    if found.revision < theirs.revision:
         raise PeerError(f"wrong revision: it says {theirs.revision} and shows the file of {found.revision}")
     return found
 
@@ -310,18 +310,11 @@ class Frame:
         if self.share is not None:
             share = self.share.claim.to_json()
             del share[2]  # the receiver computes the digest of the row itself
-        header = {
-            "run": self.run,
-            "start": self.start,
-            "asks": self.asks,
-            "answers": self.answers,
-            "got": self.got,
-            "kept": self.kept,
+        header = vars(self) | {
             "view": [presence.to_json() for presence in self.view],
             "share": share,
             "seen": None if self.seen is None else self.seen.to_json(),
             "receipt": self.receipt.hex(),
-            "refusal": self.refusal,
         }
         text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
         row = b"" if self.share is None else self.share.row
