@@ -544,7 +544,10 @@ def _first_line(path: Path) -> tuple[dict[str, Any], str]:
         raise _unreadable(path, error) from error
     if not line.endswith(b"\n"):
         raise _unbegun(path)
-    return unsealed(path, line[:-1], 1, "")
+    header, seal = unsealed(path, line[:-1], 1, "")
+    if (found := header.get("version")) != FORMAT["version"]:
+        raise RunError(f"ledger {path} has format {found}: use the version of dpps that wrote it")
+    return header, seal
 
 
 def unsealed(path: Path, line: bytes, number: int, previous: str) -> tuple[dict[str, Any], str]:

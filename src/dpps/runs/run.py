@@ -949,10 +949,9 @@ class Run(Frozen):
         return found.round
 
 
-def _check_arguments(engine: str, seed: object, callbacks: Sequence[object], **given: object) -> None:
+def _check_arguments(engine: str, seed: Any, callbacks: Sequence[object], **given: object) -> None:
     watch = given["watch"]
     watched = isinstance(watch, Mapping) and all(isinstance(each, Sensitivity) for each in watch.values())
-    path_or_none = str | os.PathLike | None
     for name, right, remedy in (
         (
             "algorithm",
@@ -966,7 +965,11 @@ def _check_arguments(engine: str, seed: object, callbacks: Sequence[object], **g
         ),
         ("noise", isinstance(given["noise"], NoiseSource | None), "a source such as dpps.Seeded(1), or None"),
         ("watch", watch is None or watched, "sensitivities by names of yours, in a dictionary"),
-        ("folder", isinstance(given["folder"], path_or_none), "a path, or None to keep all in memory"),
+        (
+            "folder",
+            given["folder"] is None or isinstance(given["folder"], (str, os.PathLike)),
+            "a path, or None to keep all in memory",
+        ),
     ):
         if not right:
             value = " ".join(repr(given[name]).split())  # the repr of a model has many lines

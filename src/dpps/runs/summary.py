@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -282,6 +282,9 @@ def describe(
     named = {
         f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name not in ("model", "shared")
     }
+    promised: dict[str, Any] = asdict(unit) if is_dataclass(unit) else {}
+    if not promised.get("trust", {}).get("absentees"):  # 0.2 did not have it, and its runs can be opened
+        promised.get("trust", {}).pop("absentees", None)
     config = {
         "algorithm": type(algorithm).__name__.lower(),
         "model": type(algorithm.model).__name__,
@@ -290,8 +293,7 @@ def describe(
         "nodes": topology.nodes,
         "topology": _plain(topology),
         "unit": "none" if unit is None else unit.name,
-        **({f.name: _plain(getattr(unit, f.name)) for f in fields(unit)} if is_dataclass(unit) else {}),
-        **{name: _plain(value) for name, value in options.items()},
+        **{name: _plain(value) for name, value in (promised | dict(options)).items()},
     }
     new = ("task", "input_length", "pretrained")  # 0.2 did not have them, and its runs can be opened
     config = {name.replace("_", "-"): value for name, value in config.items() if value or name not in new}
