@@ -366,8 +366,11 @@ def test_a_setting_that_the_run_would_not_follow_is_refused_by_name(name, settin
     with pytest.raises(UsageError, match=name) as refused:
         _run(DataLoader(EXAMPLES, **settings))
     assert len(str(refused.value).splitlines()) == 1
-    with pytest.raises(UsageError, match=name):  # of an algorithm that leaves the batch size open
-        _run(DataLoader(EXAMPLES, **settings), batch_size=None)
+
+
+def test_a_batch_size_that_the_algorithm_leaves_open_is_refused():
+    with pytest.raises(UsageError, match="batch_size=32"):
+        _run(DataLoader(EXAMPLES, batch_size=32), batch_size=None)
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,11 @@ def test_secret_noise_is_sent_all_the_same_where_the_model_fails_on_an_example(u
         assert (run.local != before).any(1).tolist() == [True, False, True]  # its batch holds that example
     run.fit(epochs=1)
     assert run.ledger.messages == run.plan.count
-    with pytest.raises(IndexError, match="index"):  # a simulation with known noise says where the model fails
-        make_run(unit, **given).fit(epochs=1)
+    if (
+        unit is LAPLACE
+    ):  # whose batches hold all examples: a simulation with known noise says where the model fails
+        with pytest.raises(IndexError, match="index"):
+            make_run(unit, **given).fit(epochs=1)
 
 
 class OneOddExample(Dataset):

@@ -99,8 +99,7 @@ class Algorithm(Frozen, ABC):
         pretrained: whether inputs are features of a network that was trained on public data: the rule then allows a linear model
             less noise.
 
-    The settings are frozen, because the noise is calibrated to them. `dataclasses.replace` makes a variant
-    for another run.
+    The settings are frozen, because the noise is calibrated to them. `dataclasses.replace` makes a variant for another run.
     """
 
     noisy: ClassVar[bool] = True
@@ -329,10 +328,9 @@ class PartPSP(Algorithm):
     A round, for each node i: a batch; $l_i \leftarrow l_i - \gamma_l \nabla_l F_i(y_i, l_i)$; on the same batch
     $g_i = \nabla_s F_i(y_i, l_i)$, clipped; then one round of DPPS with the perturbation $-\gamma_s g_i$.
 
-    This differs from the paper in the unit record only: both gradients are taken at $l_i^{(t)}$, from before the local step, whereas
-    line 5 of the paper takes the shared one at
-    $l_i^{(t+1)}$. One joint clip of both parts needs one backward pass for both, and
-    $l_i^{(t+1)}$ is noised there.
+    This differs from the paper in the unit record only: both gradients are taken at $l_i^{(t)}$, from before the local step,
+    whereas line 5 of the paper takes the shared one at $l_i^{(t+1)}$. One joint clip of both parts needs one backward pass for
+    both, and $l_i^{(t+1)}$ is noised there.
 
     The arguments are those of `Algorithm`.
     """

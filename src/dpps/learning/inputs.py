@@ -231,17 +231,11 @@ _REMEDIES = {
     "worker_init_fn": "a run has no worker processes and would not call it, so prepare the data set before you give it",
     "generator": "a run draws its examples from its own seed, so leave it out, and give the run a seed: Run(..., seed=0)",
 }
-_SPEED = {
-    "num_workers": 0,
-    "pin_memory": False,
-    "timeout": 0,
-    "multiprocessing_context": None,
-    "prefetch_factor": None,
-    "persistent_workers": False,
-    "pin_memory_device": "",
-    "in_order": True,
-}
-"""Settings that concern speed only, with their defaults."""
+_SPEED = (
+    *("num_workers", "pin_memory", "timeout", "multiprocessing_context", "prefetch_factor"),
+    *("persistent_workers", "pin_memory_device", "in_order"),
+)
+"""Settings that concern speed only."""
 
 
 def check_loaders(data: Any, batch_size: object, *, random: bool) -> None:
@@ -262,8 +256,13 @@ def check_loaders(data: Any, batch_size: object, *, random: bool) -> None:
 
 def _warn_of_speed(loaders: Iterable[DataLoader[Any]], whose: str) -> None:
     """One warning, however many DataLoaders have such settings."""
-    settings = [(name, getattr(loader, name, _SPEED[name])) for loader in loaders for name in _SPEED]
-    found = dict.fromkeys(f"{name}={value}" for name, value in settings if value != _SPEED[name])
+    usual = DataLoader[Any]([0])  # type: ignore[arg-type]
+    found = dict.fromkeys(
+        f"{name}={getattr(loader, name)}"
+        for loader in loaders
+        for name in _SPEED
+        if getattr(loader, name, None) != getattr(usual, name, None)
+    )
     found.pop("prefetch_factor=2", None)  # torch fills it in where there are workers
     if found:
         log.warning(
@@ -296,9 +295,7 @@ def _settings(loader: DataLoader[Any]) -> dict[str, object]:
         found["shuffle"] = True
     elif type(sampler) is not SequentialSampler:
         found["sampler"] = type(sampler)
-    if loader.drop_last:
-        found["drop_last"] = True
-    if loader.batch_size is not None and loader.collate_fn is not default_collate:
-        found["collate_fn"] = loader.collate_fn
-    own = {name: getattr(loader, name) for name in ("worker_init_fn", "generator")}
-    return found | {name: value for name, value in own.items() if value is not None}
+    usual = DataLoader[Any]([0], loader.batch_size)  # type: ignore[arg-type]
+    names = "drop_last", "collate_fn", "worker_init_fn", "generator"
+    own = {name: getattr(loader, name) for name in names}
+    return found | {name: value for name, value in own.items() if value != getattr(usual, name)}

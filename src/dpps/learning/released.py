@@ -68,8 +68,7 @@ class ReleasedOptimizer(ABC):
 class Momentum(ReleasedOptimizer):
     r"""Heavy ball: $v_{t+1} = \beta v_t + u_t$, and the row moves by $v_{t+1}$.
 
-    Equal updates add up to $1 / (1 - \beta)$ times one update, so use a learning rate that is smaller by
-    this factor.
+    Equal updates add up to $1 / (1 - \beta)$ times one update, so use a learning rate that is smaller by this factor.
 
     Args:
         beta: in [0, 1).

@@ -239,14 +239,11 @@ class NodeData:
         if self._tensors is not None and len(set(self.sizes)) == 1:
             x, t = (part.view(len(self.sizes), self.sizes[0], *part.shape[1:]) for part in self._tensors)
             return self._read(x[:, first : first + count]), t[:, first : first + count]
-        return self.take(np.tile(np.arange(first, first + count), (len(self.sizes), 1)))
-
-    def take(self, index: np.ndarray) -> tuple[Any, Any]:
-        """Examples index[k] of the k-th node; index is (nodes, batch). Valid until the next batch."""
-        return self.read(index)[:2]
+        return self.read(np.tile(np.arange(first, first + count), (len(self.sizes), 1)))[:2]
 
     def read(self, index: np.ndarray) -> tuple[Any, Any, np.ndarray | None]:
-        """The same, and which of them could be read where some could not: their node's first example stands for those."""
+        """Examples index[k] of the k-th node, where index is (nodes, batch); and which of them could be read where some could not:
+        their node's first example stands for those. Valid until the next batch."""
         if self._tensors is not None:
             flat = torch.from_numpy(index + self._starts[:, None]).to(self.device)
             x, t = (torch.index_select(part, 0, flat.flatten()) for part in self._tensors)
@@ -345,7 +342,7 @@ class Cyclic(Sampler):
             if first + size <= self.data.sizes[0]:
                 return *self.data.slice(first, size), None
         index = (round_ * size + np.arange(size)) % np.array(self.data.sizes)[:, None]
-        return *self.data.take(index), None
+        return *self.data.read(index)[:2], None
 
 
 class Poisson(Sampler):

@@ -95,8 +95,7 @@ def logits_of(outputs: Any) -> Any:
 
 @contextmanager
 def swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """These parameters and buffers in place of the model's own, wherever they are used (tied ones, too);
-    afterwards its own again.
+    """These parameters and buffers in place of the model's own, wherever they are used (tied ones, too); afterwards its own again.
 
     What `torch.func.functional_call` does, without its checks: those take as long as a small model itself. Differentiate inside it:
     checkpointed modules run again during the backward pass, with whatever parameters are in place then.

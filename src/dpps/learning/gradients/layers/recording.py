@@ -554,8 +554,7 @@ def _dim(two: Sequence[int], three: Sequence[int]) -> int | None:
 
 
 def _is_minor(three: Seen, changed: Seen, out: Sequence[int | None]) -> bool:
-    """Which rows of an axis with several positions of every example change with the first example:
-    every third, or the first third.
+    """Which rows of an axis with several positions of every example change with the first example: every third, or the first third.
 
     Raises:
         IrregularModel: what changes fits both or neither, so it is not known whose rows they are. Guessing would bound the

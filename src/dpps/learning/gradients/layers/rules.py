@@ -452,10 +452,12 @@ class Broadcast(Rule):
     arguments = ("a", "b", "c")
 
     def suits(self, call: Call) -> bool:
-        (dim,) = call.out_dims
-        return all(
-            call.dims[key] is None and _room(weight, call, dim) for key, weight in call.weights.items()
-        )
+        (shape,), (dim,) = call.out_shapes, call.out_dims
+        if dim is None:
+            return False
+        # as they are broadcast; along the axis of examples of the output there must be nothing
+        own = {key: (*[1] * (len(shape) - w.ndim), *w.shape) for key, w in call.weights.items()}
+        return all(call.dims[key] is None and sizes[dim] == 1 for key, sizes in own.items())
 
     def run(self, call: Call) -> Tensor:
         own = {key: call.watch(_repeated(weight.detach(), call)) for key, weight in call.weights.items()}
@@ -489,15 +491,6 @@ class Repeated(Rule):
     def gradients(self, call: Call, back: Sequence[Tensor]) -> dict[Key, Contribution]:
         shape = call["input"].shape
         return {("input", -1): Explicit(call.output(back[0]).reshape(call.examples, *shape))}
-
-
-def _room(weight: Tensor, call: Call, dim: int | None) -> bool:
-    """Whether the weight has nothing along the axis of examples of the output."""
-    (shape,) = call.out_shapes
-    if dim is None:
-        return False
-    place = dim - (len(shape) - weight.ndim)
-    return place < 0 or weight.shape[place] == 1
 
 
 def _repeated(weight: Tensor, call: Call) -> Tensor:
