@@ -100,6 +100,14 @@ def writing(path: Path) -> Iterator[None]:
         raise RunError(f"{path} cannot be written: {error.strerror}") from error
 
 
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a new file of the owner's, and wait until it is on disk."""
+    with open(path, "wb", opener=private) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_private(target: Path, content: bytes) -> None:
     """Write a file of the owner's so that it is on disk completely or not at all.
 
@@ -107,10 +115,8 @@ def write_private(target: Path, content: bytes) -> None:
         RunError: it could not be written.
     """
     with writing(target):
-        with replacing(target) as aside, open(aside, "wb", opener=private) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        with replacing(target) as aside:
+            write_synced(aside, content)
         sync_folder(target.parent)
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import dpps
 from dpps.noise import gaussian, sampled
 from dpps.privacy import Charge, Total, total
-from tests.support.learning import tiny, toy_data
+from tests.support.runs import make
 
 _STEP = 2e-5
 _SIZE = 1 << 21
@@ -132,9 +132,8 @@ def test_a_person_with_several_records_pays_for_all_of_them() -> None:
 
 
 def test_a_run_in_the_unit_record_states_both() -> None:
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
     unit = dpps.Record(epsilon=1.0)
-    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0).fit(epochs=1)
+    run = make(unit=unit).fit(epochs=1)
     stated = run.privacy
     (charges,) = {tuple(charges) for charges in run.ledger.charges_by_row().values()}
     assert stated.epsilon_replacement == pytest.approx(replacement(charges, unit.delta).epsilon)
@@ -146,18 +145,12 @@ def test_a_run_in_the_unit_record_states_both() -> None:
 
 
 def test_in_the_unit_contribution_replacement_is_what_is_promised() -> None:
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    unit = dpps.Contribution(clip=1.0, round_epsilon=0.25, delta=0)
-    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0).fit(epochs=1)
+    run = make(unit=dpps.Contribution(clip=1.0, round_epsilon=0.25, delta=0)).fit(epochs=1)
     assert run.privacy.epsilon_replacement == run.privacy.epsilon
 
 
 def test_a_run_that_ends_early_states_that_of_all_planned_rounds() -> None:
-    def train(**options: object) -> dpps.Run:
-        algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-        unit = dpps.Record(epsilon=1.0)
-        run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0, **options)  # type: ignore[arg-type]
-        return run.fit(epochs=2)
-
-    whole, ended = train().privacy, train(callbacks=[lambda run, log: True]).privacy
+    unit = dpps.Record(epsilon=1.0)
+    whole = make(unit=unit).fit(epochs=2).privacy
+    ended = make(unit=unit, callbacks=[lambda run, log: True]).fit(epochs=2).privacy
     assert ended.epsilon_replacement == pytest.approx(whole.epsilon_replacement, rel=1e-3)

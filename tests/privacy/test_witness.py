@@ -39,14 +39,10 @@ def refused(path: Path, match: str) -> None:
             LedgerFile.open(path, HEADER, durable=True)
 
 
-def test_an_older_copy_is_refused(path: Path) -> None:
-    shutil.copy(path.with_name("ledger.old"), path)
-    refused(path, "3 lines .*witness.*line 6")
-
-
-def test_an_older_copy_is_not_even_read(path: Path) -> None:
+def test_an_older_copy_is_refused_and_not_even_read(path: Path) -> None:
     assert LedgerFile.read(path).messages == 5
     shutil.copy(path.with_name("ledger.old"), path)
+    refused(path, "3 lines .*witness.*line 6")
     with pytest.raises(RunError, match=r"3 lines .*witness.*line 6"):
         LedgerFile.read(path)
     witness_of(path).unlink()

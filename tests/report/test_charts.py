@@ -41,6 +41,7 @@ def test_ticks_are_few_and_inside(found: list[float], log: bool) -> None:
 def test_ends_and_whole_numbers() -> None:
     assert [text for _, text in Axis(1, 3, whole=True).ticks()] == ["1", "2", "3"]
     assert [text for _, text in Axis(5, 2e5, log=True).ticks()] == ["10", "100", "1,000", "10,000", "100,000"]
+    assert len(Axis(0.23, 0.38, log=True).ticks()) == 2, "between two round values, the ends"
     assert Axis.around([95, 99], ceiling=100).high <= 100
     assert Axis.around([0.0, 5.0]).low == 0
     assert Axis.around([7.0, 7.0]).high > 7

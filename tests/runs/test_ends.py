@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from dpps.runs import Options, Run, RunFolder, Saved, TensorBoard, data_ledger, 
 from dpps.transport import Cluster
 from tests.support import processes
 from tests.support.learning import tiny, toy_data
+from tests.support.runs import left, make
 
 # A run that ends before its last planned round guarantees what was promised; what it has spent so far is no guarantee
 
@@ -35,15 +37,8 @@ UNITS = [
 ]
 
 
-def made(folder: Path | None = None, unit: Any = UNITS[0], **options: Any) -> dpps.Run:
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    return dpps.Run(
-        algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0, folder=folder, **options
-    )
-
-
 def by_callback(folder: Path | None, unit: Any) -> dpps.Run:
-    return made(folder, unit, callbacks=[lambda run, log: log.round == 2]).fit(epochs=2)
+    return make(folder, unit, callbacks=[lambda run, log: log.round == 2]).fit(epochs=2)
 
 
 def by_stop(folder: Path | None, unit: Any) -> dpps.Run:
@@ -51,15 +46,11 @@ def by_stop(folder: Path | None, unit: Any) -> dpps.Run:
         if log.round == 2:
             run.stop()
 
-    return made(folder, unit, callbacks=[callback]).fit(epochs=2)
+    return make(folder, unit, callbacks=[callback]).fit(epochs=2)
 
 
 def by_leaving(folder: Path | None, unit: Any) -> dpps.Run:
-    run = made(folder, unit)
-    for log in run.rounds(epochs=2):
-        if log.round == 2:
-            break
-    return run
+    return left(make(folder, unit), 2)
 
 
 def by_failing(error: type[BaseException]) -> Callable[[Path | None, Any], dpps.Run]:
@@ -68,7 +59,7 @@ def by_failing(error: type[BaseException]) -> Callable[[Path | None, Any], dpps.
             if log.round == 2:
                 raise error
 
-        run = made(folder, unit, callbacks=[callback])
+        run = make(folder, unit, callbacks=[callback])
         with pytest.raises(error):
             run.fit(epochs=2)
         return run
@@ -77,7 +68,7 @@ def by_failing(error: type[BaseException]) -> Callable[[Path | None, Any], dpps.
 
 
 def by_steps(folder: Path | None, unit: Any) -> dpps.Run:
-    run = made(folder, unit).start(epochs=2)
+    run = make(folder, unit).start(epochs=2)
     for _ in range(3):
         run.step()
     return run
@@ -111,22 +102,20 @@ def test_so_say_summary_and_models(end: Callable[..., dpps.Run], tmp_path: Path)
 
 
 def test_a_run_that_went_to_its_end_guarantees_what_it_spent() -> None:
-    run = made().fit(epochs=2)
+    run = make(unit=UNITS[0]).fit(epochs=2)
     assert run.privacy.epsilon == run.privacy.epsilon_spent
     assert 0.99 * EPSILON < run.privacy.epsilon <= EPSILON * (1 + 1e-9)
 
 
 def test_a_run_that_goes_on_to_its_end_does_too(tmp_path: Path) -> None:
     by_leaving(tmp_path / "run", UNITS[0])
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    options: dict[str, Any] = {"topology": dpps.Ring(3), "privacy": UNITS[0], "seed": 0}
-    again = dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=2)
+    again = make(tmp_path / "run", UNITS[0], opened=True).fit(epochs=2)
     assert again.privacy.epsilon == again.privacy.epsilon_spent
 
 
 def test_where_the_noise_was_given_the_guarantee_is_that_of_all_planned_rounds() -> None:
     unit = dpps.Record(noise_multiplier=1.5, delta=DELTA)
-    whole, ended = made(unit=unit).fit(epochs=2).privacy, by_callback(None, unit).privacy
+    whole, ended = make(unit=unit).fit(epochs=2).privacy, by_callback(None, unit).privacy
     assert ended.epsilon == pytest.approx(whole.epsilon, rel=1e-6)
     assert ended.epsilon_spent is not None
     assert whole.epsilon is not None
@@ -140,19 +129,18 @@ def test_node_swap_promises_no_total_in_either_case() -> None:
 
 
 def test_nothing_sent_is_nothing_spent_and_nothing_to_guarantee() -> None:
-    privacy = made().start(epochs=1).privacy
+    privacy = make(unit=UNITS[0]).start(epochs=1).privacy
     assert (privacy.epsilon, privacy.epsilon_spent) == (0.0, 0.0)
 
 
 def test_a_run_killed_after_its_last_round_has_all_lines_of_its_log(tmp_path: Path) -> None:
     """As a member of a federation that was killed, and comes back when the others have finished."""
-    algorithm, out = dpps.PartPSP(tiny(), ["layer1"], batch_size=10), tmp_path / "run"
-    options: dict[str, Any] = {"topology": dpps.Ring(3), "privacy": UNITS[0], "secure_noise": True}
-    run = dpps.Run(algorithm, toy_data(3), folder=out, **options).fit(epochs=2)
+    out = tmp_path / "run"
+    run = make(out, UNITS[0], secure_noise=True).fit(epochs=2)
     written = (out / "rounds.csv").read_text()
     (out / "summary.json").unlink()
     (out / "rounds.csv").write_text("")
-    again = dpps.Run.open(out, algorithm, toy_data(3), **options).fit()
+    again = make(out, UNITS[0], opened=True, secure_noise=True).fit()
     assert len(again.log) == len(run.log)
     assert (out / "rounds.csv").read_text() == written
 
@@ -206,21 +194,12 @@ def test_stopping_on_released_results_breaks_what_was_spent_and_not_what_was_pro
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-def make(folder: Path | None, opened: bool = False, **options) -> Run:
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10, lr_step=options.pop("lr_step", 0))
-    defaults = {
-        "topology": dpps.Ring(3),
-        "privacy": dpps.Record(noise_multiplier=2.0),
-        "seed": 0,
-        "secure_noise": True,
-    }
-    made = dpps.Run.open if opened else dpps.Run
-    return made(folder=folder, algorithm=algorithm, data=toy_data(3), **defaults | options)
+UNIT = dpps.Record(noise_multiplier=2.0)
 
 
 def test_a_request_to_stop_in_the_last_round_comes_too_late(tmp_path):
     """There is nothing to go on with later, so the results are written."""
-    run = make(tmp_path / "run", callbacks=[lambda run, log: run.stop() if log.round == 7 else None])
+    run = make(tmp_path / "run", UNIT, callbacks=[lambda run, log: run.stop() if log.round == 7 else None])
     run.fit(epochs=2)
     assert not run.stopped
     assert RunFolder(tmp_path / "run").read_summary()["rounds"] == 8
@@ -231,18 +210,18 @@ def test_a_run_that_is_cut_off_before_its_results_are_written_sends_nothing_agai
     """All rounds are paid for, and no more could be: without its state the models would be lost for good."""
     folder, unit = RunFolder(tmp_path / "run"), dpps.Record(epsilon=2.0)
     with mock.patch.object(Run, "_write_results", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
-        make(folder.path, privacy=unit).fit(epochs=2)
+        make(folder.path, unit, secure_noise=True).fit(epochs=2)
     assert not folder.summary.exists()
-    again = make(folder.path, opened=True, privacy=unit).fit(epochs=2)
+    again = make(folder.path, unit, opened=True, secure_noise=True).fit(epochs=2)
     assert LedgerFile.read(folder.ledger).messages == 8
     assert folder.read_summary()["privacy"]["epsilon"] == again.privacy.epsilon <= 2.0
     assert len(folder.model_files()) == 3
     with pytest.raises(UsageError, match="8 of 8"):
-        make(folder.path, opened=True, privacy=unit).fit(epochs=2)
+        make(folder.path, unit, opened=True, secure_noise=True).fit(epochs=2)
 
 
 def test_a_simulation_can_be_repeated_and_keeps_no_state(tmp_path):
-    make(tmp_path / "run", secure_noise=False).fit(epochs=1)
+    make(tmp_path / "run", UNIT).fit(epochs=1)
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 
@@ -256,14 +235,14 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path, name):
         return replace(aside, target)
 
     with mock.patch.object(Path, "replace", full), pytest.raises(RunError, match=rf"{name}.*{FULL.strerror}"):
-        make(tmp_path / "run").fit(epochs=2)
-    again = make(tmp_path / "run", opened=True).fit(epochs=2)
+        make(tmp_path / "run", UNIT, secure_noise=True).fit(epochs=2)
+    again = make(tmp_path / "run", UNIT, opened=True, secure_noise=True).fit(epochs=2)
     assert again.ledger.messages == 8
     assert RunFolder(tmp_path / "run").read_summary()["rounds"] == 8
 
 
 def test_a_log_that_cannot_be_written_is_named(tmp_path):
-    run = make(tmp_path / "run").start(epochs=2)
+    run = make(tmp_path / "run", UNIT).start(epochs=2)
     run._csv = mock.Mock(write=mock.Mock(side_effect=FULL))
     with pytest.raises(RunError, match=rf"rounds\.csv.*{FULL.strerror}"):
         run.step()
@@ -278,14 +257,15 @@ def test_rounds_of_earlier_starts_that_do_not_fit_on_the_disk_are_one_line(tmp_p
 
 def test_the_log_alone_does_not_keep_the_ledger_open(tmp_path):
     """What cannot be written at the very end is told, and the ledger is closed all the same."""
-    run = make(tmp_path / "run").start(epochs=1)
+    run = make(tmp_path / "run", UNIT, secure_noise=True).start(epochs=1)
     run._csv = mock.Mock(close=mock.Mock(side_effect=FULL))
     run.close()
     LedgerFile.open(run.folder.ledger, run.ledger.header, durable=True).close()
 
 
 def test_a_failed_first_round_of_an_epoch_leaves_rates_and_counts_as_they_were():
-    run, whole = (make(None, secure_noise=False, lr_step=2).start(epochs=2) for _ in range(2))
+    algorithms = [dpps.PartPSP(tiny(), ["layer1"], batch_size=10, lr_step=2) for _ in range(2)]
+    run, whole = (make(unit=UNIT, algorithm=each).start(epochs=2) for each in algorithms)
     for _ in range(4):
         run.step()
         whole.step()
@@ -302,22 +282,8 @@ def test_a_failed_first_round_of_an_epoch_leaves_rates_and_counts_as_they_were()
 # A loop that is left early: by the only process, and by one of several
 
 
-UNIT = dpps.Record(noise_multiplier=2.0)
-
-
 def test_whoever_leaves_the_loop_chose_the_end() -> None:
-    run = dpps.Run(
-        dpps.PartPSP(tiny(), ["layer1"], batch_size=10), toy_data(3), topology="ring", privacy=UNIT, seed=0
-    )
-    for log in run.rounds(epochs=2):
-        if log.loss < 99:
-            break
-    whole = dpps.Run(
-        dpps.PartPSP(tiny(), ["layer1"], batch_size=10), toy_data(3), topology="ring", privacy=UNIT, seed=0
-    )
-    for log in whole.rounds(epochs=2):
-        if log.round == 7:
-            break
+    run, whole = left(make(unit=UNIT), 0), left(make(unit=UNIT), 7)
     assert whole.privacy.epsilon == whole.privacy.epsilon_spent, "that was the last one anyway"
     assert run.privacy.epsilon == pytest.approx(whole.privacy.epsilon)
     assert run.privacy.epsilon_spent < whole.privacy.epsilon_spent
@@ -361,19 +327,11 @@ class OwnError(Exception):
     """Of somebody's program."""
 
 
-def make_kept(folder: Path | None = None, *, opened: bool = False, **options: Any) -> Run:
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    options = {"topology": "ring", "privacy": UNIT, "seed": 0} | options
-    if opened:
-        assert folder is not None
-        return dpps.Run.open(folder, algorithm, toy_data(3), **options)
-    return dpps.Run(algorithm, toy_data(3), folder=folder, **options)
+make_kept = partial(make, unit=UNIT)
 
 
 def _break(run: Run) -> None:
-    for log in run.rounds(epochs=2):
-        if log.round == 4:
-            break
+    left(run, 4)
 
 
 def _raise(run: Run) -> None:
@@ -422,10 +380,7 @@ def test_results_of_a_stopped_run_are_written_when_asked_for(tmp_path):
 
 
 def test_a_loop_that_is_left_after_the_last_round_is_finished(tmp_path):
-    run = make_kept(tmp_path / "run")
-    for log in run.rounds(epochs=2):
-        if log.round == 7:
-            break
+    run = left(make_kept(tmp_path / "run"), 7)
     assert not run.stopped
     assert RunFolder(tmp_path / "run").read_summary()["rounds"] == 8
 
@@ -510,10 +465,7 @@ def test_what_is_no_number_of_epochs_is_refused(epochs):
 @pytest.mark.parametrize("unit", ["none", "record"])
 def test_a_run_of_the_command_line_goes_on_for_the_epochs_it_was_started_for(unit, tmp_path):
     options = {"nodes": 4, "epochs": 3, "batch_size": 500, "quiet": True, "unit": unit}
-    run = Run.from_options(Options(out=tmp_path / "run", **options))
-    for log in run.rounds(3):
-        if log.round == 6:
-            break
+    left(Run.from_options(Options(out=tmp_path / "run", **options)), 6, epochs=3)
     again = Run.open(tmp_path / "run").fit()
     assert (again.epochs, again.state.round) == (3, 15)
     assert RunFolder(tmp_path / "run").read_summary()["rounds"] == 15
@@ -526,8 +478,8 @@ def test_a_run_made_by_options_has_their_epochs(tmp_path):
 
 @pytest.mark.parametrize("unit", [None, UNIT])
 def test_a_run_made_in_python_goes_on_for_the_epochs_it_was_started_for(unit, tmp_path):
-    _break(make_kept(tmp_path / "run", privacy=unit))
-    again = make_kept(tmp_path / "run", opened=True, privacy=unit).fit()
+    _break(make(tmp_path / "run", unit))
+    again = make(tmp_path / "run", unit, opened=True).fit()
     assert (again.epochs, again.state.round) == (2, 8)
 
 

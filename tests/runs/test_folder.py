@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dpps.runs.folder._write", full)
+    monkeypatch.setattr("dpps.runs.folder.write_synced", full)
     with pytest.raises(RunError, match=r"round 10 .*No space.*round-000000005"):
         _save(tmp_path, 10)
     assert whole_rounds(tmp_path) == [5]

@@ -32,6 +32,11 @@ IDLE = [
     "--algorithm sgp --secure-noise",
     "--norm group",
     "--node-data d --classes 2 --split iid",
+    "--noise-multiplier 1 --unit contribution",
+    "--budget 1",
+    "--unit node-swap --mechanism gaussian",
+    "--absentees 1",
+    "--epsilon 1 --unit none",
     "--node-data d --classes 2 --data mnist",
     "--data-dir d",
 ]
@@ -125,7 +130,7 @@ def test_algorithms_and_runs(unit):
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    config = Options(nodes=7, data_dir=Path("x"), epsilon=2.0, quiet=True)
+    config = Options(nodes=7, data_dir=Path("x"), epsilon=2.0, quiet=True, norm="group", batch_size="1/8")
     file = tmp_path / "run.toml"
     file.write_text(config.to_toml())
     assert Options.from_toml(file) == config
@@ -147,6 +152,7 @@ def test_a_configuration_of_own_data_does_not_name_another(tmp_path):
         ("nodes = 'three'", "run.toml.*nodes.*'three'"),
         ("secure-noise = 'yes'", "secure-noise.*'yes'.*true.*false"),
         ("nodes = true", "nodes.*True"),
+        ("norm = 'layer'", "norm.*'layer'.*'batch' or 'group'"),
         ("weights = 3", "weights.*3.*path"),
         ("nodes = ", "run.toml.*TOML"),
     ],

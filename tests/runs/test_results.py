@@ -20,6 +20,7 @@ import dpps
 from dpps.errors import UsageError
 from dpps.protocol import RoundRecord
 from dpps.runs import COLUMNS, RoundLog, Summary, TensorBoard, TorchDistributed, bytes_sent
+from tests.support import runs
 from tests.support.learning import batch_norm_model, tiny, toy_data
 
 # What comes out of a run: metrics of every epoch, a row for every class, targets that are no classes
@@ -116,7 +117,6 @@ def test_a_loss_that_calls_the_model_itself():
         x, target = batch
         return F.cross_entropy(model(x), target)
 
-    torch.manual_seed(0)
     found = []
     for chosen in (F.cross_entropy, dpps.ModelLoss(loss)):
         torch.manual_seed(0)
@@ -154,7 +154,7 @@ def test_parameters_that_a_callback_keeps_are_those_of_its_round(model, local_st
 
     shared = [name for name, _ in model().named_parameters()][:2] if algorithm is dpps.PartPSP else "all"
     made = algorithm(model(), shared, batch_size=10, local_steps=local_steps)
-    dpps.Run(made, toy_data(3), topology="ring", seed=0, callbacks=[keep]).fit(2)
+    runs.make(algorithm=made, callbacks=[keep]).fit(2)
     assert len(kept) == (8 if local_steps == 1 else 4)
     for mine, theirs in zip(kept, copied, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -167,8 +167,7 @@ def test_what_is_handed_out_does_not_change_the_run():
                 run.local.zero_()
                 run.shared.zero_()
 
-        made = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-        return dpps.Run(made, toy_data(3), topology="ring", seed=0, callbacks=[callback]).fit(1).shared
+        return runs.make(callbacks=[callback]).fit(1).shared
 
     assert torch.equal(fit(spoil=True), fit(spoil=False))
 
@@ -213,9 +212,7 @@ class AllAlone:
 
 
 def test_how_many_examples_were_held_out_stays_with_the_process_that_held_them_out() -> None:
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    options: dict[str, Any] = {"topology": dpps.Ring(3), "privacy": dpps.Record(noise_multiplier=1.0)}
-    run = dpps.Run(algorithm, toy_data(3), held_out=toy_data(3), seed=0, **options).fit(epochs=1)
+    run = runs.make(unit=dpps.Record(noise_multiplier=1.0), held_out=toy_data(3)).fit(epochs=1)
     own = run.summary
     assert own.held_out_examples
     cluster: Any = SimpleNamespace(rank=0, rendezvous=SimpleNamespace(size=1))
@@ -258,32 +255,20 @@ def test_a_round_sends_a_row_to_every_peer_and_a_scalar_to_all_in_node_swap() ->
 def test_what_there_is_none_of_is_empty_and_a_round_without_messages_cost_nothing() -> None:
     log = RoundLog.of(0, None, torch.tensor([4.0]), dpps.DPPS(dpps.Ring(3)), torch.zeros(3, 0))
     row = dict(zip(COLUMNS, log.row(), strict=True))
-    assert row == {
-        "round": 0,
-        "real": "",
-        "estimated": "",
-        "used": "",
-        "scale": 0.0,
-        "epsilon": 0.0,
-        "loss": 4.0,
-        "epsilon_total": "",
-    }
+    known = {"round": 0, "scale": 0.0, "epsilon": 0.0, "loss": 4.0}
+    assert row == dict.fromkeys(COLUMNS, "") | known
 
 
 def test_a_round_without_a_pure_epsilon_has_none() -> None:
     """The default unit's Gaussian rounds have no epsilon of their own: nothing is written, and no infinity."""
-    unit = dpps.Record(noise_multiplier=1.0)
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0).fit(epochs=1)
+    run = runs.make(unit=dpps.Record(noise_multiplier=1.0)).fit(epochs=1)
     assert [log.epsilon for log in run.log] == [None] * len(run.log)
     assert {dict(zip(COLUMNS, log.row(), strict=True))["epsilon"] for log in run.log} == {""}
     assert all(RoundLog.from_json(log.to_json()) == replace(log, **NOT_KEPT) for log in run.log)
 
 
 def test_a_laplace_round_has_its_own() -> None:
-    unit = dpps.Contribution(clip=1.0, round_epsilon=0.5, delta=0)
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0).fit(epochs=1)
+    run = runs.make(unit=dpps.Contribution(clip=1.0, round_epsilon=0.5, delta=0)).fit(epochs=1)
     assert [log.epsilon for log in run.log] == pytest.approx([0.5] * len(run.log))
 
 
@@ -291,9 +276,8 @@ def test_a_laplace_round_has_its_own() -> None:
 
 
 def run(folder: Path) -> dpps.Run:
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    options = {"topology": dpps.Ring(3), "privacy": dpps.Record(noise_multiplier=1.0), "seed": 0}
-    return dpps.Run(algorithm, toy_data(3), test=toy_data(1)[0], callbacks=[TensorBoard(folder)], **options)
+    more = {"test": toy_data(1)[0], "callbacks": [TensorBoard(folder)]}
+    return runs.make(unit=dpps.Record(noise_multiplier=1.0), **more)
 
 
 def test_every_round_has_its_numbers_and_every_epoch_its_accuracy(tmp_path: Path) -> None:
@@ -367,8 +351,7 @@ def test_totals_stand_in_the_file_behind_the_columns_it_had(tmp_path) -> None:
 
 @pytest.mark.parametrize(("progress", "shown"), [(None, False), (False, False), (True, True)])
 def test_a_bar_is_shown_on_a_terminal_or_when_asked_for(progress, shown, capfd) -> None:
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    dpps.Run(algorithm, toy_data(3), topology="ring", seed=0).fit(epochs=1, progress=progress)
+    runs.make().fit(epochs=1, progress=progress)
     said = capfd.readouterr()
     assert said.out == ""
     assert ("loss" in said.err) == shown

@@ -13,19 +13,13 @@ from dpps.noise import SecureNoise
 from dpps.privacy import LedgerFile
 from dpps.runs import RunFolder
 from tests.support.learning import tiny, toy_data
+from tests.support.runs import left, make
 
-
-def make(folder=None, unit=None, model=None, nodes=3, **options):
-    algorithm = dpps.PartPSP(model or tiny(), ["layer1"] if model is None else "all", batch_size=10)
-    options = {"topology": dpps.Ring(nodes), "privacy": unit, "seed": 0, "folder": folder} | options
-    return dpps.Run(algorithm, toy_data(nodes), **options)
+UNIT = dpps.Record(epsilon=2.0)
 
 
 def test_rounds_give_a_log_each_and_a_run_can_be_finished_after_a_break(tmp_path):
-    run = make(tmp_path / "run", dpps.Record(epsilon=2.0), test=toy_data(1, seed=9)[0])
-    for log in run.rounds(epochs=3):
-        if log.round == 5:
-            break
+    run = left(make(tmp_path / "run", UNIT, test=toy_data(1, seed=9)[0]), 5, epochs=3)
     run.finish()
     assert [log.round for log in run.log] == list(range(6))
     assert run.log[3].accuracy is not None
@@ -55,26 +49,19 @@ def test_a_round_that_a_callback_chose_to_end_with_is_named_in_the_statement():
 
 
 def test_a_pause_that_a_callback_chose_is_named_when_the_run_has_gone_on(tmp_path):
-    options = {"topology": dpps.Ring(3), "privacy": dpps.Record(epsilon=2.0), "seed": 0}
-    make(tmp_path / "run", options["privacy"], callbacks=[lambda run, log: log.round == 2]).fit(epochs=2)
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    again = dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=2)
+    make(tmp_path / "run", UNIT, callbacks=[lambda run, log: log.round == 2]).fit(epochs=2)
+    again = make(tmp_path / "run", UNIT, opened=True).fit(epochs=2)
     assert len(again.log) == 8
-    whole = make(unit=options["privacy"]).fit(epochs=2)
+    whole = make(unit=UNIT).fit(epochs=2)
     assert again.privacy.statement.startswith(whole.privacy.statement)
     assert again.privacy.statement != whole.privacy.statement
 
 
 def test_data_that_grew_between_stop_and_resume_changes_nothing_that_was_promised(tmp_path):
     """Rounds, sampling rates and noise are those of the first start: they are not found again from what nodes hold now."""
-    run = make(tmp_path / "run", dpps.Record(epsilon=2.0))
-    for log in run.rounds(epochs=2):
-        if log.round == 2:
-            break
+    run = left(make(tmp_path / "run", UNIT), 2)
     grown = [toy_data(3)[0], *toy_data(2, n=4000)]
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    options = {"topology": dpps.Ring(3), "privacy": dpps.Record(epsilon=2.0), "seed": 0}
-    again = dpps.Run.open(tmp_path / "run", algorithm, grown, **options).fit(epochs=2)
+    again = make(tmp_path / "run", UNIT, opened=True, data=grown).fit(epochs=2)
     assert (again.plan, again.contract) == (run.plan, run.contract)
     assert again.nodes.updates.sampler.rates == (0.25, 0.25, 0.25)
     assert again.protocol.mechanism == run.protocol.mechanism
@@ -83,16 +70,11 @@ def test_data_that_grew_between_stop_and_resume_changes_nothing_that_was_promise
 
 
 def test_a_run_that_was_left_early_goes_on_where_it_was(tmp_path):
-    whole = make(unit=dpps.Record(epsilon=2.0)).fit(epochs=2)
-    run = make(tmp_path / "run", dpps.Record(epsilon=2.0))
-    for log in run.rounds(epochs=2):
-        if log.round == 2:
-            break
+    whole = make(unit=UNIT).fit(epochs=2)
+    run = left(make(tmp_path / "run", UNIT), 2)
     with pytest.raises(UsageError, match="finished"):
         run.step()
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    options = {"topology": dpps.Ring(3), "privacy": dpps.Record(epsilon=2.0), "seed": 0}
-    again = dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=2)
+    again = make(tmp_path / "run", UNIT, opened=True).fit(epochs=2)
     assert [log.round for log in again.log] == list(range(8))
     assert torch.equal(again.shared, whole.shared)
     assert torch.equal(again.local, whole.local)
@@ -100,40 +82,29 @@ def test_a_run_that_was_left_early_goes_on_where_it_was(tmp_path):
 
 
 def test_another_model_or_unit_is_refused_when_a_run_is_opened(tmp_path):
-    make(tmp_path / "run", dpps.Record(epsilon=2.0)).fit(epochs=1)
+    make(tmp_path / "run", UNIT).fit(epochs=1)
     other = dpps.PartPSP(tiny(sizes=(6, 5, 3)), ["layer1"], batch_size=10)
-    options = {"topology": dpps.Ring(3), "privacy": dpps.Record(epsilon=2.0), "seed": 0}
     with pytest.raises(UsageError, match="model"):
-        dpps.Run.open(tmp_path / "run", other, toy_data(3), **options).start(epochs=1)
-    same = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    changed = options | {"privacy": dpps.Record(epsilon=3.0)}
+        make(tmp_path / "run", UNIT, opened=True, algorithm=other).start(epochs=1)
     with pytest.raises(UsageError, match=r"\(epsilon\)"):
-        dpps.Run.open(tmp_path / "run", same, toy_data(3), **changed).start(epochs=1)
+        make(tmp_path / "run", dpps.Record(epsilon=3.0), opened=True).start(epochs=1)
 
 
 def test_more_epochs_or_other_declared_sizes_are_refused_when_a_run_is_opened(tmp_path):
     unit = dpps.Record(noise_multiplier=2.0)
-    for log in make(tmp_path / "run", unit).rounds(epochs=2):
-        if log.round == 2:
-            break
-    options = {"topology": dpps.Ring(3), "privacy": unit, "seed": 0}
+    left(make(tmp_path / "run", unit), 2)
     for epochs, more, said in (
         (3, {}, r"rounds.*\[\[1.0, 12\]\].*\[\[1.0, 8\]\]"),
         (2, {"declared_sizes": [40, 41, 40]}, "node 1 .*41.*40"),
     ):
-        algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
         with pytest.raises(UsageError, match=said):
-            dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options, **more).start(epochs)
+            make(tmp_path / "run", unit, opened=True, **more).start(epochs)
 
 
 def test_a_model_built_again_with_other_start_weights_goes_on_from_the_checkpoint(tmp_path):
-    run = make(tmp_path / "run", dpps.Record(epsilon=2.0))
-    for log in run.rounds(epochs=2):
-        if log.round == 2:
-            break
+    run = left(make(tmp_path / "run", UNIT), 2)
     again = dpps.PartPSP(tiny(seed=99), ["layer1"], batch_size=10)
-    options = {"topology": dpps.Ring(3), "privacy": dpps.Record(epsilon=2.0), "seed": 0}
-    opened = dpps.Run.open(tmp_path / "run", again, toy_data(3), **options).start(epochs=2)
+    opened = make(tmp_path / "run", UNIT, opened=True, algorithm=again).start(epochs=2)
     assert torch.equal(opened.state.shared.s, run.state.shared.s)
     opened.close()
 
@@ -141,7 +112,7 @@ def test_a_model_built_again_with_other_start_weights_goes_on_from_the_checkpoin
 @pytest.mark.parametrize("noise", [SecureNoise, dpps.Seeded])
 def test_where_nobody_knows_the_noise_every_charge_is_on_disk_before_its_message(tmp_path, noise):
     """A guarantee is stated for it, so nothing of it may be forgotten, however the source was given."""
-    run = make(tmp_path / "run", dpps.Record(epsilon=2.0), noise=noise()).start(epochs=1)
+    run = make(tmp_path / "run", UNIT, noise=noise()).start(epochs=1)
     run.step()
     found = LedgerFile.read(tmp_path / "run" / "ledger.jsonl")
     assert found.messages == (1 if run.protocol.noise.private else 0)
@@ -150,12 +121,11 @@ def test_where_nobody_knows_the_noise_every_charge_is_on_disk_before_its_message
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
-    make(tmp_path / "run", dpps.Record(noise_multiplier=1.0)).fit(epochs=1)
+    unit = dpps.Record(noise_multiplier=1.0)
+    make(tmp_path / "run", unit).fit(epochs=1)
     before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-    options = {"topology": dpps.Ring(3), "privacy": dpps.Record(noise_multiplier=1.0), "seed": 0}
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
     with pytest.raises(UsageError, match="4 of 4"):
-        dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=1)
+        make(tmp_path / "run", unit, opened=True).fit(epochs=1)
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
 
 
@@ -174,18 +144,15 @@ def test_epochs_are_looked_at_before_anything_is_sent():
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
 def test_a_run_that_ends_by_an_exception_goes_on_where_it_was(tmp_path, failure):
     """A target epsilon was spread over all rounds: none of them could be paid for again."""
-    unit = dpps.Record(epsilon=2.0)
 
     def fail(_, log):
         if log.round == 5:
             raise failure
 
     with pytest.raises(failure) as raised:
-        make(tmp_path / "run", unit, secure_noise=True, callbacks=[fail]).fit(epochs=2)
+        make(tmp_path / "run", UNIT, secure_noise=True, callbacks=[fail]).fit(epochs=2)
     assert any("Run.open" in note for note in raised.value.__notes__)  # how to go on
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
-    options = {"topology": dpps.Ring(3), "privacy": unit, "seed": 0, "secure_noise": True}
-    again = dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).fit(epochs=2)
+    again = make(tmp_path / "run", UNIT, opened=True, secure_noise=True).fit(epochs=2)
     assert [round_ for round_, _ in again.ledger.history] == list(range(8))
     assert again.privacy.epsilon <= 2.0
     shown = repr(again.summary)  # what a run in Python prints: numbers, no lists by node or epoch
@@ -219,7 +186,7 @@ def test_a_failed_round_changes_nothing_not_even_buffers_and_momentum():
         batch_size=10,
         local_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     )
-    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), seed=0).start(epochs=3)
+    run = make(algorithm=algorithm).start(epochs=3)
     run.step()
 
     def everything():
@@ -240,8 +207,7 @@ def test_a_failed_round_changes_nothing_not_even_buffers_and_momentum():
 def test_a_round_that_fails_after_its_release_leaves_the_memory_of_released_updates():
     """The velocity is made of noised updates, of both parts, and is set before anything leaves."""
     algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10, optimizer=dpps.Momentum(0.9))
-    unit = dpps.Record(noise_multiplier=2.0)
-    run = dpps.Run(algorithm, toy_data(3), topology=dpps.Ring(3), privacy=unit, seed=0).start(epochs=3)
+    run = make(unit=dpps.Record(noise_multiplier=2.0), algorithm=algorithm).start(epochs=3)
     run.step()
     before = {name: t.clone() for name, t in run.nodes.tensors(run.state).items()}
     assert any(name.startswith("kept/") for name in before)
@@ -266,31 +232,24 @@ def test_a_ledger_put_back_together_with_its_witness_is_noticed_by_the_checkpoin
             break
     for file, content in zip(files, early, strict=True):
         file.write_bytes(content)
-    options = {"topology": dpps.Ring(3), "privacy": unit, "seed": 0, "secure_noise": True}
-    algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10)
     with pytest.raises(RunError, match=r"ledger\.jsonl.* 2 lines.*round 4 .*line 5"):
-        dpps.Run.open(tmp_path / "run", algorithm, toy_data(3), **options).start(epochs=2)
+        make(tmp_path / "run", unit, opened=True, secure_noise=True).start(epochs=2)
 
 
 def test_momentum_is_in_the_checkpoint(tmp_path):
     def run(folder, opened=False):
         optimizer = {"local_optimizer": lambda p: torch.optim.Adam(p, lr=0.05)}
         algorithm = dpps.PartPSP(tiny(), ["layer1"], batch_size=10, **optimizer)
-        options = {"topology": dpps.Ring(3), "seed": 0}
-        if opened:
-            return dpps.Run.open(folder, algorithm, toy_data(3), **options)
-        return dpps.Run(algorithm, toy_data(3), folder=folder, **options)
+        return make(folder, opened=opened, algorithm=algorithm)
 
     whole = run(None).fit(epochs=3)
-    for log in run(tmp_path / "run").rounds(epochs=3):
-        if log.round == 5:
-            break
+    left(run(tmp_path / "run"), 5, epochs=3)
     again = run(tmp_path / "run", opened=True).fit(epochs=3)
     assert torch.equal(again.local, whole.local)
 
 
 def test_what_a_promise_rests_on_is_fixed():
-    run = make(unit=dpps.Record(epsilon=2.0))
+    run = make(unit=UNIT)
     with pytest.raises(UsageError, match="fixed"):
         run.algorithm.lr_shared = 60.0
     with pytest.raises(UsageError, match="fixed"):
@@ -311,7 +270,7 @@ def test_a_run_says_why_it_cannot_be_pickled_and_models_can():
 
 def test_an_algorithm_without_noise_refuses_a_unit():
     with pytest.raises(UsageError, match=r"SGP\b.*record"):
-        dpps.Run(dpps.SGP(tiny()), toy_data(3), topology=dpps.Ring(3), privacy=dpps.Record(epsilon=1))
+        make(unit=UNIT, algorithm=dpps.SGP(tiny()))
 
 
 def test_steps_need_a_start_and_epochs_do_not_change():

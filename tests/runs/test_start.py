@@ -41,7 +41,7 @@ def make(**options) -> dpps.Run:
         ({"deployment": "here"}, "deployment.*'here'.*dpps.Simulation"),
         ({"noise": 3}, "noise.*3"),
         ({"watch": 3}, "watch.*3"),
-        ({"watch": {"paper": 3}}, "watch.*{'paper': 3}"),
+        ({"watch": {"paper": 3}}, "watch.*'paper'.*3"),
         ({"folder": 3}, "folder.*3"),
         ({"engine": "fast"}, "engine.*'fast'.*auto, vectorised, loop"),
         ({"sync_every": 1.5}, "sync_every.*1.5.* 0 "),

@@ -22,7 +22,7 @@ LINEAR = {
 
 
 def candidates(options, trials):
-    return list(tuning.candidates(options, options.resolve(), trials))
+    return tuning.candidates(options, options.resolve(), trials)
 
 
 def own_data(folder, nodes=3, rows=24):

@@ -40,7 +40,7 @@ def train(arguments: list[str]) -> int:
         print(parse_options(Options, arguments, "dpps train", default).to_toml(), end="")
         return DONE
     options = parse_options(Options, arguments, "dpps train", default)
-    refuse_ignored(arguments, options, distributed=started_distributed())
+    refuse_ignored(arguments, options, together=started_distributed())
     return _train_together(options) if started_distributed() else _train(options, Simulation())
 
 

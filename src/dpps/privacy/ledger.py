@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -44,6 +45,10 @@ _ROUNDING = 1e-9  # a sum of rounds may miss the total it was divided from in it
 Rows = tuple[int, ...] | Literal["all"]
 Found = TypeVar("Found")
 
+_UNREADABLE = (
+    "cannot be opened: {}; what was spent is not known, so the run cannot go on; restore it, or start a new run in "
+    "another folder"
+)
 _SECTOR = 512
 _PEERS_PER_SECTOR = 32  # numbers below a million million, with their commas
 
@@ -62,8 +67,8 @@ class Release:
 
     def check(self, rows: Sequence[int]) -> None:
         """Refuse what no accountant can take, and rows that are not the ledger's."""
-        known = self.rows == "all" or set(self.rows) <= set(rows)
-        if not known or not self.rows or self.round < 0:
+        known = self.rows == "all" or (self.rows and set(self.rows) <= set(rows))
+        if not known or self.round < 0:
             raise UsageError(f"cannot charge {self}: rows must be among {list(rows)}, round >= 0")
         if not (self.sensitivity >= 0 and self.scale >= 0):
             raise UsageError(f"cannot charge {self}: sensitivity and scale must be numbers >= 0")
@@ -119,12 +124,11 @@ class Ledger:
     def __init__(self, rows: Sequence[int], budget: Budget | None = None) -> None:
         if not rows:
             raise UsageError("a ledger without rows: name the nodes whose messages are charged")
-        self.rows = [int(row) for row in rows]
+        self.rows, self._budget = [int(row) for row in rows], budget
         self._releases: list[tuple[int, Rows, Charge]] = []
         self._charges: dict[Event, Charge] = {}  # equal ones are one object: a long run has thousands
         self.mechanism = "none"
         """The name of the noise that was charged last."""
-        self._budget = budget
         self._kinds: Counter[tuple[Rows, Charge]] = Counter()
         self._sent: Counter[int] = Counter()
         self._cleared: dict[Release, int] = {}
@@ -133,8 +137,7 @@ class Ledger:
         """Record the cost of a message, which may be sent only after this returns. RunError: it exceeds the budget, and nothing
         is charged."""
         release.check(self.rows)
-        budget = self._budget
-        if budget is not None and not self._cleared_for(release, budget):
+        if (budget := self._budget) and not self._cleared_for(release, budget):
             raise RunError(
                 f"round {release.round} refused before sending: epsilon {budget.epsilon} at delta {budget.delta} was "
                 f"budgeted and {self._most_rounds(release.rows)} rounds have used it up (replays after a restart count); "
@@ -187,10 +190,8 @@ class Ledger:
 
     def by_row(self, cost: Callable[[Sequence[Charge]], Found], rows: Rows = "all") -> dict[int, Found]:
         """What `cost` says of each node's charges, asked once for nodes with equal ones, because accountants are slow."""
-        charges = {row: tuple(found) for row, found in self.charges_by_row().items()}
-        by_row = {row: charges[row] for row in self._named(rows)}
-        different = {each: cost(each) for each in set(by_row.values())}
-        return {row: different[each] for row, each in by_row.items()}
+        charges, once = self.charges_by_row(), cache(cost)
+        return {row: once(tuple(charges[row])) for row in self._named(rows)}
 
     def total(self, delta: float, group: int = 1, *, distance: float = 0.0) -> Total:
         """The largest cost of a node; arguments as in :func:`dpps.privacy.accountant.total`."""
@@ -300,10 +301,9 @@ class LedgerFile(Ledger):
     def __init__(
         self, path: Path, header: Mapping[str, Any], durable: bool, budget: Budget | None = None
     ) -> None:
-        super().__init__(header["rows"], budget)
-        self.path = path
-        self.header = dict(header)
-        self._durable = durable
+        super().__init__(header.get("rows", ()), budget)
+        self.path, self._durable = path, durable
+        self.header: dict[str, Any] = json.loads(json.dumps({**FORMAT, **header}, allow_nan=False))
         self.first_seal = ""
         """Checksum of the first line: with a random number in it, no other run has the same."""
         self._file = -1
@@ -332,20 +332,15 @@ class LedgerFile(Ledger):
             budget: charges beyond it are refused.
             processes: how many processes the run has; the witness remembers what was received from each.
         """
-        ledger = cls(Path(path), _complete(header), durable, budget)
+        ledger = cls(Path(path), header, durable, budget)
         _refuse_used(ledger.path)
-        try:
+        with ledger._or_abandoned("cannot be created: {}; nothing was sent"):
             ledger._file = open_alone(ledger.path, os.O_CREAT)
             _refuse_used(ledger.path)  # now that nobody else can write it
             os.ftruncate(ledger._file, 0)
             ledger._put([ledger._sealed(ledger.header)])
             sync_folder(ledger.path.parent)
             ledger._witness = Witness.create(witness_of(ledger.path), ledger.mark, processes)
-        except BaseException as error:
-            ledger._abandon()
-            if not isinstance(error, OSError):
-                raise
-            raise RunError(f"ledger {path} cannot be created: {error.strerror}; nothing was sent") from error
         return ledger
 
     @classmethod
@@ -357,19 +352,14 @@ class LedgerFile(Ledger):
         Raises:
             RunError: it is missing, damaged, or not what the witness has seen; or somebody else writes it.
         """
-        ledger = cls(Path(path), _complete(header), durable, budget)
-        try:
+        ledger = cls(Path(path), header, durable, budget)
+        with ledger._or_abandoned(_UNREADABLE):
             ledger._file = open_alone(ledger.path)
             data = ledger.path.read_bytes()
             ledger._witness = Witness.open(witness_of(ledger.path))
             whole = ledger._whole_lines(data, ledger._witness.mark)
             ledger._replay(whole, ledger._witness.mark)
             ledger._cut(len(whole), len(data))
-        except BaseException as error:
-            ledger._abandon()
-            if not isinstance(error, OSError):
-                raise
-            raise _unreadable(path, error) from error
         return ledger
 
     @classmethod
@@ -456,6 +446,17 @@ class LedgerFile(Ledger):
             close_alone(self._file)
             self._file = -1
 
+    @contextmanager
+    def _or_abandoned(self, words: str) -> Iterator[None]:
+        """What is within succeeds, or nobody can write this ledger; `words` say what the system refused."""
+        try:
+            yield
+        except BaseException as error:
+            self._abandon()
+            if isinstance(error, OSError):
+                raise RunError(f"ledger {self.path} {words.format(error.strerror)}") from error
+            raise
+
     def _abandon(self) -> None:
         """Close without telling the witness: what this ledger holds cannot be believed."""
         self._broken = True
@@ -469,8 +470,7 @@ class LedgerFile(Ledger):
 
     def _sealed(self, record: Mapping[str, Any]) -> bytes:
         body = json.dumps(record, separators=(",", ":"), allow_nan=False)
-        self._seal = _checksum(f"{self._seal}\n{body}")
-        self._next_line()
+        self._go_on(_checksum(f"{self._seal}\n{body}"))
         return f'{body[:-1]},"crc":"{self._seal}"}}\n'.encode()
 
     def _put(self, lines: list[bytes]) -> None:
@@ -525,14 +525,12 @@ class LedgerFile(Ledger):
             os.fsync(self._file)
 
     def _unsealed(self, line: bytes, number: int) -> dict[str, Any]:
-        record, self._seal = unsealed(self.path, line, number, self._seal)
-        self._next_line()
+        record, seal = unsealed(self.path, line, number, self._seal)
+        self._go_on(seal)
         return record
 
-    def _next_line(self) -> None:
-        self._lines += 1
-        if self._lines == 1:
-            self.first_seal = self._seal
+    def _go_on(self, seal: str) -> None:
+        self._lines, self._seal, self.first_seal = self._lines + 1, seal, self.first_seal or seal
 
 
 def _first_line(path: Path) -> tuple[dict[str, Any], str]:
@@ -541,7 +539,7 @@ def _first_line(path: Path) -> tuple[dict[str, Any], str]:
         with path.open("rb") as file:
             line = file.readline()
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise RunError(f"ledger {path} {_UNREADABLE.format(error.strerror)}") from error
     if not line.endswith(b"\n"):
         raise _unbegun(path)
     header, seal = unsealed(path, line[:-1], 1, "")
@@ -563,14 +561,6 @@ def unsealed(path: Path, line: bytes, number: int, previous: str) -> tuple[dict[
     return record, expected
 
 
-def _complete(header: Mapping[str, Any]) -> dict[str, Any]:
-    """The header as it will be read back."""
-    if not header.get("rows"):
-        raise UsageError("ledger header without rows: name the nodes whose messages are charged")
-    normal: dict[str, Any] = json.loads(json.dumps({**FORMAT, **header}, allow_nan=False))
-    return normal
-
-
 def believed(path: Path, number: int, record: Mapping[str, Any], rows: Sequence[int]) -> Release:
     """The release that a line tells of; refused where it cannot be one."""
     try:
@@ -584,13 +574,6 @@ def _refuse_used(path: Path) -> None:
         raise UsageError(
             f"ledger {path} is never started afresh: resume that run or choose another directory"
         )
-
-
-def _unreadable(path: str | Path, error: OSError) -> RunError:
-    return RunError(
-        f"ledger {path} cannot be opened: {error.strerror}; what was spent is not known, so the run cannot go on; "
-        "restore it, or start a new run in another folder"
-    )
 
 
 def _unbegun(path: Path) -> RunError:

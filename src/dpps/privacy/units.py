@@ -190,18 +190,6 @@ class Unit(ABC):
         filled: dict[str, Any] = {k: v for k, v in cls.defaults(options).items() if k in known}
         return cls.from_options(replace(options, **filled))
 
-    @classmethod
-    def check_options(cls, options: PrivacyOptions) -> None:
-        """Refuse options that would be ignored: somebody means something by them."""
-        name = options.mechanism if "--mechanism" in cls.own_options else cls.fixed_mechanism
-        if name is None:
-            return
-        pure = MECHANISMS[name].pure
-        if pure and options.noise_multiplier is not None:
-            raise UsageError("--noise-multiplier belongs to Gaussian noise: use --budget or --epsilon here")
-        if not pure and options.budget is not None:
-            raise UsageError("--budget belongs to Laplace noise: use --noise-multiplier or --epsilon here")
-
     def for_network(self, nodes: int) -> Self:
         """The same in a network of so many nodes: its statement names how many of them may collude."""
         trust = self.trust.for_network(nodes)
@@ -295,15 +283,6 @@ class NodeSwap(Unit):
         rates = {"lr_shared": 0.1, "lr_local": 0.1}
         return rates if options.epsilon is not None else {"budget": _BUDGET, **rates}
 
-    @classmethod
-    def check_options(cls, options: PrivacyOptions) -> None:
-        if options.mechanism != Laplace.name:
-            raise UsageError(
-                f"--mechanism {options.mechanism}: the unit node-swap is defined with Laplace noise; use the unit "
-                "contribution or record"
-            )
-        super().check_options(options)
-
     def __post_init__(self) -> None:
         if self.budget is None and self.epsilon is None:
             object.__setattr__(self, "budget", _BUDGET)
@@ -388,6 +367,10 @@ class Contribution(Unit):
 
     @classmethod
     def from_options(cls, options: PrivacyOptions) -> Self:
+        if options.budget is not None and not options.noise_rate > 0:
+            raise UsageError(
+                f"--noise-rate is {options.noise_rate}: with --budget it must be positive (epsilon of a round is budget / rate)"
+            )
         round_epsilon = None if options.budget is None else options.budget / options.noise_rate
         total = (_given(options.clip), options.epsilon, options.delta, options.mechanism)
         return cls(*total, round_epsilon, options.noise_multiplier, options.trusted())
@@ -397,18 +380,6 @@ class Contribution(Unit):
         usual = {"clip": _usual_clip(MECHANISMS[options.mechanism]), "lr_shared": 0.1, "lr_local": 0.1}
         asked = options.noise_multiplier is not None or options.budget is not None
         return usual if asked else {"epsilon": 3.0, **usual}
-
-    @classmethod
-    def check_options(cls, options: PrivacyOptions) -> None:
-        super().check_options(options)
-        if options.budget is not None and not options.noise_rate > 0:
-            raise UsageError(
-                f"--noise-rate is {options.noise_rate}: with --budget it must be positive (epsilon of a round is budget / rate)"
-            )
-        if options.trust == "pairs" and options.mechanism != Gaussian.name:
-            raise UsageError(
-                f"--trust pairs does not go with --mechanism {options.mechanism}: {_no_known_cost(options.mechanism)}"
-            )
 
     def __post_init__(self) -> None:
         if self.clip is None:  # the default depends on the norm
@@ -426,7 +397,7 @@ class Contribution(Unit):
         _check_delta(self.delta, pure=pure)
         if self.mechanism != Gaussian.name and not isinstance(self.trust, Nobody):
             raise UsageError(
-                f"trust is pairs and the mechanism {self.mechanism}: {_no_known_cost(self.mechanism)}"
+                f"trust is pairs and the mechanism {self.mechanism}: {no_known_cost(self.mechanism)}"
             )
 
     @property
@@ -464,7 +435,8 @@ class Contribution(Unit):
         )
 
 
-def _no_known_cost(mechanism: str) -> str:
+def no_known_cost(mechanism: str) -> str:
+    """Why partners cannot share this noise."""
     return f"a sum of shared {mechanism.title()} noises has no known cost; use gaussian"
 
 

@@ -63,7 +63,7 @@ class Axis:
         within = (1,) if last - first > 3 else (1, 3) if last - first > 2 else (1, 2, 5)
         powers = range(first, last + 1, max(1, math.ceil((last - first) / TICKS)))
         values = [float(f"{k}e{power}") for power in powers for k in within]
-        return [value for value in values if self.low <= value <= self.high]
+        return [value for value in values if self.low <= value <= self.high] or [self.low, self.high]
 
 
 # Charts

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,8 +165,14 @@ def _promised(config: Mapping[str, Any], records: RunFolder, folder: Path) -> Un
     options |= {noise: contract.noise} if contract.epsilon is None else {"epsilon": contract.epsilon}
     if contract.trust is not None:
         options |= {"trust": "pairs", "colluders": contract.trust["colluders"]}
-    sensitivity = str(config.get("sensitivity", "")).partition("(")[0]
-    registered = [name for name in SENSITIVITIES.names() if SENSITIVITIES[name].__name__ == sensitivity]
+    kept = str(config.get("sensitivity", ""))
+    named = set(re.findall(r"'(\w+)':", kept))  # 0.2 did not write its class
+    registered = [
+        name
+        for name in SENSITIVITIES.names()
+        if kept.startswith(f"{SENSITIVITIES[name].__name__}(")
+        or (kept.startswith("{") and named == {*SENSITIVITIES[name].__annotations__} - {"own_options"})
+    ]
     options |= {"sensitivity": registered[0]} if registered else {}
     return UNITS[contract.unit].from_options(PrivacyOptions(**options))
 

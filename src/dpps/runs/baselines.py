@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpps.errors import UsageError
-from dpps.learning.evaluation import are_classes, outputs_of
+from dpps.learning.evaluation import are_classes
 from dpps.learning.sampling import NodeData
 from dpps.noise.mechanisms import Mechanism
 from dpps.noise.source import NoiseSource, Outgoing
 from dpps.privacy.promise import Contract
 from dpps.privacy.units import Calibration
-from dpps.runs.callbacks import Callback
+from dpps.runs.callbacks import Callback, RoundLog
 from dpps.runs.deployment import Simulation
 from dpps.runs.results import outputs
 from dpps.runs.run import Run
@@ -63,12 +63,12 @@ class Baseline(Run):
                 "baselines of a distributed run would be messages without noise: make them in a simulation, deployment=Simulation()"
             )
         self._calibration = _without_noise(run.nodes.calibration)
-        self._alone, self._common_tests = alone, run.tests
+        self._alone = alone
         super().__init__(
             run.algorithm,
             run._data,
             topology=_Nobody(run.topology) if alone else run.topology,
-            test=None if alone else run.tests,
+            test=run.tests,
             held_out=run.held_out,
             sync_every=0 if alone else run.sync_every,
             mixes=run.mixes,
@@ -83,22 +83,11 @@ class Baseline(Run):
 
     def outputs(self) -> dict[str, list[Set]]:
         """As of any run; alone, every node has shared parameters of its own too."""
-        if not self._alone:
-            return outputs(self)
-        engine, rows, local = self.nodes.engine, self.nodes.shared_rows(self.state), self.local
-        tests = [self._common_tests] * len(rows) if self._common_tests else []
-        return {
-            which: [
-                (outputs_of(engine, k, rows[k], local[k], x, len(targets)), targets)
-                for k, (x, targets) in enumerate(data)
-            ]
-            for which, data in (("test", tests), ("own", self.held_out))
-            if data
-        }
+        return outputs(self, rows=self.nodes.shared_rows(self.state) if self._alone else None)
 
     def accuracies(self) -> dict[str, Any]:
         """As in summary.json, without what was not measured."""
-        found: dict[str, Any] = {} if self._alone else {"accuracy_by_epoch": self.accuracy_by_epoch}
+        found: dict[str, Any] = {"accuracy_by_epoch": self.accuracy_by_epoch}
         for which, sets in self.outputs().items():
             if all(are_classes(targets) for _, targets in sets):
                 mean, by_node = _NAMES[which]
@@ -112,6 +101,9 @@ class Baseline(Run):
     def _promise(self, first: Contract | None) -> tuple[Contract | None, Calibration | None]:
         """No promise, but the clipping and sampling of one."""
         return None, self._calibration
+
+    def _evaluate_epoch(self, log: RoundLog) -> RoundLog:
+        return log if self._alone else super()._evaluate_epoch(log)  # alone there is no common model
 
     def _advise_on_clip(self) -> None:
         """The private run has given it."""

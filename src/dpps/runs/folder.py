@@ -4,7 +4,6 @@ import csv
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from dpps.disk import locked, private, private_folder, sync_folder, write_private, writing
+from dpps.disk import locked, private, private_folder, sync_folder, write_private, write_synced, writing
 from dpps.errors import RunError, UsageError
 from dpps.privacy.ledger import LedgerFile, unused, witness_of
 from dpps.privacy.promise import Contract
@@ -57,11 +56,9 @@ class RunFolder:
         self.answers = self.path / "answers.json"
         self.message = self.path / "message.safetensors"
 
+        folders = (self.checkpoints, self.models, self.tensorboard)
         documents = (self.settings, self.schema, self.report, self.card, self.answers, self.message)
-        self._ours = (
-            *(self.summary, self.rounds, self.checkpoints, self.models, *documents),
-            self.tensorboard,
-        )
+        self._ours = (self.summary, self.rounds, *folders, *documents)
         """What a run writes besides its ledger: the only things that --overwrite deletes (in `models`, only models)."""
 
     def others(self) -> list[str]:
@@ -118,9 +115,7 @@ class RunFolder:
             raise UsageError(f"--out {self.path} cannot be made: {error.strerror}") from error
         if not overwrite:
             return
-        with locked(
-            self.ledger
-        ):  # messages that left cannot be taken back: their ledger is moved aside, never deleted
+        with locked(self.ledger):  # one of messages that left is moved aside, never deleted
             left = self.ledger.exists() and _messages_left(self.ledger)
             kept = self.ledger.with_name(f"ledger-until-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl")
             for old, new in ((witness_of(self.ledger), witness_of(kept)), (self.ledger, kept)):
@@ -229,8 +224,8 @@ def save_checkpoint(
         private_folder(folder)
         shutil.rmtree(aside, ignore_errors=True)
         private_folder(aside)
-        _write(aside / "tensors.safetensors", data)
-        _write(aside / "meta.json", text.encode())
+        write_synced(aside / "tensors.safetensors", data)
+        write_synced(aside / "meta.json", text.encode())
         sync_folder(aside)
         if target.exists():  # the same round again, after a resume
             shutil.rmtree(target)
@@ -243,8 +238,7 @@ def save_checkpoint(
         raise RunError(
             f"the checkpoint of round {round_} cannot be written to {folder}: {error.strerror}; {safe}"
         ) from error
-    kept = _all(folder)[-KEPT:]
-    old = _all(folder)[:-KEPT]
+    kept, old = _all(folder)[-KEPT:], _all(folder)[:-KEPT]
     if len(kept) == KEPT:  # those set aside are needed no more once all that are kept are as far
         old += [path for path in _all(folder, f"{_ASIDE}round-") if _round(path) <= _round(kept[0])]
     for path in old:
@@ -307,10 +301,3 @@ def _read(path: Path) -> Checkpoint:
 def _all(folder: Path, prefix: str = "round-") -> list[Path]:
     """Our own checkpoints, without copies that somebody made next to them."""
     return sorted(p for p in folder.glob(f"{prefix}*") if p.name.removeprefix(prefix).isdecimal())
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb", opener=private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -18,12 +18,11 @@ from dpps.data.schema import Remarks, Schema, read_schema
 from dpps.data.splits import hold_out_own
 from dpps.errors import UsageError
 from dpps.learning.algorithms import ALGORITHMS
-from dpps.learning.preflight import check_examples
 from dpps.learning.sampling import parse_batch
 from dpps.runs.callbacks import Callback, TensorBoard
 from dpps.runs.deployment import Deployment, Simulation
 from dpps.runs.folder import RunFolder
-from dpps.runs.options import Options, check_task, refuse_retired, weighted
+from dpps.runs.options import Options, build_arguments, check_task, refuse_retired, weighted
 from dpps.runs.run import Run, as_device
 from dpps.runs.summary import Description, fingerprint, model_facts
 from dpps.tasks import Classification, Task
@@ -64,19 +63,10 @@ def make_run(
     examples = replace(examples, task=weighted(options, examples.task))
     torch.manual_seed(options.seed)
     algorithm = ALGORITHMS[options.algorithm]
-    build: dict[str, Any] = {
-        "name": options.model,
-        "shared": algorithm.shares(options.shared),
-        "shape": examples.shape,
-        "classes": examples.task.outputs,
-        "norm": options.norm,
-        "dropout": 0.0 if options.per_example else 0.1,
-    }
+    build = build_arguments(options, examples.shape, examples.task)
     network, prefixes = models.build(**build)
     model, prefixes = examples.task.head(network), examples.task.shared(prefixes)
     skipped = models.load_weights(model, options.weights) if options.weights else []
-    if examples.test is not None:
-        check_examples([TensorDataset(*examples.test)], ["the test set"], model, examples.task.loss)
     if options.tensorboard:
         if kept is None:
             raise UsageError("--tensorboard needs --out DIR: the folder for its events")
@@ -259,15 +249,16 @@ def _own_examples(options: Options, rows: range, schema: AnySchema | None) -> Ex
     split = None
     if isinstance(task, Classification):
         split = [np.bincount(f.train[1].numpy(), minlength=task.outputs).tolist() for f in files]
-    train, shape = [TensorDataset(*f.train) for f in files], shapes.pop()
+    train: list[Any] = [TensorDataset(*f.train) for f in files]
+    shape = shapes.pop()
     how = {"shape": shape, "features": options.features, "mean": None, "deviation": None}
-    if options.features == "none":
-        return Examples(train, held_out, None, split, shape, task, how, columns, schema)
-    extractor, show = features.build(options.features, shape), not options.quiet
-    own = [features.extract(extractor, t, f, progress=show) for t, f in zip(train, folders, strict=True)]
-    seen = [features.extract(extractor, TensorDataset(*t), progress=show) for t in held_out]
-    tests = [(s.inputs(), s.labels) for s in seen]
-    return Examples(own, tests, None, split, own[0].shape, task, how, columns, schema)
+    if options.features != "none":
+        extractor, show = features.build(options.features, shape), not options.quiet
+        pairs = zip(train, folders, strict=True)
+        train = [features.extract(extractor, each, folder, progress=show) for each, folder in pairs]
+        seen = [features.extract(extractor, TensorDataset(*each), progress=show) for each in held_out]
+        held_out, shape = [(each.inputs(), each.labels) for each in seen], train[0].shape
+    return Examples(train, held_out, None, split, shape, task, how, columns, schema)
 
 
 def _keep_back(

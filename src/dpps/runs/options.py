@@ -25,10 +25,10 @@ from dpps.learning.preflight import refuse_mixing
 from dpps.learning.released import Momentum
 from dpps.learning.sampling import batches, for_every_node, parse_batch, parse_sizes
 from dpps.learning.suggestion import MOMENTUM, USUAL_BATCH, USUAL_EPOCHS, Suggestion, suggest, suggested_clip
-from dpps.noise.mechanisms import MECHANISMS
+from dpps.noise.mechanisms import MECHANISMS, Gaussian
 from dpps.privacy.partners import TRUSTS, Pairs
-from dpps.privacy.units import UNITS, Plan, PrivacyOptions, Unit
-from dpps.registry import is_own
+from dpps.privacy.units import UNITS, Plan, PrivacyOptions, Unit, no_known_cost
+from dpps.registry import Registry, is_own
 from dpps.runs.summary import fingerprint
 from dpps.sensitivity import SENSITIVITIES
 from dpps.tasks import Classification, Task
@@ -395,44 +395,54 @@ class Options:
 
     def check(self) -> None:
         """Refuse what is wrong by itself, before anything is read. (Not at construction: the parser would wrap the message.)"""
-        _known("data set", self.data, (*DATA_SETS.names(), *([] if self.node_data is None else [OWN_DATA])))
-        own = "package.module:callable"
-        if not is_own(self.features):
-            _known("features", self.features, ("none", *FEATURES.names(), own))
-        if not is_own(self.model):
-            _known("model", self.model, (*models.MODELS.names(), own))
-        _known("algorithm", self.algorithm, ALGORITHMS)
-        _known("unit", self.unit, (*UNITS.names(), "none"))
-        _known("sensitivity", self.sensitivity, SENSITIVITIES.names())
-        _known("mechanism", self.mechanism, MECHANISMS.names())
-        _known("trust", self.trust, TRUSTS)
-        for name in ("nodes", "epochs", "local_steps", "mixes"):
-            if getattr(self, name) is not None:
-                _least(name, getattr(self, name), 2 if name == "nodes" else 1)
+        own, sets = "package.module:callable", DATA_SETS.names()
+        for kind, value, allowed in (
+            ("data set", self.data, sets if self.node_data is None else (*sets, OWN_DATA)),
+            (
+                "features",
+                "none" if is_own(self.features) else self.features,
+                ("none", *FEATURES.names(), own),
+            ),
+            ("model", own if is_own(self.model) else self.model, (*models.MODELS.names(), own)),
+            ("algorithm", self.algorithm, ALGORITHMS.names()),
+            ("unit", self.unit, (*UNITS.names(), "none")),
+            ("sensitivity", self.sensitivity, SENSITIVITIES.names()),
+            ("mechanism", self.mechanism, MECHANISMS.names()),
+            ("trust", self.trust, tuple(TRUSTS)),
+        ):
+            if value not in allowed:
+                raise unknown(kind, value, allowed)
+        for name, value in self.to_json().items():
+            if name in _LEAST and value is not None and value < _LEAST[name]:
+                raise UsageError(f"--{name} is {value}: it must be {_LEAST[name]} or more")
+        for flag, number, right, range_ in (
+            ("seed", self.seed, 0 <= self.seed < 1 << 63, "be a whole number from 0 to 2^63 - 1"),
+            ("hold-out", self.hold_out, 0 <= (self.hold_out or 0) < 1, "lie in [0, 1)"),
+            ("timeout", self.timeout, self.timeout < float("inf"), "be 1 second or more"),
+        ):
+            if not right:
+                raise UsageError(f"--{flag} is {number}: it must {range_}")
         self._optimizer()
         self._check_batch()
-        for name in ("sync_every", "lr_step", "checkpoint_every", "spare_rounds"):
-            _least(name, getattr(self, name), 0)
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"--seed is {self.seed}: it must be a whole number from 0 to 2^63 - 1")
-        if self.hold_out is not None and not 0 <= self.hold_out < 1:
-            raise UsageError(f"--hold-out is {self.hold_out}: it must lie in [0, 1)")
-        if self.resume and self.overwrite:
-            raise UsageError("--resume and --overwrite exclude each other: choose one")
-        self._check_options()
-        self.sizes()
-        if not 1 <= self.timeout < float("inf"):
-            raise UsageError(f"--timeout is {self.timeout}: it must be 1 second or more")
+        for one, other in (("resume", "overwrite"), ("seeded_noise", "secure_noise")):
+            if getattr(self, one) and getattr(self, other):
+                flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
+                raise UsageError(f"{flags[0]} and {flags[1]} exclude each other: choose one")
+        useless, fixed = ignored(self), self._unit and self._unit.fixed_mechanism
+        for name in _NEVER_IGNORED:
+            value = getattr(self, name.replace("-", "_"))
+            if name in useless and value not in (getattr(Options, name.replace("-", "_")), fixed):
+                refuse_given([f"--{name}"], useless)
+        self._check_trust()
         self._check_data()
         if self.schema is None:  # what a schema says is read later
             check_task(self)
-        if self.seeded_noise and self.secure_noise:
-            raise UsageError("--seeded-noise and --secure-noise exclude each other: choose one")
 
     def _check_batch(self) -> None:
+        declared = self.sizes() or ()
         if self.batch_size is None:
             return
-        batch, declared = parse_batch(self.batch_size), self.sizes() or ()
+        batch = parse_batch(self.batch_size)
         if isinstance(batch, Sequence) and len(batch) != self.nodes:
             raise UsageError(
                 f"--batch-size has {len(batch)} numbers for {self.nodes} nodes: give one per node, or one for all"
@@ -450,6 +460,8 @@ class Options:
             )
 
     def _check_data(self) -> None:
+        if self.resume and self.out is None:
+            raise UsageError("--resume needs --out DIR: the folder of the run to continue")
         most = None if self.node_data is not None else DATA_SETS[self.data].examples
         if most is not None and self.nodes > most:
             raise UsageError(
@@ -463,37 +475,17 @@ class Options:
                 "a schema, and for files of plain numbers --classes K is enough"
             )
 
-    def _check_options(self) -> None:
-        """An option that would be ignored is refused: somebody means something by it."""
-        noise = ("epsilon", "budget", "noise_multiplier", "clip")
-        given = [name.replace("_", "-") for name in noise if getattr(self, name) is not None]
-        if not self.noisy and given:
-            raise UsageError(
-                f"--{given[0]} has no meaning without noise (--unit none, --algorithm sgp): leave it out, or choose a unit"
-            )
-        if self.unit != "none":
-            UNITS[self.unit].check_options(PrivacyOptions.of(self))
-        self._check_trust()
-        if self.resume and self.out is None:
-            raise UsageError("--resume needs --out DIR: the folder of the run to continue")
-
     def _check_trust(self) -> None:
-        if self.trust == "nobody":
-            for name in ("colluders", "mean-variance", "absentees"):
-                if getattr(self, name.replace("-", "_")) is not None:
-                    raise UsageError(f"--{name} belongs to --trust pairs: add that, or leave it out")
-            return
-        why = (
-            "without a unit there is no noise to share"
-            if self.unit == "none"
-            else UNITS[self.unit].no_partners
-        )
-        if why:
+        trust, unit = PrivacyOptions.of(self).trusted(), None if self.unit == "none" else UNITS[self.unit]
+        why = unit.no_partners if unit else "without a unit there is no noise to share"
+        if unit and not unit.fixed_mechanism and self.mechanism != Gaussian.name:
+            why = why or no_known_cost(self.mechanism)
+        if why and isinstance(trust, Pairs):
             raise UsageError(
-                f"--trust pairs does not go with --unit {self.unit}: {why}; use record, or contribution with --mechanism gaussian"
+                f"--trust pairs does not go with --unit {self.unit} --mechanism {self.mechanism}: {why}; use record, or "
+                "contribution with --mechanism gaussian"
             )
-        # refuses colluders that are too many
-        PrivacyOptions.of(self).trusted().partners(self.nodes)
+        trust.partners(self.nodes)  # refuses colluders that are too many
 
     # What the options mean
 
@@ -541,15 +533,17 @@ class Options:
         return self.unit != "none" and ALGORITHMS[self.algorithm].noisy
 
     @property
+    def _unit(self) -> type[Unit] | None:
+        return UNITS[self.unit] if self.noisy else None
+
+    @property
     def per_example(self) -> bool:
         """Whether the unit protects single examples."""
         return self.unit != "none" and UNITS[self.unit].per_example
 
     def privacy(self) -> Unit | None:
         """The unit object."""
-        if not self.noisy:
-            return None
-        return UNITS[self.unit].from_options(PrivacyOptions.of(self))
+        return None if self._unit is None else self._unit.from_options(PrivacyOptions.of(self))
 
     def network(self) -> Topology:
         """The topology object, validated."""
@@ -582,7 +576,8 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json: option names, paths as text."""
-        return {f.name.replace("_", "-"): _plain(getattr(self, f.name)) for f in fields(self)}
+        found = {f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
 
     def to_toml(self) -> str:
         """A file for --config; options left at None are left out."""
@@ -600,7 +595,7 @@ class Options:
                 raise UsageError(
                     f"{path}: {name} is no longer an option: {RETIRED[name].instead}, and delete this line"
                 )
-        return Options(**typed_options(table, _hints(), path))
+        return Options(**typed_options(table, Options, path))
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], where: str, otherwise: str) -> "Options":
@@ -609,19 +604,15 @@ class Options:
         Raises:
             UsageError: they are no options, or those of another version.
         """
-        hints = _hints()
         refuse_retired(found, where)
-        values = {name.replace("-", "_"): value for name, value in found.items() if name not in RETIRED}
+        values = {name: value for name, value in found.items() if name not in RETIRED}
         if "data" not in values:
             raise UsageError(otherwise)
-        if strange := sorted(set(values) - set(hints)):
+        if strange := sorted(set(values) - set(Options().to_json())):
             raise UsageError(
-                f"{where} was made by another version of dpps (this one has no option "
-                f"{strange[0].replace('_', '-')}): use that version"
+                f"{where} was made by another version of dpps (this one has no option {strange[0]}): use that version"
             )
-        paths = {name for name, hint in hints.items() if Path in get_args(hint)}
-        typed: dict[str, Any] = {n: Path(v) if n in paths and v else v for n, v in values.items()}
-        return Options(**typed)
+        return Options(**typed_options(values, Options, where))
 
     def common(self) -> dict[str, Any]:
         """What all processes of a distributed run must have alike; files that only one machine has are not among it."""
@@ -657,59 +648,77 @@ def read_config(path: Path, named: str = "--config") -> dict[str, Any]:
 # Which options have an effect
 
 
-def ignored(options: Options) -> dict[str, str]:
-    """The options that have no effect beside the others, by name, and why."""
-    found: dict[str, str] = {}
-    unit = options.unit if options.noisy else "none"
-    units = {name: _names_of(UNITS[name].own_options) for name in UNITS.names()}
-    for name in dict.fromkeys(name for own in units.values() for name in own):
-        if name not in units.get(unit, ()):
-            having = [other for other in units if name in units[other]]
-            found[name] = f"it belongs to the unit {' or '.join(having)}, and the unit is {unit}"
-    if unit in UNITS and (mechanism := UNITS[unit].fixed_mechanism):
-        found.setdefault("mechanism", f"the unit {unit} is defined with {mechanism.title()} noise")
-    algorithm, named = ALGORITHMS[options.algorithm], f"--algorithm {options.algorithm}"
-    used = () if algorithm.own_sensitivity else _names_of(SENSITIVITIES[options.sensitivity].own_options)
-    for sensitivity in SENSITIVITIES.names():
-        for name in _names_of(SENSITIVITIES[sensitivity].own_options):
-            if name not in used:
-                found.setdefault(name, f"it belongs to --sensitivity {sensitivity}")
-    own = options.node_data is not None
-    rules = {
-        "sensitivity": (algorithm.own_sensitivity, f"{named} uses {algorithm.own_sensitivity}"),
-        "sync-every": (not algorithm.synchronises, f"{named} does not synchronise"),
-        "shared": (algorithm.shares_all, f"{named} shares the whole model"),
-        "norm": (
-            not options.has_norm,
-            f"it belongs to --model {' or '.join(n for n in models.MODELS.names() if models.MODELS[n].has_norm)}",
+def ignored(options: Options, *, together: bool = True) -> dict[str, str]:
+    """The one table of which option applies when: those that have no effect beside the others, by name, and why.
+
+    Args:
+        options: all of them.
+        together: whether it is a run of several processes.
+    """
+    unit, algorithm = options._unit, ALGORITHMS[options.algorithm]
+    named, own = f"--algorithm {options.algorithm}", options.node_data is not None
+    sensitivity = None if algorithm.own_sensitivity else SENSITIVITIES[options.sensitivity]
+    mechanism = unit.fixed_mechanism if unit is not None else None
+    if unit is not None and "--mechanism" in unit.own_options:
+        mechanism = mechanism or options.mechanism
+    pure = MECHANISMS[mechanism].pure if mechanism else None
+    free = " or ".join(
+        name
+        for name in UNITS.names()
+        if "--mechanism" in UNITS[name].own_options and not UNITS[name].fixed_mechanism
+    )
+    with_norm = " or ".join(name for name in models.MODELS.names() if models.MODELS[name].has_norm)
+    found = _of_others(UNITS, unit, f", and the unit is {options.unit if unit else 'none'}")
+    for names, useless, why in (
+        (
+            "mechanism",
+            unit and unit.fixed_mechanism,
+            f"the unit {options.unit} is defined with {str(mechanism).title()} noise; --unit {free} has a choice",
         ),
-        "delta": (not options.noisy, "without noise there is no guarantee that could fail"),
-        "secure-noise": (not options.noisy, "there is no noise"),
-        "data": (own, "the nodes' own data replaces it"),
-        "data-dir": (own, "the nodes' own data replaces it"),
-        "split": (own, "the nodes' own data is split already"),
-    }
-    if not own and DATA_SETS[options.data].embedded:
-        rules["data-dir"] = (True, f"{options.data} comes with the package; --data names another")
-    for name, (useless, why) in rules.items():
+        (
+            "epsilon budget noise-multiplier clip delta secure-noise",
+            unit is None,
+            "without noise (--unit none, --algorithm sgp) it has no meaning; choose a unit to have some",
+        ),
+        ("noise-multiplier", pure is True, "it belongs to Gaussian noise; here --budget or --epsilon set it"),
+        ("budget", pure is False, "it belongs to Laplace noise; here --noise-multiplier or --epsilon set it"),
+        ("colluders mean-variance absentees", options.trust == "nobody", "it belongs to --trust pairs"),
+        ("sensitivity", algorithm.own_sensitivity, f"{named} uses {algorithm.own_sensitivity}"),
+        ("sync-every", not algorithm.synchronises, f"{named} does not synchronise"),
+        ("shared", algorithm.shares_all, f"{named} shares the whole model"),
+        ("norm", not options.has_norm, f"it belongs to --model {with_norm}"),
+        ("data data-dir split", own, "the nodes' own data replaces it"),
+        (
+            "data-dir",
+            not own and DATA_SETS[options.data].embedded,
+            f"{options.data} comes with the package; --data names another",
+        ),
+        ("timeout seeded-noise", not together, "it is for several processes, torchrun -m dpps train"),
+    ):
         if useless:
-            found.setdefault(name, why)
-    return found
+            found = dict.fromkeys(names.split(), why) | found
+    return _of_others(SENSITIVITIES, sensitivity) | found
 
 
-def refuse_ignored(arguments: Sequence[str], options: Options, *, distributed: bool = True) -> None:
+def _of_others(registry: Registry[Any], used: Any, remark: str = "") -> dict[str, str]:
+    """The options that belong only to other entries of a registry than the one that is used."""
+    found: dict[str, list[str]] = {}
+    for name in registry.names():
+        for flag in registry[name].own_options:
+            if used is None or flag not in used.own_options:
+                found.setdefault(flag.removeprefix("--"), []).append(name)
+    return {
+        flag: f"it belongs to --{registry.kind} {' or '.join(names)}{remark}" for flag, names in found.items()
+    }
+
+
+def refuse_ignored(arguments: Sequence[str], options: Options, *, together: bool = True) -> None:
     """Refuse an option on the command line that would be ignored: whoever writes one means something by it.
 
     A configuration file may hold every option (--print-config writes them all), so only the command line counts.
     """
-    unit = options.unit if options.noisy else "none"
-    fixed = UNITS[unit].fixed_mechanism if unit in UNITS else None
-    useless = ignored(options)
-    if not distributed:
-        useless |= dict.fromkeys(
-            ("timeout", "seeded-noise"), "it is for several processes, torchrun -m dpps train"
-        )
-    for name, value in (("shared", "all"), ("mechanism", fixed)):
+    useless = ignored(options, together=together)
+    for name, value in (("shared", "all"), ("mechanism", options._unit and options._unit.fixed_mechanism)):
         if getattr(options, name) == value:  # what it is anyway
             useless.pop(name, None)
     refuse_given(arguments, useless)
@@ -734,13 +743,16 @@ def effective(options: Options, chosen: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _names_of(flags: Sequence[str]) -> tuple[str, ...]:
-    return tuple(flag.removeprefix("--") for flag in flags)
-
-
 # Values
 
 
+_LEAST = {"nodes": 2, **dict.fromkeys(("epochs", "local-steps", "mixes", "timeout"), 1)}
+_LEAST |= dict.fromkeys(("sync-every", "lr-step", "checkpoint-every", "spare-rounds"), 0)
+_NEVER_IGNORED = (
+    *("epsilon", "budget", "noise-multiplier", "clip", "mechanism"),
+    *("colluders", "mean-variance", "absentees"),
+)
+"""Refused wherever they come from if they would be ignored; of the others a file may hold values."""
 _KINDS = {
     int: "a whole number",
     float: "a number",
@@ -750,47 +762,26 @@ _KINDS = {
 }
 
 
-def typed_options(table: Mapping[str, Any], hints: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
-    """The options in a file by the names of their fields, refused if there is no such option, or it is of another kind."""
-    named = {name.replace("_", "-"): hint for name, hint in hints.items()}
-    values: dict[str, Any] = {}
+def typed_options(table: Mapping[str, Any], kind: type[Any], where: Path | str) -> dict[str, Any]:
+    """The options in a file by the names of the fields of `kind`, refused if there is no such option, or it is of another type."""
+    hints, values = get_type_hints(kind), dict[str, Any]()
+    named = {field.name.replace("_", "-"): hints[field.name] for field in fields(kind)}
     for name, value in table.items():
         if name not in named:
             raise unknown(f"option in {where}", name, named)
-        values[name.replace("-", "_")] = _typed(where, name, value, named[name])
+        kinds = get_args(named[name]) or (named[name],)
+        kinds = tuple(part for each in kinds for part in (get_args(each) or (each,)))  # those of a literal
+        key = name.replace("-", "_")
+        if Path in kinds and isinstance(value, str):
+            values[key] = Path(value)
+        elif float in kinds and type(value) is int:
+            values[key] = float(value)
+        elif type(value) in kinds or value in kinds:
+            values[key] = value
+        else:
+            wanted = " or ".join(_KINDS.get(each, repr(each)) for each in kinds if each is not type(None))
+            raise UsageError(f"{where}: {name} is {value!r}: it must be {wanted}")
     return values
-
-
-def _typed(path: Path | str, name: str, value: Any, hint: Any) -> Any:
-    kinds = get_args(hint) or (hint,)
-    if Path in kinds and isinstance(value, str):
-        return Path(value)
-    if float in kinds and type(value) is int:
-        return float(value)
-    if type(value) in kinds or value in kinds:  # a literal is its own kind
-        return value
-    wanted = " or ".join(_KINDS.get(kind, repr(kind)) for kind in kinds if kind is not type(None))
-    raise UsageError(f"{path}: {name} is {value!r}: it must be {wanted}")
-
-
-def _hints() -> dict[str, Any]:
-    """The types of the options."""
-    hints = get_type_hints(Options)
-    return {field.name: hints[field.name] for field in fields(Options)}
-
-
-def _known(kind: str, value: str, allowed: Any) -> None:
-    if value not in allowed:
-        raise unknown(kind, value, allowed)
-
-
-def _least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise UsageError(f"--{name.replace('_', '-')} is {value}: it must be {least} or more")
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 # What options that are left open become: by the rule if there is one
@@ -858,6 +849,16 @@ def weighted(options: Options, task: Task) -> Task:
     return replace(task, weights=weights)
 
 
+def build_arguments(options: Options, shape: tuple[int, ...], task: Task) -> dict[str, Any]:
+    """The arguments of `dpps.models.build`."""
+    shared, dropout = (
+        ALGORITHMS[options.algorithm].shares(options.shared),
+        0.0 if options.per_example else 0.1,
+    )
+    named = {"name": options.model, "shared": shared, "shape": shape, "classes": task.outputs}
+    return {**named, "norm": options.norm, "dropout": dropout}
+
+
 def planned(options: Options) -> tuple[Plan, int]:
     """The plan of a run with these (resolved) options, and how many parameters it shares, before any data is read."""
     held, read = sizes(options), shape(options)
@@ -878,9 +879,8 @@ def planned(options: Options) -> tuple[Plan, int]:
         )
     assert options.epochs is not None
     algorithm = ALGORITHMS[options.algorithm]
-    names = options.model, algorithm.shares(options.shared)
     task = planned_task(options)
-    network, prefixes = models.build(*names, read, task.outputs, norm=options.norm, dropout=0.0)
+    network, prefixes = models.build(**build_arguments(options, read, task))
     model, prefixes = task.head(network), task.shared(prefixes)
     made = algorithm(model, prefixes, task=task, input_length=length(options), **options.rates())
     unit = made.unit(options.privacy())

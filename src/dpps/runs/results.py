@@ -91,16 +91,19 @@ def rows_by_class(run: Run) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def outputs(run: Run, wanted: Collection[str] = ("test", "own")) -> dict[str, list[Set]]:
-    """By data ("test", "own") and node: the outputs of the node's model for every example, and the targets."""
-    engine, shared, local = run.nodes.engine, run.shared, run.local
-    found = {}
-    alike = not local.shape[1] and not engine.state()  # all nodes have the same model
+def outputs(
+    run: Run, wanted: Collection[str] = ("test", "own"), rows: Tensor | None = None
+) -> dict[str, list[Set]]:
+    """By data ("test", "own") and node: the outputs of the node's model for every example, and the targets. `rows`: the shared
+    parameters of every node, if not their average."""
+    engine, local, found = run.nodes.engine, run.local, dict[str, list[Set]]()
+    alike = rows is None and not local.shape[1] and not engine.state()  # all nodes have the same model
+    rows = run.shared.expand(len(local), -1) if rows is None else rows
     for which, data in _sets(run).items():
         if which in wanted:
             same = alike and which == "test"
             sets = [
-                (outputs_of(engine, k, shared, local[k], x, len(targets)), targets)
+                (outputs_of(engine, k, rows[k], local[k], x, len(targets)), targets)
                 for k, (x, targets) in enumerate(data[:1] if same else data)
             ]
             found[which] = sets * len(data) if same else sets

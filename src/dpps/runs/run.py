@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import csv
 import logging
-import operator
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -127,6 +126,15 @@ class Run(Frozen):
     """The protocol's class."""
     skips_rounds = True
     """Whether a node that comes late leaves out the rounds that it missed."""
+    epochs = 0
+    ended_by_callback = False
+    """Whether a callback chose the last round; what it looked at is not covered by the guarantee."""
+    stopped = False
+    """Whether somebody asked to stop before the last round; such a run can be opened again."""
+    stop_asked = False
+    """Whether `stop` was called in this process."""
+    resumed = _closed = _advised = False
+    _safe = -1  # the round of the checkpoint that was written or restored last
 
     def __init__(
         self,
@@ -157,10 +165,23 @@ class Run(Frozen):
         description: Description | None = None,
     ) -> None:
         self.callbacks: list[Callback] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
-        self.deployment = deployment or Simulation()
-        given = {"algorithm": algorithm, "deployment": self.deployment, "noise": noise, "watch": watch}
-        _check_arguments(engine, seed, self.callbacks, **given, folder=folder)
-        _check_count(sync_every=sync_every, spare_rounds=spare_rounds, checkpoint_every=checkpoint_every)
+        self.deployment, asked = deployment or Simulation(), seed
+        seed = fresh_seed() if seed is None else seed
+        model = "one with its model, such as dpps.PartPSP(model, shared=['layer1'])"
+        watched = watch.items() if isinstance(watch, Mapping) else [("...", watch)] if watch else []
+        _check_kinds(
+            ("algorithm", algorithm, Algorithm, model),
+            ("deployment", self.deployment, Deployment, "dpps.Simulation() or dpps.TorchDistributed(...)"),
+            ("noise", noise, NoiseSource | None, "a source such as dpps.Seeded(1), or None"),
+            ("folder", folder, (str, os.PathLike, type(None)), "a path, or None to keep all in memory"),
+            *((f"watch[{name!r}]", each, Sensitivity, "sensitivities by name") for name, each in watched),
+            *(("a callback", each, Callable, "functions of (run, log)") for each in self.callbacks),
+        )
+        if engine not in get_args(EngineName):
+            raise unknown("engine", engine, get_args(EngineName))
+        _check_count(
+            sync_every=sync_every, spare_rounds=spare_rounds, checkpoint_every=checkpoint_every, seed=seed
+        )
         _check_count(1, mixes=mixes)
         unit = as_unit(privacy)
         check_loaders(data, algorithm.batch_size, random=unit is not None and unit.per_example)
@@ -174,12 +195,11 @@ class Run(Frozen):
         self.out = None if folder is None else Path(folder)
         self.folder = None if folder is None else self.deployment.folder(Path(folder))
         self.sync_every, self.mixes = sync_every if algorithm.synchronises else 0, mixes
-        self.seed = fresh_seed() if seed is None else int(seed)
+        self.seed = int(seed)
         self._device = device = as_device(device)
         algorithm.model.to(device)  # what is not trained, too: frozen parameters and buffers
         self.secure_noise, self.checkpoint_every = secure_noise, checkpoint_every
-        self.overwrite, self.resumed = overwrite, False
-        self._data, self._test = data, test
+        self.overwrite, self._data, self._test = overwrite, data, test
         self.held_out = [
             as_evaluable(algorithm, device, each, f"held-out set {k}") for k, each in enumerate(held_out)
         ]
@@ -204,25 +224,17 @@ class Run(Frozen):
             algorithm,
             self.topology,
             self.unit,
-            {"seed": seed, "sync_every": self.sync_every, "mixes": mixes}
+            {"seed": asked, "sync_every": self.sync_every, "mixes": mixes}
             | {"secure_noise": secure_noise, "spare_rounds": spare_rounds},
         )
         self.log: list[RoundLog] = []
-        self.epochs = 0
         self.accuracy_by_epoch: list[float] = []
         self.metrics_by_epoch: list[Metrics] = []
         self.seconds = {"gradients": 0.0, "protocol": 0.0, "evaluation": 0.0}
-        self.ended_by_callback = False
-        """Whether a callback chose the last round; what it looked at is not covered by the guarantee."""
-        self.stopped = False
-        """Whether somebody asked to stop before the last round; such a run can be opened again."""
-        self.stop_asked = self._closed = False  # the first: whether `stop` was called in this process
         self._csv: IO[str] | None = None  # rounds.csv
         self._by_node: list[float] | None = None
         self._summary: Summary | None = None  # as it was written
-        self._clipped, self._advised = (0, 0), False
-        self._privacy: tuple[tuple[int, int, bool], Privacy] | None = None
-        self._safe = -1  # the round of the checkpoint that was written or restored last
+        self._clipped = 0, 0
 
     @classmethod
     def from_options(
@@ -517,7 +529,7 @@ class Run(Frozen):
                 f"round {self.state.round} refused before sending: epsilon {target:g} was spread over {self.plan.paid} rounds; "
                 "plan more epochs (or spare rounds) from the start"
             )
-        self._by_node = self._summary = None
+        self.forget_evaluation()
         epoch, within = divmod(self.state.round, self.rounds_per_epoch)
         round_, t0 = self.state.round, time.perf_counter()
         with self.nodes.transaction(self.state):
@@ -534,7 +546,9 @@ class Run(Frozen):
         if first_epoch and self._clipped[0] == 0:
             self._advise_on_clip()  # a clip that is far too large shows at once
         if within + 1 == self.rounds_per_epoch:
+            t0 = time.perf_counter()
             log = self._evaluate_epoch(log)
+            self.seconds["evaluation"] += time.perf_counter() - t0
         self.log.append(log)
         if first_epoch:
             self._warn_of_noise()
@@ -692,23 +706,19 @@ class Run(Frozen):
         Before the last planned round, the guarantee is the epsilon promised for all rounds. What was spent
         so far is no guarantee, because whoever ends the run early may have looked at its results.
         """
-        messages, done = self.ledger.messages, self.state.round
+        messages, done, calibration = self.ledger.messages, self.state.round, self.nodes.calibration
         paused = self.ended_by_callback and done == self.plan.count
-        if self._privacy is None or self._privacy[0] != (messages, done, paused):
-            calibration = self.nodes.calibration
-            ahead = charges_ahead(calibration, self.plan, done, messages) if calibration else []
-            found = account(
-                self.unit,
-                self.ledger,
-                private_noise=self.protocol.noise.private,
-                distance=self.nodes.noise_distance(messages + sum(charge.count for charge in ahead)),
-                ahead=ahead,
-                promised=self.unit.epsilon if self.unit else None,
-                preface=self.deployment.preface,
-                remarks=[*self.deployment.remarks(self), *([_CHOSEN_PAUSE] if paused else [])],
-            )
-            self._privacy = ((messages, done, paused), found)
-        return self._privacy[1]
+        ahead = charges_ahead(calibration, self.plan, done, messages) if calibration else []
+        return account(
+            self.unit,
+            self.ledger,
+            private_noise=self.protocol.noise.private,
+            distance=self.nodes.noise_distance(messages + sum(charge.count for charge in ahead)),
+            ahead=ahead,
+            promised=self.unit.epsilon if self.unit else None,
+            preface=self.deployment.preface,
+            remarks=[*self.deployment.remarks(self), *([_CHOSEN_PAUSE] if paused else [])],
+        )
 
     def _epsilon_so_far(self) -> float | None:
         """What the node that paid most has spent. Only now and then: an accountant takes as long as a small model's round."""
@@ -716,8 +726,7 @@ class Run(Frozen):
         if unit is None or (done % max(1, planned // TOTALS) and done != planned):
             return None
         distance = self.nodes.noise_distance(self.ledger.messages)
-        different = {tuple(charges) for charges in self.ledger.charges_by_row().values()}
-        found = [unit.running_total(charges, planned, distance=distance) for charges in different]
+        found = self.ledger.by_row(lambda c: unit.running_total(c, planned, distance=distance)).values()
         return None if None in found else finite_or_none(max(e for e in found if e is not None))
 
     def affords_rest(self, position: int) -> bool:
@@ -807,10 +816,7 @@ class Run(Frozen):
                 "the targets are no class numbers, so there is no accuracy: name metrics=['rmse'] or a "
                 "function of (outputs, targets)"
             )
-        t0 = time.perf_counter()
-        by_node = accuracies(self.nodes.engine, self.shared, self.state.local, *tests)
-        self.seconds["evaluation"] += time.perf_counter() - t0
-        return by_node
+        return accuracies(self.nodes.engine, self.shared, self.state.local, *tests)
 
     def _evaluate_epoch(self, log: RoundLog) -> RoundLog:
         """Metrics and accuracy after the last round of an epoch. Of many nodes, only some are evaluated before the last epoch."""
@@ -821,9 +827,7 @@ class Run(Frozen):
         if self.state.round == self.plan.count or len(self.state.local) <= EVALUATED:
             found = self.accuracy_by_node
         else:
-            t0 = time.perf_counter()
             found = accuracies_of_some(self.nodes.engine, self.shared, self.state.local, *self.tests)
-            self.seconds["evaluation"] += time.perf_counter() - t0
         self.accuracy_by_epoch.append(fmean(found))
         return replace(log, accuracy=self.accuracy_by_epoch[-1])
 
@@ -949,44 +953,18 @@ class Run(Frozen):
         return found.round
 
 
-def _check_arguments(engine: str, seed: Any, callbacks: Sequence[object], **given: object) -> None:
-    watch = given["watch"]
-    watched = isinstance(watch, Mapping) and all(isinstance(each, Sensitivity) for each in watch.values())
-    for name, right, remedy in (
-        (
-            "algorithm",
-            isinstance(given["algorithm"], Algorithm),
-            "one with its model, such as dpps.PartPSP(model, shared=['layer1'])",
-        ),
-        (
-            "deployment",
-            isinstance(given["deployment"], Deployment),
-            "dpps.Simulation() or dpps.TorchDistributed(...)",
-        ),
-        ("noise", isinstance(given["noise"], NoiseSource | None), "a source such as dpps.Seeded(1), or None"),
-        ("watch", watch is None or watched, "sensitivities by names of yours, in a dictionary"),
-        (
-            "folder",
-            given["folder"] is None or isinstance(given["folder"], (str, os.PathLike)),
-            "a path, or None to keep all in memory",
-        ),
-    ):
-        if not right:
-            value = " ".join(repr(given[name]).split())  # the repr of a model has many lines
-            raise UsageError(f"{name} is {value:.80}: give {remedy}")
-    if engine not in get_args(EngineName):
-        raise unknown("engine", engine, get_args(EngineName))
-    whole = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
-    if seed is not None and not (whole and 0 <= operator.index(seed) < 1 << 64):
-        raise UsageError(f"seed is {seed!r}: it must be a whole number from 0 to 2^64 - 1")
-    if strange := [callback for callback in callbacks if not callable(callback)]:
-        raise UsageError(f"a callback is {strange[0]!r}: give functions of (run, log)")
+def _check_kinds(*arguments: tuple[str, object, Any, str]) -> None:
+    for name, value, kind, remedy in arguments:
+        if not isinstance(value, kind):
+            given = " ".join(repr(value).split())  # the repr of a model has many lines
+            raise UsageError(f"{name} is {given:.80}: give {remedy}")
 
 
-def _check_count(least: int = 0, **values: object) -> None:
+def _check_count(least: int = 0, **values: Any) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, SupportsIndex) or int(value) < least:
-            raise UsageError(f"{name} is {value!r}: it must be a whole number, {least} or more")
+        whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
+        if not whole or not least <= int(value) < 1 << 64:
+            raise UsageError(f"{name} is {value!r}: it must be a whole number, {least} or more, below 2^64")
 
 
 def as_device(device: str) -> str:

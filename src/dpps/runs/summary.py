@@ -282,9 +282,9 @@ def describe(
     named = {
         f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name not in ("model", "shared")
     }
-    promised: dict[str, Any] = asdict(unit) if is_dataclass(unit) else {}
-    if not promised.get("trust", {}).get("absentees"):  # 0.2 did not have it, and its runs can be opened
-        promised.get("trust", {}).pop("absentees", None)
+    promised: dict[str, Any] = (
+        {f.name: getattr(unit, f.name) for f in fields(unit)} if is_dataclass(unit) else {}
+    )
     config = {
         "algorithm": type(algorithm).__name__.lower(),
         "model": type(algorithm.model).__name__,
@@ -299,7 +299,11 @@ def describe(
     config = {name.replace("_", "-"): value for name, value in config.items() if value or name not in new}
     facts = model_facts(algorithm.model)
     unnamed = {"parameters": facts["model"], "weights": weights_of(topology)}
-    before = {"schedule": None}  # what 0.2 had here, so that its runs can be opened
+    before: dict[str, Any] = {"schedule": None}  # what 0.2 had here, so that its runs can be opened
+    for name in ("trust", "sensitivity"):
+        if is_dataclass(value := promised.get(name)) and not isinstance(value, type):
+            parts = asdict(value)
+            before[name] = _plain({k: v for k, v in parts.items() if v or k != "absentees"})
     return Description(config, config, fingerprint({**config, **unnamed, **before}), facts)
 
 

@@ -21,7 +21,7 @@ import itertools
 import json
 import random
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class Tuning:
         return {"trials": found, "epsilon": self.epsilon, "delta": self.delta, "composition": composed}
 
 
-def candidates(options: Options, full: Options, trials: int) -> Iterator[dict[str, Any]]:
+def candidates(options: Options, full: Options, trials: int) -> list[dict[str, Any]]:
     """Settings to try, at most so many: first what a run would do anyway, then others around it in an order drawn from the seed. Options that
     the user gave are kept; `full` are the same, resolved."""
     names = [name for name in FACTORS if getattr(options, name) is None and getattr(full, name) is not None]
@@ -96,42 +96,29 @@ def candidates(options: Options, full: Options, trials: int) -> Iterator[dict[st
         raise UsageError(
             "nothing is left to tune: leave at least one of --lr-shared, --batch-size, --epochs, --clip open"
         )
-    mixtures = list(itertools.product(*(FACTORS[name] for name in names)))
-    others = mixtures[1:]
+    first, *others = itertools.product(*(FACTORS[name] for name in names))
     random.Random(full.seed).shuffle(others)
-    seen: set[tuple[Any, ...]] = set()
-    for mixture in [mixtures[0], *others]:
-        found = _setting(full, dict(zip(names, mixture, strict=True)))
-        if tuple(found.values()) not in seen:
-            seen.add(tuple(found.values()))
-            yield found
-        if len(seen) == trials:
-            return
+    found: list[dict[str, Any]] = []
+    for mixture in (first, *others):
+        factors = dict(zip(names, mixture, strict=True))
+        setting = {name: _scaled(name, getattr(full, name), factor) for name, factor in factors.items()}
+        if "lr_shared" in setting and "clip" in setting:
+            setting["lr_shared"] = float(f"{setting['lr_shared'] / factors['clip']:.3g}")
+        if setting not in found:
+            found.append(setting)
+    return found[:trials]
 
 
-def _setting(full: Options, factors: dict[str, float]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, factor in factors.items():
-        value = getattr(full, name)
-        if name == "batch_size":
-            found[name] = _batch(value, factor)
-        else:
-            found[name] = (
-                max(1, round(value * factor)) if name == "epochs" else float(f"{value * factor:.3g}")
-            )
-    if "lr_shared" in found and "clip" in found:
-        found["lr_shared"] = float(f"{found['lr_shared'] / factors['clip']:.3g}")
-    return found
-
-
-def _batch(value: int | str, factor: float) -> int | str:
-    """Within a node's examples: a part stays one, and a number is at most doubled where the default is an eighth."""
+def _scaled(name: str, value: Any, factor: float) -> Any:
+    """A batch stays within a node's examples: a part stays one, and a number is at most doubled where the default is an eighth."""
+    if name == "epochs":
+        return max(1, round(value * factor))
+    if name != "batch_size":
+        return float(f"{value * factor:.3g}")
     batch = parse_batch(value)
     if isinstance(batch, float):
         return f"{min(0.9, batch * factor):.3g}"
-    if isinstance(batch, int):
-        return max(1, round(batch * factor))
-    return value
+    return max(1, round(batch * factor)) if isinstance(batch, int) else str(value)
 
 
 def tune(
@@ -163,7 +150,7 @@ def tune(
     full = options.resolve()
     if charge:
         _check_charged(full)
-    settings = list(candidates(options, full, trials))
+    settings = candidates(options, full, trials)
     full.privacy()  # refuses what no trial could promise, before there is a folder
     private_folder(out)
     done: list[Trial] = []
@@ -183,7 +170,7 @@ def tune(
             if scored is not None:
                 _charge_scores(run, out, len(settings) + 1, scored)
             examples = _noised(sum(_sizes(run)), scored)
-        accuracy = _percent(_noised(_right(run), scored), examples)
+        accuracy = min(100.0, max(0.0, 100 * _noised(_right(run), scored) / max(1, examples)))
         done.append(Trial(setting, accuracy, run.privacy.epsilon, out / f"trial-{k}"))
         if after_trial:
             after_trial(done[-1])
@@ -240,7 +227,3 @@ def _right(run: Run) -> int:
 def _noised(count: int, epsilon: float | None) -> int:
     """A number that one example changes by at most 1, with noise that pays for it; None: as it is."""
     return count if epsilon is None else count + int(Keystream().discrete_laplace(1 / epsilon, 1)[0])
-
-
-def _percent(right: int, of: int) -> float:
-    return min(100.0, max(0.0, 100 * right / max(1, of)))

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Self
 
 from tyro.conf import UseAppendAction, arg
 
@@ -91,7 +91,7 @@ class SurveyOptions:
         if type(asked) is not list or any(type(question) is not str for question in asked):
             raise UsageError(f"{where}: ask is {asked!r}: write it as dpps stats --print-config does")
         others = {name: value for name, value in table.items() if name != "ask"}
-        return cls(ask=tuple(asked), **typed_options(others, get_type_hints(SurveyOptions), where))
+        return cls(ask=tuple(asked), **typed_options(others, SurveyOptions, where))
 
     def for_members(self) -> Self:
         """As a contract has it: with the trust that the noise really needs, and all numbers that follow from the number of nodes."""
