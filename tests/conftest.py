@@ -1,6 +1,5 @@
 import os
 import zlib
-from collections.abc import Iterator
 
 # Several torch threads on few cores slow small tests down; who asks for more gets them (make test-portable does).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -11,7 +10,7 @@ import torch
 from hypothesis import settings
 
 from dpps.errors import DppsError
-from tests.support.browser import Browser, browser, programs
+from tests.support.browser import browser, programs
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 settings.register_profile("dpps", deadline=None, max_examples=20, derandomize=True)
@@ -27,7 +26,7 @@ _SYSTEM = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """While you work, `pytest -m 'not slow and not system and not docs'` answers in two minutes."""
     for item in items:
         name = item.nodeid.removeprefix("tests/")
@@ -38,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_left_with_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _nothing_left_with_the_user(tmp_path_factory):
     """Runs of tests are not noted among those of the user's data, and what is kept for the next run goes where pytest removes it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPPS_STATE", str(tmp_path_factory.mktemp("state")))
@@ -47,7 +46,7 @@ def _nothing_left_with_the_user(tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers(request: pytest.FixtureRequest) -> None:
+def _same_numbers(request):
     """Random numbers of torch and numpy that a test draws without a seed of its own are the same in every run, and others in every test."""
     seed = zlib.crc32(request.node.nodeid.encode())
     torch.manual_seed(seed)
@@ -55,7 +54,7 @@ def _same_numbers(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_threads() -> Iterator[None]:
+def _same_threads():
     """A test that changes the number of torch's threads changes it for itself alone, whatever the order."""
     before = torch.get_num_threads()
     yield
@@ -63,11 +62,11 @@ def _same_threads() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _one_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _one_line(monkeypatch):
     """Every error that dpps makes on purpose during a test is one line of text, also where it is caught and never shown."""
-    wrong: list[str] = []
+    wrong = []
 
-    def made(error: DppsError, *words: object) -> None:
+    def made(error, *words):
         super(DppsError, error).__init__(*words)
         text = str(error)
         if not text or text != text.strip() or len(text.splitlines()) > 1 or text[-1] in ":;,":
@@ -79,7 +78,7 @@ def _one_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def chromium(tmp_path_factory):
     """A window that the tests of one file share; missing programs are a failure in CI."""
     if programs() is None:
         reason = "Chromium and its driver are not installed (Debian: apt-get install chromium chromium-driver); a snap will not do"

@@ -4,7 +4,6 @@ import importlib
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -21,11 +20,11 @@ def load(monkeypatch):
 
 
 @pytest.fixture
-def run(load) -> ModuleType:
+def run(load):
     return load("run")
 
 
-def results(run: ModuleType, **rows: list) -> dict:
+def results(run, **rows):
     plain = {name: [row.to_json() for row in own] for name, own in rows.items()}
     return {"date": "today", "quick": False, "rows": plain} | run.machine()
 
@@ -135,7 +134,7 @@ def test_work_of_others_is_told_from_our_own(load, monkeypatch):
 def test_two_runs_are_compared_by_what_is_judged(load, run):
     measure = load("measure")
 
-    def row(what: str, seconds: float, **more: object) -> object:
+    def row(what, seconds, **more):
         return measure.Row(what, measure.Spread.of([seconds]), **more)
 
     before = results(run, a=[row("one", 2.0), row("gone", 1.0)])

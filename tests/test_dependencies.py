@@ -19,7 +19,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 MODULES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
 
 
-def _names(requirements: list[str]) -> set[str]:
+def _names(requirements):
     """Distributions, as pip compares them."""
     found = {re.split(r"[\s\[<>=!~;]", line, maxsplit=1)[0] for line in requirements}
     return {re.sub(r"[-_.]+", "-", name).lower() for name in found}
@@ -31,7 +31,7 @@ DISTRIBUTIONS = {name: _names(found) for name, found in importlib.metadata.packa
 CORE = _names(PROJECT["dependencies"])
 
 
-def _imported(tree: ast.AST) -> set[str]:
+def _imported(tree):
     """Third-party packages, by the names that Python has for them."""
     found = set()
     for node in ast.walk(tree):
@@ -42,7 +42,7 @@ def _imported(tree: ast.AST) -> set[str]:
     return found - set(sys.stdlib_module_names) - {"dpps"}
 
 
-def _extras(tree: ast.AST) -> set[str]:
+def _extras(tree):
     """That a module names by `needs_extra`."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return {
@@ -52,7 +52,7 @@ def _extras(tree: ast.AST) -> set[str]:
     }
 
 
-def test_imports_are_declared() -> None:
+def test_imports_are_declared():
     missing = {}
     for module in MODULES:
         tree = ast.parse((SOURCE / module).read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ def test_imports_are_declared() -> None:
     assert not missing
 
 
-def test_what_promises_rest_on_is_pinned() -> None:
+def test_what_promises_rest_on_is_pinned():
     """All that a run loads: another version of it may compute, draw or encrypt in another way than what was tested."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = _names([line for line in lines if re.fullmatch(r"[\w.-]+==[\w.]+", line)])
@@ -70,7 +70,7 @@ def test_what_promises_rest_on_is_pinned() -> None:
     assert _names(EXTRAS["peers"]) <= pinned
 
 
-def test_every_dependency_has_a_lower_bound_that_can_be_tested() -> None:
+def test_every_dependency_has_a_lower_bound_that_can_be_tested():
     """`scripts/lower_bounds.py` makes pip's constraints of them."""
     command = [
         sys.executable,
@@ -87,11 +87,11 @@ def test_every_dependency_has_a_lower_bound_that_can_be_tested() -> None:
         assert Version(importlib.metadata.version(name)) >= Version(version)
 
 
-def test_extras_that_are_named_exist() -> None:
+def test_extras_that_are_named_exist():
     named = set().union(*(_extras(ast.parse((SOURCE / module).read_text())) for module in MODULES))
     assert named
     assert named <= set(EXTRAS)
 
 
-def test_what_contributors_are_told_to_use_is_installed() -> None:
+def test_what_contributors_are_told_to_use_is_installed():
     assert {"pre-commit", "build"} <= _names(EXTRAS["dev"])

@@ -1,7 +1,6 @@
 """What a run writes is for its owner's eyes, whatever the umask."""
 
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,18 @@ from dpps.errors import RunError
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o277])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+def umask(request):
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return path.stat().st_mode & 0o777
 
 
 @pytest.mark.usefixtures("umask")
-def test_files_and_folders_are_the_owners(tmp_path: Path) -> None:
+def test_files_and_folders_are_the_owners(tmp_path):
     private_folder(tmp_path / "a" / "b")
     assert [mode(tmp_path / name) for name in ("a", "a/b")] == [0o700, 0o700]
     write_private(tmp_path / "a" / "b" / "file", b"one")
@@ -33,7 +32,7 @@ def test_files_and_folders_are_the_owners(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "a" / "b").iterdir()] == ["file"]
 
 
-def test_an_open_file_is_closed_to_others_and_a_folder_of_yours_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_open_file_is_closed_to_others_and_a_folder_of_yours_stays_as_it_is(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "file").write_text("")
     (tmp_path / "file").chmod(0o644)
@@ -43,13 +42,11 @@ def test_an_open_file_is_closed_to_others_and_a_folder_of_yours_stays_as_it_is(t
 
 
 @pytest.mark.parametrize("write", [write_aside, write_private])
-def test_a_file_is_written_completely_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None]
-) -> None:
+def test_a_file_is_written_completely_or_not_at_all(tmp_path, monkeypatch, write):
     target = tmp_path / "file"
     write(target, b"before")
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -62,10 +59,8 @@ def test_a_file_is_written_completely_or_not_at_all(
     assert target.read_bytes() == b"after"
 
 
-def test_a_private_file_is_on_disk_before_it_takes_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
+def test_a_private_file_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    calls = []
     sync, replace = os.fsync, Path.replace
     monkeypatch.setattr("os.fsync", lambda f: (calls.append("fsync"), sync(f))[1])
     monkeypatch.setattr(Path, "replace", lambda self, to: (calls.append("replace"), replace(self, to))[1])

@@ -13,7 +13,7 @@ ROOMS = sorted(module.name for module in pkgutil.iter_modules(dpps.__path__) if 
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_public_name_of_a_room_is_found(room: str) -> None:
+def test_every_public_name_of_a_room_is_found(room):
     module = importlib.import_module(f"dpps.{room}")
     found = {name: getattr(module, name) for name in module.__all__}
     assert found
@@ -23,14 +23,14 @@ def test_every_public_name_of_a_room_is_found(room: str) -> None:
         _ = module.no_such_name
 
 
-def test_names_are_those_of_the_modules() -> None:
+def test_names_are_those_of_the_modules():
     from dpps.noise import Laplace
     from dpps.noise import Laplace as Same
 
     assert Laplace is Same is dpps.Laplace
 
 
-def test_rooms_load_what_is_asked_for_and_no_more() -> None:
+def test_rooms_load_what_is_asked_for_and_no_more():
     """Neither torch for the key of a member, nor dp-accounting, which takes a second, for a ledger."""
     code = (
         "import sys\n"
@@ -44,7 +44,7 @@ def test_rooms_load_what_is_asked_for_and_no_more() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_no_name_needs_an_extra() -> None:
+def test_no_name_needs_an_extra():
     code = (
         "import importlib, sys\n"
         "for name in ('grpc', 'matplotlib', 'pyarrow', 'PIL', 'tensorboard'):\n"

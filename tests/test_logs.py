@@ -7,11 +7,11 @@ import pytest
 from dpps.logs import only_from
 
 
-def test_the_level_holds_within_and_comes_back_even_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_level_holds_within_and_comes_back_even_after_an_error(caplog):
     logger = logging.getLogger("tests.logs")
     logger.setLevel(logging.INFO)
 
-    def fail() -> None:
+    def fail():
         logger.warning("within")
         logger.error("an error")
         raise ZeroDivisionError

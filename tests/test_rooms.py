@@ -33,11 +33,11 @@ ON_CALL = {("runs", "report"): "run.report() writes a page, of which a run knows
 """Imports of what stands above, by name and when it is asked for."""
 
 
-def _room(path: Path) -> str:
+def _room(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def _imports(path: Path) -> set[str]:
+def _imports(path):
     """The rooms that a module imports anywhere, also inside functions and for types only."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -49,7 +49,7 @@ def _imports(path: Path) -> set[str]:
     return found
 
 
-def _on_call(path: Path) -> set[str]:
+def _on_call(path):
     """The rooms that a module imports by `import_module("dpps.ROOM...")`."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     named = [c.args[0] for c in calls if ast.unparse(c.func).endswith("import_module") and c.args]
@@ -57,27 +57,27 @@ def _on_call(path: Path) -> set[str]:
     return {text.split(".")[1] for text in texts if text.startswith("dpps.")}
 
 
-def _graph() -> dict[str, set[str]]:
-    graph: dict[str, set[str]] = {}
+def _graph():
+    graph = {}
     for path in SOURCE.rglob("*.py"):
         graph.setdefault(_room(path), set()).update(_imports(path) - {_room(path)})
     return graph
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_go_one_way():
     graph = {room: rooms - LEAVES for room, rooms in _graph().items() if room not in FRONT | LEAVES}
     wrong = {(room, other) for room, rooms in graph.items() if room in MAY for other in rooms - MAY[room]}
     assert not wrong, "(room, what it imports)"
     assert set(graph) <= set(MAY) | ABOVE, "a room that this test does not know"
 
 
-def test_imports_by_name_are_known() -> None:
+def test_imports_by_name_are_known():
     """They are seen by no other test here, and would hide a circle."""
     found = {(_room(p), room) for p in SOURCE.rglob("*.py") for room in _on_call(p) - {_room(p)}}
     assert {pair for pair in found if pair[0] in MAY} == set(ON_CALL)
 
 
-def test_there_are_no_cycles() -> None:
+def test_there_are_no_cycles():
     graph = {room: rooms for room, rooms in _graph().items() if room not in FRONT}
     try:
         list(TopologicalSorter(graph).static_order())
@@ -85,6 +85,6 @@ def test_there_are_no_cycles() -> None:
         raise AssertionError(f"rooms import each other in a circle: {error.args[1]}") from None
 
 
-def test_leaves_import_leaves_only() -> None:
+def test_leaves_import_leaves_only():
     graph = _graph()
     assert all(graph.get(leaf, set()) <= LEAVES for leaf in LEAVES)

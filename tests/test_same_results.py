@@ -4,14 +4,14 @@ Nothing here is compared with a stored number: what a convolution gives differs 
 more of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpps
@@ -34,7 +34,7 @@ SMALL = [(m, u) for m in ("mlp", "mlp-residual") for u in UNITS]
 LARGE = [("resnet18", "node-swap"), ("vit", "contribution")]
 
 
-def _data(shape: tuple[int, ...], batch: int, dtype: torch.dtype) -> list[TensorDataset]:
+def _data(shape, batch, dtype):
     generator = torch.Generator().manual_seed(5)
     centres, sets = torch.rand(10, *shape, generator=generator), []
     for _ in range(NODES):
@@ -45,7 +45,7 @@ def _data(shape: tuple[int, ...], batch: int, dtype: torch.dtype) -> list[Tensor
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _threads(count):
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -55,7 +55,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def _plain() -> Iterator[None]:
+def _plain():
     """One thread, and every example differentiated by itself."""
     ways = {
         name: mock.patch(f"dpps.learning.gradients.choose.{name}", OneByOne) for name in ("Chains", "Batched")
@@ -64,7 +64,7 @@ def _plain() -> Iterator[None]:
         yield
 
 
-def outcome(model: str, unit: str, dtype: torch.dtype, engine: Any) -> dict[str, Tensor]:
+def outcome(model, unit, dtype, engine):
     """Losses of every round, and where the parameters ended."""
     torch.manual_seed(1)
     large = not model.startswith("mlp")
@@ -82,7 +82,7 @@ def outcome(model: str, unit: str, dtype: torch.dtype, engine: Any) -> dict[str,
     return {"losses": losses, "shared": run.state.shared.s.clone(), "local": run.local.clone()}
 
 
-def _compare(model: str, unit: str, dtype: torch.dtype, tolerance: float) -> None:
+def _compare(model, unit, dtype, tolerance):
     with _threads(2):
         fast = outcome(model, unit, dtype, "auto")
     with _plain():
@@ -94,16 +94,16 @@ def _compare(model: str, unit: str, dtype: torch.dtype, tolerance: float) -> Non
 
 
 @pytest.mark.parametrize(("model", "unit"), SMALL + LARGE)
-def test_a_fast_run_ends_where_the_plain_one_does(model: str, unit: str) -> None:
+def test_a_fast_run_ends_where_the_plain_one_does(model, unit):
     _compare(model, unit, torch.float64, 1e-9)
 
 
 @pytest.mark.parametrize(("model", "unit"), SMALL)
-def test_the_same_in_single_precision_which_has_shortcuts_of_its_own(model: str, unit: str) -> None:
+def test_the_same_in_single_precision_which_has_shortcuts_of_its_own(model, unit):
     _compare(model, unit, torch.float32, 1e-4)
 
 
-def test_the_plain_way_is_another_way() -> None:
+def test_the_plain_way_is_another_way():
     """Otherwise the tests above would compare a run with itself."""
     fast = outcome("mlp", "record", torch.float32, "auto")
     with _plain():

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ MADE_UP = {
 REFUSALS = {"UsageError", "RunError"}
 
 
-def _sentence(text: str) -> bool:
+def _sentence(text):
     """Whether four words of English or more stand in a row."""
     row = 0
     for word in text.split():
@@ -31,7 +30,7 @@ def _sentence(text: str) -> bool:
     return False
 
 
-def _texts(node: ast.AST) -> Iterator[str]:
+def _texts(node):
     """All texts in an expression; what is filled in counts as no word."""
     if isinstance(node, ast.JoinedStr):
         yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{0}" for part in node.values)
@@ -43,11 +42,11 @@ def _texts(node: ast.AST) -> Iterator[str]:
             yield from _texts(child)
 
 
-def _names(node: ast.AST) -> set[str]:
+def _names(node):
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
-def _compared(function: ast.FunctionDef) -> set[str]:
+def _compared(function):
     """Names that a function looks for in what was said: match=NAME, NAME in ..., re.search(NAME, ...)."""
     found = set()
     for node in ast.walk(function):
@@ -60,23 +59,23 @@ def _compared(function: ast.FunctionDef) -> set[str]:
     return found
 
 
-def _tables(body: list[ast.stmt]) -> dict[str, ast.expr]:
+def _tables(body):
     """Lists and dictionaries that are written down under a name."""
     assigned = [node for node in body if isinstance(node, ast.Assign)]
     return {t.id: node.value for node in assigned for t in node.targets if isinstance(t, ast.Name)}
 
 
-def _rows(table: ast.expr, tables: dict[str, ast.expr]) -> list[ast.expr]:
+def _rows(table, tables):
     """The rows of a table, or of one that is named; the values of a dictionary."""
     table = table.value if isinstance(table, ast.Subscript) else table
     table = tables.get(table.id, table) if isinstance(table, ast.Name) else table
     return table.values if isinstance(table, ast.Dict) else getattr(table, "elts", [])
 
 
-def _cases(function: ast.FunctionDef, tables: dict[str, ast.expr]) -> Iterator[ast.expr]:
+def _cases(function, tables):
     """The values of what a test compares, where a table gives them: parametrised, in a loop, or looked up."""
     compared, tables = _compared(function), tables | _tables(function.body)
-    given: list[tuple[list[str], ast.expr]] = [([name], tables[name]) for name in compared & set(tables)]
+    given = [([name], tables[name]) for name in compared & set(tables)]
     for mark in function.decorator_list:
         if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith("parametrize"):
             named = ast.literal_eval(mark.args[0])
@@ -93,7 +92,7 @@ def _cases(function: ast.FunctionDef, tables: dict[str, ast.expr]) -> Iterator[a
             yield from (cell for name, cell in zip(columns, cells, strict=False) if name in compared)
 
 
-def _given(tree: ast.Module) -> Iterator[ast.expr]:
+def _given(tree):
     """What is given to helpers of the same file for an argument that they compare."""
     helpers = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
@@ -105,7 +104,7 @@ def _given(tree: ast.Module) -> Iterator[ast.expr]:
             yield from (key.value for key in node.keywords if key.arg in compared)
 
 
-def _asserted(tree: ast.Module) -> Iterator[ast.expr]:
+def _asserted(tree):
     """All expressions of a file of tests that say what a text must be."""
     tables = _tables(tree.body)
     for node in ast.walk(tree):
@@ -118,12 +117,12 @@ def _asserted(tree: ast.Module) -> Iterator[ast.expr]:
     yield from _given(tree)
 
 
-def _sentences(source: str) -> list[tuple[int, str]]:
+def _sentences(source):
     found = {(each.lineno, text) for each in _asserted(ast.parse(source)) for text in _texts(each)}
     return sorted((line, text) for line, text in found if _sentence(text))
 
 
-def test_no_test_asserts_a_sentence() -> None:
+def test_no_test_asserts_a_sentence():
     """The offending value and the name of the option or argument are asserted instead, and the type of the exception."""
     found = {
         f"{path.relative_to(TESTS)}:{line}": text
@@ -151,11 +150,11 @@ def test_no_test_asserts_a_sentence() -> None:
         ("def refused(words):\n    assert words in said\nrefused('nobody has ever said so')", [3]),
     ],
 )  # fmt: skip
-def test_sentences_are_found_where_they_hide(source: str, lines: list[int]) -> None:
+def test_sentences_are_found_where_they_hide(source, lines):
     assert [line for line, _ in _sentences(source)] == lines
 
 
-def _raised() -> Iterator[tuple[str, str]]:
+def _raised():
     """Place and template of every refusal whose message is written where it is made."""
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -165,7 +164,7 @@ def _raised() -> Iterator[tuple[str, str]]:
                     yield place, next(_texts(node.args[0]))
 
 
-def test_every_refusal_says_what_is_allowed_or_what_to_do() -> None:
+def test_every_refusal_says_what_is_allowed_or_what_to_do():
     """After a colon or semicolon. Messages that are put together elsewhere, of placeholders alone, are not seen here."""
     templates = dict(_raised())
     assert len(templates) > 400, "they are found at all"

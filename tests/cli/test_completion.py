@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from dpps.cli import COMMANDS, DONE, WRONG, main
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script(tmp_path_factory):
     import contextlib
     import io
 
@@ -22,7 +21,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def offered(script: Path, *words: str) -> list[str]:
+def offered(script, *words):
     """What bash offers for the last of these words."""
     line = " ".join(f"'{word}'" for word in ("dpps", *words))
     program = f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _dpps; printf '%s\\n' \"${{COMPREPLY[@]}}\""
@@ -33,14 +32,14 @@ def offered(script: Path, *words: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_commands_and_groups(script: Path) -> None:
+def test_commands_and_groups(script):
     assert set(offered(script, "")) == {*COMMANDS, "--help", "--version"}
     assert offered(script, "tr") == ["train"]
     assert set(offered(script, "federation", "")) >= {"key", "create", "join", "show", "--help"}
     assert offered(script, "federation", "k") == ["key"]
 
 
-def test_options_and_their_values(script: Path) -> None:
+def test_options_and_their_values(script):
     assert offered(script, "train", "--noise-") == ["--noise-multiplier", "--noise-rate"]
     assert set(offered(script, "train", "--unit", "")) == {"record", "contribution", "node-swap", "none"}
     assert offered(script, "train", "--unit", "none", "--mo") == ["--model", "--momentum"]
@@ -50,19 +49,19 @@ def test_options_and_their_values(script: Path) -> None:
     assert offered(script, "completion", "b") == ["bash"]
 
 
-def test_files_complete_paths_and_nothing_else(script: Path) -> None:
+def test_files_complete_paths_and_nothing_else(script):
     (script.parent / "some-run").mkdir(exist_ok=True)
     assert offered(script, "resume", "some") == ["some-run"]
     assert offered(script, "train", "--out", "some") == ["some-run"]
     assert offered(script, "train", "--nodes", "some") == []
 
 
-def test_a_shell_that_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shell_that_is_not_known_is_refused(capsys):
     assert main(["completion", "fish"]) == WRONG
     assert "'zsh'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh here")
-def test_zsh_reads_its_script(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_reads_its_script(capsys):
     assert main(["completion", "zsh"]) == DONE
     subprocess.run(["zsh", "-fc", capsys.readouterr().out], check=True)

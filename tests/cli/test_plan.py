@@ -28,20 +28,6 @@ def test_plan_answers_both_ways(capsys):
     assert "total" not in shown
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--local-steps", "2"], "local_steps"),
-        (["--algorithm", "pedfl"], "unit record"),
-        (["--model", "resnet18", "--norm", "batch"], "BatchNorm"),
-        (["--unit", "node-swap", "--mixes", "2"], "mixes"),
-    ],
-)
-def test_what_cannot_be_trained_is_not_planned(capsys, options, says):
-    assert main(["plan", *options]) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_every_model_has_a_suggestion_with_reasons(capsys):
     assert main(["plan", "--model", "cnn", "--shared", "all", "--noise-multiplier", "5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["suggested"]
@@ -49,9 +35,7 @@ def test_every_model_has_a_suggestion_with_reasons(capsys):
     assert found["reasons"][-1].endswith(" 0.1")
 
 
-def test_plan_states_what_it_computes_and_no_accuracy_measured_elsewhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_plan_states_what_it_computes_and_no_accuracy_measured_elsewhere(capsys):
     """An accuracy measured at another commit is no answer about this one; the signal-to-noise ratio of the run is."""
     options = ["--data", "mnist", "--features", "scattering", "--model", "linear", "--shared", "all"]
     assert main(["plan", *options, "--noise-multiplier", "5.3", "--json"]) == 0
@@ -63,7 +47,7 @@ def test_plan_states_what_it_computes_and_no_accuracy_measured_elsewhere(
 
 
 @pytest.fixture
-def schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def schema(tmp_path, monkeypatch):
     """A public schema of two columns and two classes, in the folder where the commands run."""
     monkeypatch.chdir(tmp_path)
     columns = (Column("age", "number", (0.0, 120.0)), Column("smoker", "category", values=("no", "yes")))
@@ -73,9 +57,7 @@ def schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "s.toml"
 
 
-def test_a_schema_and_declared_sizes_are_all_that_a_plan_of_own_data_needs(
-    schema: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schema_and_declared_sizes_are_all_that_a_plan_of_own_data_needs(schema, capsys):
     """Nobody has the other nodes' files: the plan is that of the schema's columns and classes, with or without --node-data."""
     own = ["--nodes", "2", "--schema", schema, "--model", "linear", "--shared", "all"]
     plan = ["plan", *own, "--declared-sizes", "400,600", "--noise-multiplier", "5", "--json"]
@@ -84,10 +66,7 @@ def test_a_schema_and_declared_sizes_are_all_that_a_plan_of_own_data_needs(
     assert found["data"] == "own data"
     assert main([*plan, "--node-data", "n{rank}"]) == 0
     assert json.loads(capsys.readouterr().out) == found
-    assert (
-        main(["plan", "--declared-sizes", "400,600", "--nodes", "2", "--noise-multiplier", "5", "--json"])
-        == 0
-    )
+    assert main([*plan[:1], *plan[-5:], "--nodes", "2"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] == "mnist-mini"
 
 
@@ -101,12 +80,8 @@ def test_a_schema_and_declared_sizes_are_all_that_a_plan_of_own_data_needs(
         (["--schema", "s.toml", "--declared-sizes", "400", "--data", "mnist"], "--data"),
     ],
 )
-def test_a_plan_names_the_one_option_that_is_missing_or_too_many(
-    schema: str, options: list[str], missing: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "--nodes", "2", *options]) == 2
-    said = capsys.readouterr().err
-    assert missing in said
+def test_a_plan_names_the_one_option_that_is_missing_or_too_many(schema, options, missing, refused):
+    said = refused(["plan", "--nodes", "2", *options], missing)
     assert "--node-data" not in said or "--node-data" in options
 
 
@@ -116,17 +91,7 @@ def test_a_plan_names_the_one_option_that_is_missing_or_too_many(
 def test_topology_reports_and_draws(tmp_path, capsys):
     assert main(["topology", "exp", "--nodes", "10", "--json", "--plot", str(tmp_path / "exp.svg")]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report) == {
-        *(
-            "nodes",
-            "period",
-            "degree",
-            "doubly_stochastic",
-            "connected_within",
-            "diameter",
-            "contraction",
-            "exact_average_after",
-        )
-    }
+    names = "nodes period degree doubly_stochastic connected_within diameter contraction exact_average_after"
+    assert set(report) == set(names.split())
     assert (report["period"], report["connected_within"], report["exact_average_after"]) == (4, 4, None)
     assert "<svg" in (tmp_path / "exp.svg").read_text()

@@ -4,8 +4,6 @@ import json
 import logging
 import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +17,11 @@ from dpps.sensitivity import Bounded
 # `dpps audit`: its table, its exit code, and what it refuses
 
 
-def _name(value: object) -> str:
+def _name(value):
     return f"{value.name}-{value.kind}" if isinstance(value, Case) else str(value)
 
 
-def few(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+def few(monkeypatch):
     """One claim of the unit contribution of each kind; tests/audit has them all."""
     found = [
         next(c for c in each() if c.name == "contribution" and not c.leaks) for each in (cases, pair_cases)
@@ -33,9 +31,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     return found
 
 
-def test_command_prints_a_table_and_judges(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_prints_a_table_and_judges(capsys, monkeypatch):
     chosen = few(monkeypatch)
     assert main(["audit", "--unit", "contribution", "--samples", "5000", "--epsilon", "5000"]) == 0
     text = capsys.readouterr().out
@@ -45,9 +41,7 @@ def test_command_prints_a_table_and_judges(
     assert "5000" in text
 
 
-def test_command_for_programs_and_exit_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_for_programs_and_exit_code(capsys, monkeypatch):
     quick = [few(monkeypatch)[0], *(replace(c, leak_trials=300) for c in cases() if c.leaks)]
     monkeypatch.setattr(command, "cases", lambda: quick)
     assert main(["audit", "--sensitivity", "paper", "--json", "--no-secure-noise"]) == 0
@@ -59,12 +53,10 @@ def test_command_for_programs_and_exit_code(
     assert "VIOLATED" in capsys.readouterr().out
 
 
-def test_thorough_runs_every_claim_more_often(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Case, int]] = []
+def test_thorough_runs_every_claim_more_often(capsys, monkeypatch):
+    asked = []
 
-    def counted(case: Case, *, trials: int, **_: object) -> Finding:
+    def counted(case, *, trials, **_):
         asked.append((case, trials))
         logging.getLogger("dpps.learning").warning("advice for a run of the user's")
         bound = Bound(0.5, 1, 1, trials)
@@ -83,21 +75,6 @@ def test_thorough_runs_every_claim_more_often(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--samples", "10"], "1000 or more"),
-        (["--plot", "x.png"], "--attack"),
-        (["--thorough", "--samples", "5000"], "--thorough"),
-        (["--unit", "record", "--sensitivity", "paper"], "--sensitivity"),
-        (["--epsilon", "0"], "above 0"),
-    ],
-)
-def test_command_refuses(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", *options]) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("options", "named"),
     [
         (["--samples", "0"], "--samples is 0"),
@@ -112,9 +89,7 @@ def test_command_refuses(options: list[str], said: str, capsys: pytest.CaptureFi
         (["--attack", "--plot", "nowhere/images.png"], "nowhere"),
     ],
 )
-def test_nothing_is_computed_for_a_request_that_is_wrong(
-    options: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_computed_for_a_request_that_is_wrong(options, named, capsys, monkeypatch):
     """Also not for one that would be ignored in part."""
     monkeypatch.setattr(command, "invert", None)
     monkeypatch.setattr(command, "audit_case", None)
@@ -122,9 +97,7 @@ def test_nothing_is_computed_for_a_request_that_is_wrong(
     assert named in capsys.readouterr().err
 
 
-def test_too_few_runs_are_said_with_the_number_that_would_do(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_runs_are_said_with_the_number_that_would_do(capsys, monkeypatch):
     """A twin that so few runs cannot catch says nothing about the code; so many more would have caught it."""
     few(monkeypatch)
     options = ["audit", "--unit", "contribution", "--no-secure-noise", "--json", "--samples"]
@@ -179,33 +152,10 @@ def test_for_programs_with_images_and_a_picture(capsys, tmp_path):
     assert file.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--attacker", "10"], "0 to 9"),
-        (["--rounds", "0"], "rounds is 0"),
-        (["--epsilon", "0"], "above 0"),
-        (["--epsilon"], "--epsilon"),
-        (["--topology", "rong"], "ring"),
-        (["--nodes", "1"], "2 or more"),
-        (["--nodes", "1000"], "512 or fewer"),
-        (["--seed", "-1"], "0 or more"),
-        (["--plot", "x.png"], "add --images"),
-        (["--images", "--plot", "x.pdf"], ".png or .svg"),
-        (["--images", "--plot", "nowhere/x.png"], "nowhere"),
-    ],
-)
-def test_it_refuses_in_one_line(options, said, capsys):
-    assert main(["attack", *options]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-
-
 # `dpps ledger`: what two runs of the same data have spent
 
 
-def _train(folder: Path, out: str, *more: str) -> int:
+def _train(folder, out, *more):
     words = f"--nodes 2 --topology exp --model linear --shared all --classes 2 --batch-size 10 --epochs 1 --seed 3 --out {folder / out}"
     noise = ["--unit", "contribution", "--epsilon", "20"]
     return main(
@@ -214,7 +164,7 @@ def _train(folder: Path, out: str, *more: str) -> int:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(STATE, str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "400")  # cells of the table in one line each
     random = np.random.default_rng(0)
@@ -225,14 +175,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _told(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def _told(folder, capsys):
     capsys.readouterr()
     assert main(["ledger", str(folder / "node-1"), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_runs_of_the_same_data_add_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_the_same_data_add_up(folder, capsys):
     assert _train(folder, "simulated") == 0
     assert main(["ledger", str(folder / "node-1")]) == 0
     assert "epsilon" not in capsys.readouterr().out.splitlines()[-1], "a simulation sends nothing"
@@ -249,7 +198,7 @@ def test_runs_of_the_same_data_add_up(folder: Path, capsys: pytest.CaptureFixtur
     assert main(["ledger", str(folder), "--delta", "2"]) == 2
 
 
-def test_a_run_that_is_replaced_still_counts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_replaced_still_counts(folder, capsys):
     assert _train(folder, "run", "--secure-noise", "--batch-size", "5") == 0
     assert _train(folder, "run", "--secure-noise", "--overwrite") == 0
     assert [run["messages"] for run in _told(folder, capsys)["runs"]] == [4, 2]
@@ -266,9 +215,7 @@ def test_a_run_that_is_replaced_still_counts(folder: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("how", ["older", "damaged", "without a witness"])
-def test_of_a_ledger_that_is_not_whole_the_promise_counts(
-    folder: Path, capsys: pytest.CaptureFixture[str], how: str
-) -> None:
+def test_of_a_ledger_that_is_not_whole_the_promise_counts(folder, capsys, how):
     assert _train(folder, "run", "--secure-noise") == 0
     ledger = folder / "run" / "ledger.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
@@ -280,9 +227,7 @@ def test_of_a_ledger_that_is_not_whole_the_promise_counts(
     assert [(run["messages"], run["epsilon"]) for run in found["runs"]] == [(None, 20)]
 
 
-def test_no_run_stays_without_a_note(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_run_stays_without_a_note(folder, monkeypatch, capsys):
     (folder / "file").touch()
     monkeypatch.setenv(STATE, str(folder / "file" / "state"))
     assert _train(folder, "run", "--secure-noise") == FAILED

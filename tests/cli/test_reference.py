@@ -1,7 +1,6 @@
 """The reference of the command line is the one that the code gives."""
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,15 +13,15 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script():
     return load_script("reference")
 
 
-def test_the_generated_parts_are_up_to_date(script: ModuleType) -> None:
+def test_the_generated_parts_are_up_to_date(script):
     assert script.COMMANDS.read_text(encoding="utf-8") == script.page(), "run python scripts/reference.py"
 
 
-def test_every_option_of_every_command_is_there_once(script: ModuleType) -> None:
+def test_every_option_of_every_command_is_there_once(script):
     """Of a command that takes the options of `dpps train`, those it does not take and those it has besides."""
     page = script.COMMANDS.read_text(encoding="utf-8")
     trained = {option.flag for option in options_of(Options)}

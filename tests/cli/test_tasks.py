@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ TASKS = {
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_from_file_to_report(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_file_to_report(task, tmp_path, capsys):
     template, schema, out = write_clinics(tmp_path), str(tmp_path / "schema.toml"), str(tmp_path / "run")
     target, headline, columns = TASKS[task]
     first = str(tmp_path / "clinic-0" / "train.csv")
@@ -65,7 +64,7 @@ def test_from_file_to_report(task: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert 'id="joining"' in page
 
 
-def test_a_metric_of_another_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_of_another_task_is_refused(tmp_path, capsys):
     template, schema = write_clinics(tmp_path), str(tmp_path / "schema.toml")
     first = str(tmp_path / "clinic-0" / "train.csv")
     assert main(["data", "describe", first, "--task", "regression", "--label", "stay", "--out", schema]) == 0
@@ -88,9 +87,7 @@ def test_a_metric_of_another_task_is_refused(tmp_path: Path, capsys: pytest.Capt
         (["--task", "clustering", "--label", "stay"], "'clustering'"),
     ],
 )
-def test_what_a_task_needs_is_told_in_one_line(
-    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_task_needs_is_told_in_one_line(words, named, tmp_path, capsys):
     write_clinics(tmp_path)
     first = str(tmp_path / "clinic-0" / "train.csv")
     code = main(["data", "describe", first, *words, "--out", str(tmp_path / "s.toml")])

@@ -11,7 +11,6 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -30,7 +29,7 @@ from tests.support import processes
 QUICK = ["--nodes", "4", "--epochs", "1", "--batch-size", "500", "--quiet"]
 
 
-def test_baselines_stand_in_summary_report_and_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_baselines_stand_in_summary_report_and_two_lines(tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["train", *QUICK, "--out", str(out), "--baselines"]) == DONE
     shown = capsys.readouterr().out
@@ -45,7 +44,7 @@ def test_baselines_stand_in_summary_report_and_two_lines(tmp_path: Path, capsys:
     assert "aseline" not in (out / "model-card.md").read_text()
 
 
-def test_the_private_run_is_the_same_with_and_without_baselines(tmp_path: Path):
+def test_the_private_run_is_the_same_with_and_without_baselines(tmp_path):
     for name, options in (("plain", []), ("compared", ["--baselines"])):
         assert main(["train", *QUICK, "--out", str(tmp_path / name), *options]) == DONE
     summaries = [json.loads((tmp_path / n / "summary.json").read_text()) for n in ("plain", "compared")]
@@ -55,9 +54,7 @@ def test_the_private_run_is_the_same_with_and_without_baselines(tmp_path: Path):
     assert files[0] == files[1]
 
 
-def test_baselines_are_refused_where_messages_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_baselines_are_refused_where_messages_leave(tmp_path, monkeypatch, capsys):
     options = ["--out", str(tmp_path / "run"), "--baselines"]
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in environment.items():
@@ -70,7 +67,7 @@ def test_baselines_are_refused_where_messages_leave(
 # What `dpps train` writes and says: files, units, seeds, splits, and what is whose
 
 
-def train(out: Path, *options: str) -> dict:
+def train(out, *options):
     assert main(["train", *QUICK, "--out", str(out), *options]) == 0
     return json.loads((out / "summary.json").read_text())
 
@@ -81,39 +78,13 @@ def test_a_run_writes_the_files_of_the_contract(tmp_path, capsys):
     assert "accuracy" in shown
     assert "epsilon 3" in shown
     assert str(tmp_path / "run") in shown
-    assert set(summary) >= {
-        *(
-            "test_accuracy",
-            "accuracy_by_epoch",
-            "rounds",
-            "shared_parameters",
-            "real_sensitivity_mean",
-            "real_sensitivity_max",
-        ),
-        *(
-            "estimated_sensitivity_mean",
-            "estimated_sensitivity_max",
-            "rounds_real_above_estimated",
-            "privacy",
-        ),
-        *("bytes_sent_per_node", "seconds", "config", "versions"),
-    }
-    assert set(summary["privacy"]) == {
-        *(
-            "unit",
-            "mechanism",
-            "epsilon_per_round_max",
-            "epsilon_sum",
-            "epsilon_by_node",
-            "epsilon",
-            "delta",
-            "accountant",
-            "statement",
-            "simulated",
-            "epsilon_spent",
-            "epsilon_replacement",
-        )
-    }
+    wanted = """test_accuracy accuracy_by_epoch rounds shared_parameters real_sensitivity_mean real_sensitivity_max
+        estimated_sensitivity_mean estimated_sensitivity_max rounds_real_above_estimated privacy bytes_sent_per_node
+        seconds config versions"""
+    assert set(summary) >= set(wanted.split())
+    wanted = """unit mechanism epsilon_per_round_max epsilon_sum epsilon_by_node epsilon delta accountant statement simulated
+        epsilon_spent epsilon_replacement"""
+    assert set(summary["privacy"]) == set(wanted.split())
     assert set(summary["seconds"]) == {"total", "gradients", "protocol", "evaluation"}
     with (tmp_path / "run" / "rounds.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -301,7 +272,7 @@ LONGER = ["--nodes", "4", "--epochs", "4", "--batch-size", "250", "--checkpoint-
 LONGER += ["--unit", "node-swap", "--budget", "5", "--sync-every", "5"]
 
 
-def finish(out: Path, *options: str) -> str:
+def finish(out, *options):
     """A whole run in a process of its own; what it printed."""
     log = out.with_suffix(".finished")
     process = processes.command(["train", *LONGER, "--out", str(out), *options], log)
@@ -310,7 +281,7 @@ def finish(out: Path, *options: str) -> str:
     return log.read_text()
 
 
-def stop(out: Path, number: int, checkpoints: int = 1) -> tuple[int | None, str]:
+def stop(out, number, checkpoints=1):
     """Start a run, signal it when it has so many checkpoints; its exit code and what it printed."""
     log = out.with_suffix(".stopped")
     process = processes.command(["train", *LONGER, "--out", str(out)], log, hold_before=30)
@@ -345,7 +316,7 @@ def test_the_ledger_of_messages_that_left_is_never_deleted(tmp_path):
     assert len(list((tmp_path / "run").glob("ledger-until-*.jsonl"))) == 1
 
 
-def same_models(a: Path, b: Path) -> bool:
+def same_models(a, b):
     """Bit for bit; what the files say of privacy differs where rounds were repeated, which are charged again."""
     pairs = [[load_file(out / "models" / f"node-{k}.safetensors") for out in (a, b)] for k in range(4)]
     return all(x.keys() == y.keys() and all((x[n] == y[n]).all() for n in x) for x, y in pairs)
@@ -437,7 +408,7 @@ def test_a_folder_that_cannot_be_resumed_is_one_line(settings, told, tmp_path, c
 # The live display, and signals that stop a run after its round
 
 
-def run(unit: Any, *, simulated: bool = False) -> Any:
+def run(unit, *, simulated=False):
     return SimpleNamespace(
         unit=unit,
         plan=SimpleNamespace(count=10),
@@ -446,7 +417,7 @@ def run(unit: Any, *, simulated: bool = False) -> Any:
     )
 
 
-def shown(finished: Any, epsilon: float | None, *, terminal: bool = True, quiet: bool = False) -> str:
+def shown(finished, epsilon, *, terminal=True, quiet=False):
     console = Console(file=StringIO(), force_terminal=terminal, width=150)
     with Progress(console, shown=not quiet) as progress:
         progress.begin(finished)
@@ -465,7 +436,7 @@ def shown(finished: Any, epsilon: float | None, *, terminal: bool = True, quiet:
         (None, None, "S 2"),
     ],
 )
-def test_what_was_spent_is_called_what_it_is(unit: Any, epsilon: float | None, words: str) -> None:
+def test_what_was_spent_is_called_what_it_is(unit, epsilon, words):
     said = shown(run(unit), epsilon)
     assert words in said
     assert "loss 0.500" in said
@@ -473,16 +444,16 @@ def test_what_was_spent_is_called_what_it_is(unit: Any, epsilon: float | None, w
 
 
 @pytest.mark.parametrize("simulated", [True, False])
-def test_what_was_spent_on_seeded_noise_is_called_simulated(simulated: bool) -> None:
+def test_what_was_spent_on_seeded_noise_is_called_simulated(simulated):
     assert ("simulated" in shown(run(Record(epsilon=3), simulated=simulated), 1.5)) == simulated
 
 
 @pytest.mark.parametrize("how", [{"terminal": False}, {"quiet": True}])
-def test_nothing_is_shown_to_nobody(how: dict[str, bool]) -> None:
+def test_nothing_is_shown_to_nobody(how):
     assert "loss" not in shown(run(Record(epsilon=3)), 1.0, **how)
 
 
-def test_a_spinner_only_on_a_terminal() -> None:
+def test_a_spinner_only_on_a_terminal():
     quiet = Console(file=StringIO(), force_terminal=False)
     with working(quiet, "solving"):
         pass
@@ -490,7 +461,7 @@ def test_a_spinner_only_on_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_run_and_afterwards_means_what_it_did_before(number: int) -> None:
+def test_a_signal_stops_the_run_and_afterwards_means_what_it_did_before(number):
     before = signal.getsignal(number)
     asked = []
     with stopped_by_signals(lambda: asked.append(True)):
@@ -518,15 +489,15 @@ SUMMARY = SimpleNamespace(
 )
 
 
-def _said(privacy: Privacy = PRIVACY, config: dict[str, Any] | None = None, **options: Any) -> str:
+def _said(privacy=PRIVACY, config=None, **options):
     text = io.StringIO()
-    summary: Any = SimpleNamespace(**vars(SUMMARY) | {"privacy": privacy, "config": config or {}})
+    summary = SimpleNamespace(**vars(SUMMARY) | {"privacy": privacy, "config": config or {}})
     options = {"private_noise": True, **options}
     say_outcome(Console(file=text, width=200, highlight=False), summary, Path("runs/x"), **options)
     return text.getvalue()
 
 
-def test_accuracy_privacy_and_files() -> None:
+def test_accuracy_privacy_and_files():
     said = _said(prefix="rank 0: ")
     assert "rank 0: accuracy  91.23 % " in said
     assert "2 nodes" in said
@@ -537,12 +508,12 @@ def test_accuracy_privacy_and_files() -> None:
     assert "--secure-noise" in _said(private_noise=False)
 
 
-def test_no_noise_and_no_guarantee_are_said_so() -> None:
+def test_no_noise_and_no_guarantee_are_said_so():
     assert "epsilon" not in _said(replace(PRIVACY, unit="none"))
     assert SUM_OF_ROUNDS in _said(replace(PRIVACY, unit="node-swap", epsilon=None, delta=0.0))
 
 
-def test_other_epsilons_are_told_where_they_differ_from_the_guarantee() -> None:
+def test_other_epsilons_are_told_where_they_differ_from_the_guarantee():
     said = _said(replace(PRIVACY, epsilon=3.0, epsilon_replacement=7.25, epsilon_spent=1.125))
     assert "7.25" in said
     assert "1.13" in said, "rounded up"
@@ -553,22 +524,9 @@ def test_other_epsilons_are_told_where_they_differ_from_the_guarantee() -> None:
 # `dpps tune`: what is refused, and what is said at the end
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--trials", "0"], "--trials is 0"),
-        (["--mixes", "0"], "--mixes is 0"),
-        (["--trials", "x"], "--trials is 'x'"),
-        (["--epsilon", "0"], "epsilon is 0"),
-    ],
-)
-def test_bad_requests_are_refused_in_one_line(tmp_path, capsys, arguments, says):
-    assert main(["tune", *arguments, "--out", str(tmp_path / "x")]) == 2
-    assert says in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_text("")
-    assert main(["tune", "--out", str(tmp_path / "full")]) == 2
+def test_a_folder_that_is_not_empty_is_no_place_for_trials(tmp_path, refused):
+    (tmp_path / "file").write_text("")
+    refused(["tune", "--out", tmp_path], "--out")
 
 
 def test_the_best_setting_is_said_as_options_with_what_the_search_cost(tmp_path, capsys, monkeypatch):

@@ -6,7 +6,6 @@ import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -31,22 +30,22 @@ LAYOUTS = (Layout(("a/train",), ("a/test",)), Layout(("train",), ("test",)))
 
 
 @pytest.fixture(autouse=True)
-def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _apart(tmp_path, monkeypatch):
     """A cache of our own, and no address to reach."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("dpps.data.catalog.fetch", refuse)
 
 
 @pytest.fixture
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_environment(monkeypatch):
     monkeypatch.delenv("DPPS_DATA", raising=False)
 
 
-def refuse(*_: object) -> Path:
+def refuse(*_):
     raise RunError("nothing must be downloaded here")
 
 
-def write_mnist(folder: Path, pixels: np.ndarray = PIXELS, labels: np.ndarray = LABELS) -> Path:
+def write_mnist(folder, pixels=PIXELS, labels=LABELS):
     folder.mkdir(parents=True)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(write_idx(pixels)))
     (folder / "train-labels-idx1-ubyte.xz").write_bytes(lzma.compress(write_idx(labels)))
@@ -56,7 +55,7 @@ def write_mnist(folder: Path, pixels: np.ndarray = PIXELS, labels: np.ndarray = 
 
 
 @pytest.mark.usefixtures("_no_environment")
-def test_mini_is_part_of_the_package() -> None:
+def test_mini_is_part_of_the_package():
     data = load("mnist-mini")
     assert (data.name, data.classes) == ("mnist-mini", 10)
     assert "LeCun" in data.citation
@@ -74,7 +73,7 @@ def test_mini_is_part_of_the_package() -> None:
     assert sum(file.stat().st_size for file in mini.iterdir()) < 2_100_000
 
 
-def test_mini_pixels_are_those_committed() -> None:
+def test_mini_pixels_are_those_committed():
     data = load("mnist-mini")
     content = hashlib.sha256()
     for images in (data.train, data.test):
@@ -83,7 +82,7 @@ def test_mini_pixels_are_those_committed() -> None:
     assert content.hexdigest() == "52970e738a513d859d71c21dad863eeafc7009fd28a76fa5102a35d9533fb2bc"
 
 
-def test_fashion_is_repeated_to_three_channels(tmp_path: Path) -> None:
+def test_fashion_is_repeated_to_three_channels(tmp_path):
     write_mnist(tmp_path / "fashion-mnist")
     train = load("fashion-mnist", tmp_path).train
     assert train.pixels.shape == (30, 1, 28, 28)
@@ -95,7 +94,7 @@ def test_fashion_is_repeated_to_three_channels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["whole", "batches", "folder"])
-def test_cifar_layouts_and_normalisation(tmp_path: Path, layout: str) -> None:
+def test_cifar_layouts_and_normalisation(tmp_path, layout):
     folder = tmp_path / "cifar-10" / ("cifar-10-batches-bin" if layout == "folder" else "")
     folder.mkdir(parents=True)
     batches = [cifar_records(range(start, start + 2)) for start in range(0, 10, 2)]
@@ -115,7 +114,7 @@ def test_cifar_layouts_and_normalisation(tmp_path: Path, layout: str) -> None:
     np.testing.assert_allclose(data.train.inputs(slice(2, 3))[0, 1].numpy(), green, atol=1e-5)
 
 
-def test_unknown_name_gives_the_nearest() -> None:
+def test_unknown_name_gives_the_nearest():
     with pytest.raises(UsageError) as caught:
         load("mnist-min")
     assert ", ".join(DATA_SETS.names()) in str(caught.value)
@@ -123,7 +122,7 @@ def test_unknown_name_gives_the_nearest() -> None:
     assert DATA_SETS.names() == ("cifar-10", "fashion-mnist", "mnist", "mnist-mini")
 
 
-def test_directory_comes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_comes_before_the_environment(tmp_path, monkeypatch):
     write_mnist(tmp_path / "a" / "mnist", PIXELS[:7], LABELS[:7])
     write_mnist(tmp_path / "b" / "mnist")
     monkeypatch.setenv("DPPS_DATA", str(tmp_path / "b"))
@@ -131,15 +130,13 @@ def test_directory_comes_before_the_environment(tmp_path: Path, monkeypatch: pyt
     assert len(load("mnist").train) == 30
 
 
-def test_environment_must_name_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_must_name_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("DPPS_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match=r"\$DPPS_DATA .*nowhere"):
         load("mnist")
 
 
-def test_environment_with_half_a_data_set_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_with_half_a_data_set_is_an_error(tmp_path, monkeypatch):
     (write_mnist(tmp_path / "mnist") / "t10k-labels-idx1-ubyte").unlink()
     monkeypatch.setenv("DPPS_DATA", str(tmp_path))
     with pytest.raises(UsageError, match=r"mnist .*t10k-labels-idx1-ubyte \(.*\.gz or \.xz\)"):
@@ -147,9 +144,7 @@ def test_environment_with_half_a_data_set_is_an_error(
 
 
 @pytest.mark.parametrize("environment", [True, False])
-def test_last_resort_is_the_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: bool
-) -> None:
+def test_last_resort_is_the_download(tmp_path, monkeypatch, environment):
     """Also when $DPPS_DATA holds other data sets, but not this one."""
     monkeypatch.delenv("DPPS_DATA", raising=False)
     if environment:
@@ -166,24 +161,24 @@ def test_last_resort_is_the_download(
         (PIXELS[:0], LABELS[:0], r"0\.\.9"),
     ],
 )
-def test_files_that_do_not_fit(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray, message: str) -> None:
+def test_files_that_do_not_fit(tmp_path, pixels, labels, message):
     write_mnist(tmp_path / "mnist", pixels, labels)
     with pytest.raises(RunError, match=message):
         load("mnist", tmp_path)
 
 
-def full_data() -> Path:
+def full_data():
     if not os.environ.get("DPPS_DATA"):
         pytest.skip("needs $DPPS_DATA")
     return Path(os.environ["DPPS_DATA"])
 
 
-def script() -> ModuleType:
+def script():
     return load_script("make_mnist_mini")
 
 
 @pytest.mark.slow
-def test_mini_is_what_the_script_makes() -> None:
+def test_mini_is_what_the_script_makes():
     made = script().sample(full_data(), "train") | script().sample(full_data(), "t10k")
     data = load("mnist-mini")
     for part, images in (("train", data.train), ("t10k", data.test)):
@@ -200,7 +195,7 @@ def test_mini_is_what_the_script_makes() -> None:
         ("cifar-10", [5000] * 10),
     ],
 )
-def test_full_sets_are_complete(name: str, counts: list[int]) -> None:
+def test_full_sets_are_complete(name, counts):
     data = load(name, full_data())
     assert data.train.labels.bincount().tolist() == counts
     assert len(data.test) == 10_000
@@ -208,10 +203,10 @@ def test_full_sets_are_complete(name: str, counts: list[int]) -> None:
         assert data.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
 
 
-def test_file_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_cannot_be_read_is_said(tmp_path, monkeypatch):
     write_mnist(tmp_path / "mnist")
 
-    def forbidden(_: Path) -> bytes:
+    def forbidden(_):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", forbidden)
@@ -222,12 +217,12 @@ def test_file_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.Mo
 # Recipes
 
 
-def _recipe(labels: list[int]) -> Recipe:
+def _recipe(labels):
     found = np.zeros((2, 1, 2, 2), np.uint8), np.array(labels, np.uint8)
     return Recipe(LAYOUTS, lambda files: found, "nobody", classes=3)
 
 
-def test_the_first_whole_layout_is_taken_plain_or_compressed(tmp_path: Path) -> None:
+def test_the_first_whole_layout_is_taken_plain_or_compressed(tmp_path):
     (tmp_path / "a").mkdir()
     for name in ("a/train", "train.gz", "test.xz"):
         (tmp_path / name).touch()
@@ -243,7 +238,7 @@ def test_the_first_whole_layout_is_taken_plain_or_compressed(tmp_path: Path) -> 
 
 @settings(deadline=None, max_examples=30)
 @given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)))
-def test_idx_written_and_read_is_the_same(values: np.ndarray) -> None:
+def test_idx_written_and_read_is_the_same(values):
     read = parse_idx(write_idx(values), SOMEWHERE, values.ndim)
     assert read.shape == values.shape
     np.testing.assert_array_equal(read, values)
@@ -251,7 +246,7 @@ def test_idx_written_and_read_is_the_same(values: np.ndarray) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 39))
-def test_every_truncation_of_an_idx_file_is_refused(length: int) -> None:
+def test_every_truncation_of_an_idx_file_is_refused(length):
     with pytest.raises(RunError, match=r"^some-file: expected"):
         parse_idx(write_idx(VALUES)[:length], SOMEWHERE, 3)
 
@@ -264,7 +259,7 @@ def test_every_truncation_of_an_idx_file_is_refused(length: int) -> None:
         (write_idx(VALUES) + b"!", "(2, 3, 4)"),
     ],
 )
-def test_wrong_idx_file_names_what_was_expected(content: bytes, message: str) -> None:
+def test_wrong_idx_file_names_what_was_expected(content, message):
     with pytest.raises(RunError) as caught:
         parse_idx(content, SOMEWHERE, 3)
     assert message in str(caught.value)
@@ -272,7 +267,7 @@ def test_wrong_idx_file_names_what_was_expected(content: bytes, message: str) ->
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
-def test_damaged_compression_is_refused(tmp_path: Path, suffix: str, damage: str) -> None:
+def test_damaged_compression_is_refused(tmp_path, suffix, damage):
     folder = write_mnist(tmp_path / "mnist")
     packed = bytearray(PACK[suffix](write_idx(PIXELS)))
     if damage == "flipped":
@@ -283,7 +278,7 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str, damage: str
         load("mnist", tmp_path)
 
 
-def test_cifar_planes_and_labels() -> None:
+def test_cifar_planes_and_labels():
     pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 32, 32), np.uint8)
     labels = np.array([3, 9, 0, 1], np.uint8)
     content = b"".join(bytes([y]) + x.tobytes() for x, y in zip(pixels, labels, strict=True))
@@ -293,6 +288,6 @@ def test_cifar_planes_and_labels() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, RECORD - 1, 2 * RECORD + 1])
-def test_cifar_of_no_whole_number_of_records_is_refused(size: int) -> None:
+def test_cifar_of_no_whole_number_of_records_is_refused(size):
     with pytest.raises(RunError, match=rf"some-file: .*3073 bytes.* {size} bytes"):
         parse_cifar(bytes(size), SOMEWHERE)

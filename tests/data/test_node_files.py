@@ -1,7 +1,5 @@
 """Each node's own files."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from dpps.errors import UsageError
 from tests.support.hospitals import write_hospitals
 
 
-def folder(path: Path, **files: str) -> Path:
+def folder(path, **files):
     path.mkdir()
     for name, text in files.items():
         (path / f"{name}.csv").write_text(text)

@@ -16,12 +16,12 @@ LABELS = np.random.default_rng(5).integers(0, 10, 1200)
 HOWS = ["iid", "dirichlet:0.01", "dirichlet:0.5", "dirichlet:1e-300", "dirichlet:1e9", "label:1", "label:3"]
 
 
-def joined(parts: list[np.ndarray]) -> np.ndarray:
+def joined(parts):
     return np.sort(np.concatenate(parts))
 
 
 @st.composite
-def labelled(draw: st.DrawFn) -> tuple[np.ndarray, int]:
+def labelled(draw):
     nodes = draw(st.integers(1, 12))
     labels = draw(st.lists(st.integers(0, 4), min_size=nodes, max_size=80))
     return np.array(labels), nodes
@@ -29,7 +29,7 @@ def labelled(draw: st.DrawFn) -> tuple[np.ndarray, int]:
 
 @FAST
 @given(labelled(), st.integers(0, 2**40))
-def test_iid_is_a_partition_into_equal_parts(case: tuple[np.ndarray, int], seed: int) -> None:
+def test_iid_is_a_partition_into_equal_parts(case, seed):
     labels, nodes = case
     parts = split(labels, nodes, "iid", seed)
     np.testing.assert_array_equal(joined(parts), np.arange(len(labels)))
@@ -37,7 +37,7 @@ def test_iid_is_a_partition_into_equal_parts(case: tuple[np.ndarray, int], seed:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_iid_is_one_shuffle_dealt_out_in_turn() -> None:
+def test_iid_is_one_shuffle_dealt_out_in_turn():
     """Node r of N takes every N-th index of one order, whatever N is."""
     order = split(LABELS, 1, "iid", 7)[0]
     for nodes in (2, 7, 10):
@@ -48,9 +48,7 @@ def test_iid_is_one_shuffle_dealt_out_in_turn() -> None:
 
 @FAST
 @given(labelled(), st.floats(1e-4, 1e4), st.integers(0, 2**40))
-def test_dirichlet_is_a_partition_and_nobody_is_empty(
-    case: tuple[np.ndarray, int], alpha: float, seed: int
-) -> None:
+def test_dirichlet_is_a_partition_and_nobody_is_empty(case, alpha, seed):
     labels, nodes = case
     parts = split(labels, nodes, f"dirichlet:{alpha}", seed)
     assert len(parts) == nodes
@@ -58,7 +56,7 @@ def test_dirichlet_is_a_partition_and_nobody_is_empty(
     assert min(len(part) for part in parts) >= 1
 
 
-def test_dirichlet_spread_follows_alpha() -> None:
+def test_dirichlet_spread_follows_alpha():
     """Var of a symmetric Dirichlet share is (N - 1) / (N² (N alpha + 1)); the shares must show it."""
     labels = np.repeat(np.arange(200), 500)
     nodes = 5
@@ -70,7 +68,7 @@ def test_dirichlet_spread_follows_alpha() -> None:
 
 @FAST
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**40))
-def test_label_split_covers_labels_evenly(nodes: int, per_node: int, seed: int) -> None:
+def test_label_split_covers_labels_evenly(nodes, per_node, seed):
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(5), [20, 30, 25, 40, 13]))
     parts = split(labels, nodes, f"label:{per_node}", seed)
     used = joined(parts)
@@ -87,20 +85,20 @@ def test_label_split_covers_labels_evenly(nodes: int, per_node: int, seed: int) 
             assert shares.max() - shares.min() <= 1
 
 
-def test_label_split_mixes_the_label_sets() -> None:
+def test_label_split_mixes_the_label_sets():
     seen = {tuple(np.flatnonzero(row)) for row in describe(LABELS, split(LABELS, 20, "label:2", 0))}
     assert len(seen) > 5
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_same_seed_same_split_other_seed_other_split(how: str) -> None:
+def test_same_seed_same_split_other_seed_other_split(how):
     first, again, other = (split(LABELS, 6, how, seed) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("how", ["dirichlet:0.5", "label:3"])
-def test_parts_are_in_random_order(how: str) -> None:
+def test_parts_are_in_random_order(how):
     """Batches are taken in order, so labels must not come in runs."""
     for part in split(LABELS, 4, how, 0):
         changes = np.count_nonzero(np.diff(LABELS[part]))
@@ -126,26 +124,26 @@ def test_parts_are_in_random_order(how: str) -> None:
         ("label", "1 to 10"),
     ],
 )
-def test_wrong_split_says_what_is_allowed(how: str, message: str) -> None:
+def test_wrong_split_says_what_is_allowed(how, message):
     with pytest.raises(UsageError) as caught:
         split(LABELS, 4, how, 0)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_fewer_examples_than_nodes(how: str) -> None:
+def test_fewer_examples_than_nodes(how):
     with pytest.raises(UsageError, match=r"3 examples .*4 nodes.*3 nodes"):
         split(np.array([0, 1, 1]), 4, how, 0)
 
 
-def test_other_bounds() -> None:
+def test_other_bounds():
     with pytest.raises(UsageError, match="nodes 0"):
         split(LABELS, 0, "iid", 0)
     with pytest.raises(UsageError, match=r"label 1 has 1 examples .*3 nodes .*'label:2'"):
         split(np.array([0, 0, 0, 1]), 3, "label:2", 0)
 
 
-def test_describe_counts_and_is_json() -> None:
+def test_describe_counts_and_is_json():
     labels = np.array([0, 2, 2, 1, 0])
     table = describe(labels, [np.array([0, 1, 2]), np.array([3, 4])])
     assert json.loads(json.dumps(table)) == [[1, 0, 2], [1, 1, 0]]
@@ -153,7 +151,7 @@ def test_describe_counts_and_is_json() -> None:
 
 @FAST
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=6), st.floats(0.01, 0.99), st.integers(0, 99))
-def test_hold_out_cuts_every_part_in_two(sizes: list[int], fraction: float, seed: int) -> None:
+def test_hold_out_cuts_every_part_in_two(sizes, fraction, seed):
     ends = np.cumsum([0, *sizes])
     order = np.random.default_rng(seed).permutation(ends[-1])
     parts = [order[start:end] for start, end in itertools.pairwise(ends)]
@@ -164,7 +162,7 @@ def test_hold_out_cuts_every_part_in_two(sizes: list[int], fraction: float, seed
         np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.sort(part))
 
 
-def test_hold_out_depends_on_seed_and_node() -> None:
+def test_hold_out_depends_on_seed_and_node():
     parts = [np.arange(50), np.arange(50)]
     first, again, other = (hold_out(parts, 0.2, seed)[1] for seed in (1, 1, 2))
     assert np.array_equal(first[0], again[0])
@@ -173,11 +171,11 @@ def test_hold_out_depends_on_seed_and_node() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
-def test_hold_out_fraction_is_checked(fraction: float) -> None:
+def test_hold_out_fraction_is_checked(fraction):
     with pytest.raises(UsageError, match=f"held-out fraction {fraction}:"):
         hold_out([np.arange(5)], fraction, 0)
 
 
-def test_hold_out_needs_two_examples() -> None:
+def test_hold_out_needs_two_examples():
     with pytest.raises(UsageError, match="node 1 holds 1 example"):
         hold_out([np.arange(5), np.arange(1)], 0.5, 0)

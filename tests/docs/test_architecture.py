@@ -3,8 +3,6 @@
 import re
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
@@ -16,13 +14,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encodi
 FILE = re.compile(r"`((?:\w+/)+\w+\.py)`")
 
 
-def test_every_file_of_the_tour_exists() -> None:
+def test_every_file_of_the_tour_exists():
     named = [name for name in FILE.findall(PAGE) if not name.startswith("tests/")]
     assert len(named) > 15
     assert not [name for name in named if not (SOURCE / name).is_file()]
 
 
-def test_a_round_passes_through_the_files_of_the_tour(tmp_path: Path) -> None:
+def test_a_round_passes_through_the_files_of_the_tour(tmp_path):
     steps = [line for line in PAGE.splitlines() if re.match(r"\| \d+ \|", line)]
     named = {name for line in steps for name in FILE.findall(line)}
     generator = torch.Generator().manual_seed(0)
@@ -34,9 +32,9 @@ def test_a_round_passes_through_the_files_of_the_tour(tmp_path: Path) -> None:
     run = dpps.Run(
         algorithm, data, topology="exp", privacy=dpps.Record(epsilon=3), folder=tmp_path / "run", seed=0
     )
-    seen: set[str] = set()
+    seen = set()
 
-    def look(frame: FrameType, event: str, _: Any) -> None:
+    def look(frame, event, _):
         file = Path(frame.f_code.co_filename)
         if event == "call" and file.is_relative_to(SOURCE):
             seen.add(file.relative_to(SOURCE).as_posix())

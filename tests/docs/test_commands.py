@@ -7,9 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tyro
@@ -34,18 +32,18 @@ NOT_OURS = {"dpps.Peers"}
 """The name of the gRPC service."""
 
 
-def _strings(path: Path) -> str:
+def _strings(path):
     """Docstrings, messages and comments of a module: its text without its code."""
     text = path.read_text(encoding="utf-8")
     found = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     return "\n".join([*(s for s in found if isinstance(s, str)), *re.findall(r"#.*", text)])
 
 
-def _cells(path: Path) -> str:
+def _cells(path):
     return "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
 
 
-def _texts() -> dict[str, str]:
+def _texts():
     """What people read, by file."""
     written = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in PAGES}
     written |= {str(p.relative_to(ROOT)): _strings(p) for p in SOURCES}
@@ -55,7 +53,7 @@ def _texts() -> dict[str, str]:
 TEXTS = _texts()
 
 
-def test_every_file_of_the_repository_that_is_named_exists() -> None:
+def test_every_file_of_the_repository_that_is_named_exists():
     named = re.compile(
         r"(?<![\w/.-])(?:tests|scripts|benchmarks|examples|notebooks|src)/[\w/.-]*\.(?:py|ipynb|csv|json)\b"
     )
@@ -68,7 +66,7 @@ def test_every_file_of_the_repository_that_is_named_exists() -> None:
     assert missing == set()
 
 
-def test_every_dotted_name_exists() -> None:
+def test_every_dotted_name_exists():
     """A module, or a name in one: what the reference and a `from ... import` need."""
     missing = []
     for file, text in TEXTS.items():
@@ -80,7 +78,7 @@ def test_every_dotted_name_exists() -> None:
     assert missing == []
 
 
-def test_every_name_that_is_called_needs_no_other_import() -> None:
+def test_every_name_that_is_called_needs_no_other_import():
     """What stands there as a call is typed as a call, after `import dpps` and nothing else."""
     called = {name: file for file, text in TEXTS.items() for name in _CALLED.findall(text)}
     assert "dpps.Run" in called
@@ -96,7 +94,7 @@ class Parsed(BaseException):
     """The parser has understood a command; its options are the argument."""
 
 
-def _lines(text: str) -> tuple[list[str], list[str]]:
+def _lines(text):
     """Lines of blocks that are no Python, which somebody copies; and code within sentences, which may be a part of a command."""
     fenced = re.findall(r"^ *```([a-z]*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
     blocks = [body for language, body in fenced if language != "python"]
@@ -109,7 +107,7 @@ def _lines(text: str) -> tuple[list[str], list[str]]:
 _BEFORE = r"(?:\w+=\S+|[$@(]+|!|torchrun .* -m|python -m)"
 
 
-def _commands(lines: list[str]) -> Iterator[str]:
+def _commands(lines):
     """What stands behind `dpps` in those lines that are commands, without remarks, pipes, and dots for what is left out."""
     for line in lines:
         if found := re.match(rf"\s*(?:{_BEFORE} *)*dpps +([a-z-](?:'[^']*'|[^)'])*)", line):
@@ -120,7 +118,7 @@ WHOLE = {line: file for file, text in TEXTS.items() for line in _commands(_lines
 PARTS = {line: file for file, text in TEXTS.items() for line in _commands(_lines(text)[1])}
 
 
-def test_commands_are_found_where_they_are_written() -> None:
+def test_commands_are_found_where_they_are_written():
     places = {*WHOLE.values(), *PARTS.values()}
     assert {"README.md", "docs/commands.md", "docs/accuracy.md", "src/dpps/cli/plan.py"} <= places
     assert len(WHOLE) > 60
@@ -128,13 +126,11 @@ def test_commands_are_found_where_they_are_written() -> None:
 
 
 @pytest.mark.parametrize("line", sorted(WHOLE))
-def test_the_parser_understands_every_command(
-    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_parser_understands_every_command(line, monkeypatch, capsys):
     """What can be copied is understood, and what `dpps train` would ignore or refuse is not there."""
     parse, words = tyro.cli, shlex.split(line)
 
-    def stop(*arguments: Any, **options: Any) -> None:
+    def stop(*arguments, **options):
         raise Parsed(parse(*arguments, **options))
 
     monkeypatch.setattr(tyro, "cli", stop)
@@ -152,12 +148,10 @@ def test_the_parser_understands_every_command(
 
 
 @pytest.mark.parametrize("line", sorted(PARTS))
-def test_every_command_and_option_that_is_mentioned_exists(
-    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_and_option_that_is_mentioned_exists(line, monkeypatch, capsys):
     """Values may be left out, or be letters that stand for them."""
 
-    def stop(*_: Any, **__: Any) -> None:
+    def stop(*_, **__):
         raise Parsed
 
     monkeypatch.setattr(tyro, "cli", stop)  # names of options have been looked at before
@@ -168,7 +162,7 @@ def test_every_command_and_option_that_is_mentioned_exists(
     assert code == 0, (PARTS[line], capsys.readouterr().err)
 
 
-def test_every_import_that_a_sentence_names_works() -> None:
+def test_every_import_that_a_sentence_names_works():
     """`from dpps.runs.baselines import Baseline`, as code within a sentence."""
     missing, found = [], 0
     for file, text in TEXTS.items():
@@ -183,7 +177,7 @@ def test_every_import_that_a_sentence_names_works() -> None:
 _WITHIN = re.compile(r"\bdpps ((?:[a-z]+ )+)((?:[A-Z][A-Z./]* |\S+\.\w+ )*)(--[a-z-]+)")
 
 
-def test_options_of_commands_within_messages_exist() -> None:
+def test_options_of_commands_within_messages_exist():
     """A message names a command in the middle of a sentence, without marks around it."""
     known = {" ".join(words): command.kind() for words, command in commands()}
     strange, found = [], 0
@@ -200,7 +194,7 @@ def test_options_of_commands_within_messages_exist() -> None:
     assert strange == []
 
 
-def test_scripts_that_pages_name_exist_and_know_their_options() -> None:
+def test_scripts_that_pages_name_exist_and_know_their_options():
     """`python scripts/accuracy.py units --seeds 1`: the file is there, and has these options; those behind `--` are of dpps train."""
     missing, found = [], 0
     for file, text in TEXTS.items():
@@ -217,13 +211,13 @@ def test_scripts_that_pages_name_exist_and_know_their_options() -> None:
     assert missing == []
 
 
-def _anchor(heading: str) -> str:
+def _anchor(heading):
     """As Markdown's table of contents makes it of a heading."""
     text = re.sub(r"<[^>]*>|`|\*|\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
 
 
-def test_links_to_sections_lead_to_headings() -> None:
+def test_links_to_sections_lead_to_headings():
     """mkdocs mentions a section that is not there, and goes on. (Dotted names are resolved above.)"""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     texts = {

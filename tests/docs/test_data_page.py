@@ -13,12 +13,12 @@ from tests.docs.test_federation_tutorial import execute
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 
-def rows(path: str) -> list[dict[str, str]]:
+def rows(path):
     text = Path(path).read_text().splitlines()
     return list(csv.DictReader(text, delimiter=";" if ";" in text[0] else ","))
 
 
-def test_from_tables_to_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_tables_to_predictions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tables, number, survival = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     commands = re.sub(r"^#.*\n", "", number, flags=re.MULTILINE)

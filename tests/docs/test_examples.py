@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
-def test_example_runs(example: Path, tmp_path: Path) -> None:
+def test_example_runs(example, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, example], cwd=tmp_path, capture_output=True, text=True, env=environment, check=False

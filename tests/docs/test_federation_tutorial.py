@@ -10,8 +10,6 @@ import urllib.request
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
-import pytest
-
 from dpps.cli import DONE, main
 from dpps.peers import Identity
 from tests.support.holding.sitecustomize import hold
@@ -20,7 +18,7 @@ from tests.support.processes import PATIENCE, context, free_port
 PAGE = Path(__file__).parents[2] / "docs" / "organisations.md"
 
 
-def blocks() -> list[str]:
+def blocks():
     text, _, rest = PAGE.read_text().partition("\n## How it works\n")
     assert rest, "the tutorial is the first part of the page"
     for port in re.findall(r"127\.0\.0\.1:(744\d)", text):
@@ -30,7 +28,7 @@ def blocks() -> list[str]:
     return re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def execute(block: str) -> str:
+def execute(block):
     """Carry out a block: a Python program for `python -`, files for `cat`, and commands of dpps; what it printed."""
     said = io.StringIO()
     here = re.compile(r"(python -|cat > (\S+)) <<'END'\n(.*?)^END\n", re.DOTALL | re.MULTILINE)
@@ -53,7 +51,7 @@ def execute(block: str) -> str:
     return said.getvalue()
 
 
-def carry_out(block: str, log: str) -> None:
+def carry_out(block, log):
     hold(50, Path("gate"))  # until status and page were looked at
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
@@ -61,7 +59,7 @@ def carry_out(block: str, log: str) -> None:
     os._exit(main(shlex.split(block)[1:]))
 
 
-def test_three_terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_terminals(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     install, tables, keys, contract, *joins, status, afterwards = blocks()
     assert install == "pip install 'dpps[peers]'\n"

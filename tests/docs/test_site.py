@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.browser import Browser
-
 ROOT = Path(__file__).parents[2]
 PAGES = sorted("" if path.stem == "index" else path.stem for path in (ROOT / "docs").glob("*.md"))
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     if find_spec("mkdocs") is None or find_spec("mkdocstrings") is None:
         pytest.skip("mkdocs is not installed: pip install 'dpps[docs]'")
     folder = tmp_path_factory.mktemp("site")
@@ -25,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page(site: Path, chromium: Browser, page: str) -> None:
+def test_page(site, chromium, page):
     chromium.size(1280, 900)
     chromium.open(site / page / "index.html")
     still = "const style = document.createElement('style'); style.textContent = '* { transition: none !important }';"
@@ -46,7 +44,7 @@ def test_page(site: Path, chromium: Browser, page: str) -> None:
     assert chromium.console() == []
 
 
-def test_mathematics_and_examples_are_set(site: Path, chromium: Browser) -> None:
+def test_mathematics_and_examples_are_set(site, chromium):
     for page, formulas in (("proofs", 90), ("concepts", 15)):
         chromium.open(site / page / "index.html")
         assert chromium.run("return document.querySelectorAll('.katex').length") > formulas
@@ -61,7 +59,7 @@ def test_mathematics_and_examples_are_set(site: Path, chromium: Browser) -> None
     assert chromium.run(prose) == 0
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_nothing_is_loaded_from_elsewhere(site):
     for page in site.rglob("index.html"):
         text = page.read_text(encoding="utf-8")
         assert not [part for part in text.split("<script")[1:] if 'src="http' in part.split(">")[0]], page

@@ -4,14 +4,12 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.docs.test_federation_tutorial import execute
 
 PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
 
 
-def test_three_clinics_ten_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_clinics_ten_questions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tables, plan, ask, federation = re.findall(
         r"^```bash\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE

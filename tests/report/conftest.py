@@ -1,13 +1,11 @@
 """Three small runs and their pages, made once for all tests of the report."""
 
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dpps.report import Reported, read, read_folder, render
+from dpps.report import read, read_folder, render
 from dpps.runs import ALONE, NO_PRIVACY, Options, Run
 from dpps.tasks import Estimate, Estimates
 from tests.support.report import changed
@@ -16,7 +14,7 @@ SMALL = {"nodes": 5, "batch_size": 250, "quiet": True}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def few_questions() -> Iterator[None]:
+def few_questions():
     """The accountant is slow: ask it at few points."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "SPENT_POINTS", 4)
@@ -24,10 +22,10 @@ def few_questions() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     """One small run in each of three units."""
     base = tmp_path_factory.mktemp("runs")
-    options: dict[str, dict[str, Any]] = {
+    options = {
         "record": {"epochs": 2, "split": "dirichlet:1"},
         "node-swap": {"epochs": 2, "unit": "node-swap", "sync_every": 3, "track_real": True},
         "none": {"epochs": 1, "unit": "none", "topology": "ring", "dropouts": 0.2},
@@ -38,12 +36,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def runs(folders: dict[str, Path]) -> dict[str, Reported]:
+def runs(folders):
     return {name: read_folder(folder, name) for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="session")
-def hospitals(runs: dict[str, Reported]) -> Reported:
+def hospitals(runs):
     """The run in the unit record as one of five named hospitals with baselines: the first gained, of the others nothing is shown."""
     gained, lost, unclear = _estimate(20.0, 2.0, 50), _estimate(-1.5, 0.5, 50), _estimate(1.0, 4.0, 50)
     nodes, points = (gained, *[unclear] * 4), [90.0, *[71.0] * 4]
@@ -67,20 +65,18 @@ def hospitals(runs: dict[str, Reported]) -> Reported:
     )
 
 
-def _estimate(percent: float, error: float, examples: int) -> Estimate:
+def _estimate(percent, error, examples):
     return Estimate(percent / 100, error / 100, 1.96 * error / 100, examples)
 
 
-def _levels(percent: list[float]) -> Estimates:
+def _levels(percent):
     nodes = tuple(_estimate(each, 3.0, 50) for each in percent)
     mean = _estimate(sum(percent) / len(percent), 1.5, 250)
     return Estimates(mean, mean, nodes)
 
 
 @pytest.fixture(scope="session")
-def pages(
-    runs: dict[str, Reported], hospitals: Reported, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def pages(runs, hospitals, tmp_path_factory):
     """The page of each run and of their comparison."""
     base = tmp_path_factory.mktemp("pages")
     texts = {name: render([run]) for name, run in runs.items()}
@@ -91,6 +87,6 @@ def pages(
 
 
 @pytest.fixture
-def copied(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+def copied(folders, tmp_path):
     """A copy of a run that a test may damage."""
     return lambda name: Path(shutil.copytree(folders[name], tmp_path / name))

@@ -2,7 +2,6 @@
 
 import html
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ QUESTIONS = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     draw, survey = np.random.default_rng(0), Survey(QUESTIONS, COLUMNS)
     columns = {"age": 120 * draw.random(300), "months": 60 * draw.random(300)}
     columns |= {name: draw.integers(0, 2, 300).astype(float) for name in ("sex", "died")}
@@ -36,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_every_answer_is_on_the_page(folder: Path) -> None:
+def test_every_answer_is_on_the_page(folder):
     page = write([folder], folder / "report.html").read_text()
     found = json.loads((folder / "answers.json").read_text())
     assert all(html.escape(answer["query"]) in page for answer in found["answers"])
@@ -47,7 +46,7 @@ def test_every_answer_is_on_the_page(folder: Path) -> None:
     assert page.count(">too noisy<") == lost
 
 
-def test_answers_that_cannot_be_read_are_refused_in_one_line(folder: Path) -> None:
+def test_answers_that_cannot_be_read_are_refused_in_one_line(folder):
     (folder / "answers.json").write_text("{")
     with pytest.raises(RunError):
         write([folder], folder / "report.html")

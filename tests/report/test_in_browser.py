@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from dpps.report import Reported, render
+from dpps.report import render
 from dpps.runs import RoundLog
-from tests.support.browser import Browser
 
 
-def open_page(window: Browser, page: Path, width: int = 1280, *, dark: bool = False) -> None:
+def open_page(window, page, width=1280, *, dark=False):
     """Load the page at its full height."""
     window.size(width, 900, dark=dark)
     window.open(page)
@@ -24,9 +22,7 @@ EVERY = ("record", "node-swap", "none", "hospitals", "comparison")
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True), (1280, True), (360, False)])
-def test_every_page_is_drawn_and_readable(
-    chromium: Browser, pages: dict[str, Path], tmp_path: Path, name: str, width: int, dark: bool
-) -> None:
+def test_every_page_is_drawn_and_readable(chromium, pages, tmp_path, name, width, dark):
     open_page(chromium, pages[name], width, dark=dark)
     empty = chromium.run(
         """return [...document.querySelectorAll("figure.chart")].filter(figure =>
@@ -42,7 +38,7 @@ def test_every_page_is_drawn_and_readable(
     assert chromium.console() == []
 
 
-def test_contrast_and_width_are_really_checked(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_contrast_and_width_are_really_checked(chromium, pages):
     open_page(chromium, pages["record"], 360)
     chromium.run(
         """document.querySelector("h1").style.color = "#aaa";
@@ -52,7 +48,7 @@ def test_contrast_and_width_are_really_checked(chromium: Browser, pages: dict[st
     assert any(line.startswith("H2.") for line in chromium.too_wide())
 
 
-def test_nothing_is_written_outside_its_drawing(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_nothing_is_written_outside_its_drawing(chromium, pages):
     for width in (1280, 360):
         open_page(chromium, pages["node-swap"], width)
         outside = chromium.run(
@@ -64,7 +60,7 @@ def test_nothing_is_written_outside_its_drawing(chromium: Browser, pages: dict[s
         assert outside == []
 
 
-def test_names_of_ten_runs_are_not_cut(chromium: Browser, runs: dict[str, Reported], tmp_path: Path) -> None:
+def test_names_of_ten_runs_are_not_cut(chromium, runs, tmp_path):
     name = "a-rather-long-name-of-a-run-about-hospitals"
     many = [replace(runs[unit], name=f"{name}-{unit}-{k}") for k in range(5) for unit in ("record", "none")]
     page = tmp_path / "ten.html"
@@ -85,16 +81,12 @@ def test_names_of_ten_runs_are_not_cut(chromium: Browser, runs: dict[str, Report
 
 @pytest.mark.parametrize("paper", [(8.27, 11.69), (8.5, 11.0)], ids=["A4", "letter"])
 @pytest.mark.parametrize("name", ["record", "node-swap", "none", "hospitals"])
-def test_a_run_is_printed_on_two_sheets(
-    chromium: Browser, pages: dict[str, Path], name: str, paper: tuple[float, float]
-) -> None:
+def test_a_run_is_printed_on_two_sheets(chromium, pages, name, paper):
     open_page(chromium, pages[name], dark=True)
     assert chromium.pdf(*paper).count(b"/Type /Page\n") <= 2
 
 
-def test_a_board_finds_on_paper_what_it_asks_for(
-    chromium: Browser, pages: dict[str, Path], hospitals: Reported
-) -> None:
+def test_a_board_finds_on_paper_what_it_asks_for(chromium, pages, hospitals):
     """Gains by member, the odds, who is protected, what is not covered; nothing of it behind a click."""
     open_page(chromium, pages["hospitals"])
     printed = " ".join(chromium.printed_text().split())
@@ -116,9 +108,7 @@ def test_a_board_finds_on_paper_what_it_asks_for(
     chromium.size(1280, 900)
 
 
-def test_losses_and_counts_are_not_printed(
-    chromium: Browser, pages: dict[str, Path], hospitals: Reported
-) -> None:
+def test_losses_and_counts_are_not_printed(chromium, pages, hospitals):
     for name in ("hospitals", "comparison"):
         open_page(chromium, pages[name])
         assert chromium.run("return document.querySelector('#loss').checkVisibility()")
@@ -129,7 +119,7 @@ def test_losses_and_counts_are_not_printed(
         chromium.size(1280, 900)
 
 
-def test_paper_is_white_and_ink_is_dark(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_paper_is_white_and_ink_is_dark(chromium, pages):
     open_page(chromium, pages["hospitals"], dark=True)
     chromium.printed_text()
     assert chromium.poor_contrast() == []
@@ -140,7 +130,7 @@ def test_paper_is_white_and_ink_is_dark(chromium: Browser, pages: dict[str, Path
 # For everybody
 
 
-def test_the_theme_follows_the_system(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_the_theme_follows_the_system(chromium, pages):
     background = "return getComputedStyle(document.body).backgroundColor"
     open_page(chromium, pages["record"])
     light = chromium.run(background)
@@ -148,7 +138,7 @@ def test_the_theme_follows_the_system(chromium: Browser, pages: dict[str, Path])
     assert chromium.run(background) != light
 
 
-def test_everything_has_a_name(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_everything_has_a_name(chromium, pages):
     for name in ("hospitals", "comparison"):
         open_page(chromium, pages[name])
         nameless = chromium.run(
@@ -160,7 +150,7 @@ def test_everything_has_a_name(chromium: Browser, pages: dict[str, Path]) -> Non
         assert chromium.run('return document.querySelectorAll("h1").length') == 1
 
 
-def test_long_runs_are_drawn(chromium: Browser, runs: dict[str, Reported], tmp_path: Path) -> None:
+def test_long_runs_are_drawn(chromium, runs, tmp_path):
     wave = [2 + math.sin(t / 50) for t in range(12_000)]
     log = [
         RoundLog(t, None, wave[t], wave[t], 1e-9, math.inf, math.nan if t == 7 else 1e-12 * t)

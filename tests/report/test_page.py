@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import dpps
 from dpps import report
 from dpps.errors import UsageError
-from dpps.report import Reported, fill, meaning, model_card, read_run, render
+from dpps.report import fill, meaning, model_card, read_run, render
 from dpps.report.page import _environment
 from dpps.runs import RoundLog
 from dpps.runs.baselines import gains
@@ -24,25 +24,25 @@ from tests.support.learning import batch_norm_model, tiny, toy_data
 from tests.support.report import changed, with_privacy
 
 
-def page_of(*folders: Path, out: Path) -> str:
+def page_of(*folders, out):
     return report.write(folders, out).read_text(encoding="utf-8")
 
 
-def text_of(html: str) -> str:
+def text_of(html):
     """The words without their tags, with single spaces."""
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
-def section(page: str, name: str) -> str:
+def section(page, name):
     """The part of a page with this id."""
     return page.split(f'id="{name}"')[1].split("</section>", maxsplit=1)[0].split("</figure>", maxsplit=1)[0]
 
 
-def rows_of(html: str) -> list[str]:
+def rows_of(html):
     return [text_of(row) for row in re.findall(r"<tr.*?</tr>", html, re.DOTALL)]
 
 
-def unprinted(html: str) -> str:
+def unprinted(html):
     """What the style sheet keeps off paper."""
     return " ".join(
         re.findall(r'class="[^"]*unprinted[^"]*".*?(?=<section|<figure|</dl>|$)', html, re.DOTALL)
@@ -52,7 +52,7 @@ def unprinted(html: str) -> str:
 # What is on a page
 
 
-def test_page_needs_nothing_else_and_runs_nothing(pages: dict[str, Path]) -> None:
+def test_page_needs_nothing_else_and_runs_nothing(pages):
     for path in pages.values():
         page = path.read_text()
         assert re.findall(r"https?://[^\"' ]+", page) == []
@@ -61,9 +61,7 @@ def test_page_needs_nothing_else_and_runs_nothing(pages: dict[str, Path]) -> Non
         assert len(page.encode()) < 100_000
 
 
-def test_headline_numbers_and_the_statement_word_for_word(
-    runs: dict[str, Reported], pages: dict[str, Path]
-) -> None:
+def test_headline_numbers_and_the_statement_word_for_word(runs, pages):
     for name, run in runs.items():
         page = pages[name].read_text()
         assert f"<strong>{run.summary.test_accuracy:.1f} %</strong>" in page
@@ -73,7 +71,7 @@ def test_headline_numbers_and_the_statement_word_for_word(
         assert "".join(meaning(run).split()) in said
 
 
-def test_badges_stand_next_to_epsilon(runs: dict[str, Reported]) -> None:
+def test_badges_stand_next_to_epsilon(runs):
     badge = '<em class="badge">simulation'
     card = render([runs["record"]]).split("<dt>Privacy spent</dt>")[1].split("</div>")[0]
     assert badge in card
@@ -81,7 +79,7 @@ def test_badges_stand_next_to_epsilon(runs: dict[str, Reported]) -> None:
     assert render([*runs.values()]).count(badge) == 2
 
 
-def test_a_long_run_stays_small(runs: dict[str, Reported]) -> None:
+def test_a_long_run_stays_small(runs):
     random = np.random.default_rng(0).lognormal(size=(30_000, 5))
     log = [
         RoundLog(t, *map(float, row), 1.0, watched={"paper": float(row[0])}) for t, row in enumerate(random)
@@ -92,7 +90,7 @@ def test_a_long_run_stays_small(runs: dict[str, Reported]) -> None:
     assert len(render([long]).encode()) < 500_000
 
 
-def test_report_of_a_run_in_memory(tmp_path: Path) -> None:
+def test_report_of_a_run_in_memory(tmp_path):
     torch.manual_seed(0)
     x, target = torch.randn(60, 4), torch.randint(3, (60,))
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -117,7 +115,7 @@ def test_report_of_a_run_in_memory(tmp_path: Path) -> None:
 # For a board: what joining gained, by name, with its uncertainty
 
 
-def test_every_member_has_a_row_with_its_name_and_its_interval(hospitals: Reported) -> None:
+def test_every_member_has_a_row_with_its_name_and_its_interval(hospitals):
     rows = rows_of(section(render([hospitals]), "joining"))[1:]
     assert hospitals.summary.node_names is not None
     assert [row.startswith(name) for row, name in zip(rows, hospitals.summary.node_names, strict=False)] == [
@@ -133,7 +131,7 @@ def test_every_member_has_a_row_with_its_name_and_its_interval(hospitals: Report
     assert "+4.8 ± 3.1" in rows[6]
 
 
-def test_all_examples_together_come_before_the_mean_over_nodes(hospitals: Reported) -> None:
+def test_all_examples_together_come_before_the_mean_over_nodes(hospitals):
     _, (pooled, mean) = gains(hospitals.summary)
     assert pooled.both.value == pytest.approx(0.049)
     assert mean.both.value == pytest.approx(0.048)
@@ -141,7 +139,7 @@ def test_all_examples_together_come_before_the_mean_over_nodes(hospitals: Report
     assert mean.alone.value == pytest.approx(0.7)
 
 
-def test_names_instead_of_numbers_everywhere(hospitals: Reported) -> None:
+def test_names_instead_of_numbers_everywhere(hospitals):
     for text in (render([hospitals]), model_card(hospitals)):
         assert not re.search(r"\bnode \d", text_of(text))
         assert "Westmead, St-Mary, Royal-General, Charité, Hôtel-Dieu" in text
@@ -150,7 +148,7 @@ def test_names_instead_of_numbers_everywhere(hospitals: Reported) -> None:
     assert "Westmead" in section(render([hospitals]), "labels")
 
 
-def test_members_of_a_federation_are_named_and_own_one_row(hospitals: Reported) -> None:
+def test_members_of_a_federation_are_named_and_own_one_row(hospitals):
     one = changed(
         hospitals,
         members=hospitals.summary.node_names,
@@ -169,7 +167,7 @@ def test_members_of_a_federation_are_named_and_own_one_row(hospitals: Reported) 
         assert "dpps federation create" in text
 
 
-def test_many_nodes_are_not_all_listed(hospitals: Reported) -> None:
+def test_many_nodes_are_not_all_listed(hospitals):
     many = changed(
         hospitals,
         comparisons=None,
@@ -183,14 +181,14 @@ def test_many_nodes_are_not_all_listed(hospitals: Reported) -> None:
     assert "900" in rows[-1]
 
 
-def test_without_baselines_nothing_is_said_about_joining(runs: dict[str, Reported]) -> None:
+def test_without_baselines_nothing_is_said_about_joining(runs):
     assert 'id="joining"' not in render([runs["record"]])
 
 
 # What may leave: on paper, and on the card
 
 
-def test_what_a_board_asks_for_is_printed_and_what_nobody_asked_for_is_not(hospitals: Reported) -> None:
+def test_what_a_board_asks_for_is_printed_and_what_nobody_asked_for_is_not(hospitals):
     page = render([hospitals])
     away = unprinted(page)
     for name in ("joining", "privacy", "accuracy", "epsilon"):
@@ -203,7 +201,7 @@ def test_what_a_board_asks_for_is_printed_and_what_nobody_asked_for_is_not(hospi
     ("model", "shared", "passed_on"),
     [(tiny(), "all", True), (tiny(), ["layer1"], False), (batch_norm_model(), "all", False)],
 )
-def test_accuracy_with_parts_that_were_not_noised_is_not_passed_on(model, shared, passed_on: bool) -> None:
+def test_accuracy_with_parts_that_were_not_noised_is_not_passed_on(model, shared, passed_on):
     """Unit contribution: the statement says that accuracies computed with local parameters must not be published."""
     run = dpps.Run(
         dpps.PartPSP(model, shared, batch_size=10),
@@ -221,7 +219,7 @@ def test_accuracy_with_parts_that_were_not_noised_is_not_passed_on(model, shared
     assert run.summary.own_statistics == isinstance(model, nn.Sequential)
 
 
-def test_gains_of_models_that_were_not_noised_are_not_printed(hospitals: Reported) -> None:
+def test_gains_of_models_that_were_not_noised_are_not_printed(hospitals):
     hidden = with_privacy(changed(hospitals, local_parameters=5), unit="contribution")
     assert '<section class="wide unprinted" id="joining">' in render([hidden])
     assert '<section class="wide" id="joining">' in render([hospitals])
@@ -230,14 +228,14 @@ def test_gains_of_models_that_were_not_noised_are_not_printed(hospitals: Reporte
     assert compared.count(f'<span class="unprinted">{hospitals.summary.test_accuracy:.1f} %') == 2
 
 
-def test_card_has_the_statement_word_for_word_and_what_epsilon_means(runs: dict[str, Reported]) -> None:
+def test_card_has_the_statement_word_for_word_and_what_epsilon_means(runs):
     for run in runs.values():
         text = " ".join(model_card(run).replace("**", "").split())
         assert " ".join(run.summary.privacy.statement.split()) in text
         assert meaning(run) in text
 
 
-def test_card_says_what_the_epsilon_is_worth(runs: dict[str, Reported]) -> None:
+def test_card_says_what_the_epsilon_is_worth(runs):
     card = model_card(runs["record"])
     assert "**epsilon 3, delta 1e-5**" in card
     assert "**Simulation:" in card
@@ -248,7 +246,7 @@ def test_card_says_what_the_epsilon_is_worth(runs: dict[str, Reported]) -> None:
     assert "unfinished" in model_card(replace(secure, finished=False))
 
 
-def test_card_leaves_out_what_was_not_noised(runs: dict[str, Reported], hospitals: Reported) -> None:
+def test_card_leaves_out_what_was_not_noised(runs, hospitals):
     card = model_card(runs["record"])
     assert f"{runs['record'].summary.test_accuracy:.1f} %" in card
     assert "loss" not in card.split("## Privacy")[0]
@@ -256,7 +254,7 @@ def test_card_leaves_out_what_was_not_noised(runs: dict[str, Reported], hospital
         assert number not in model_card(hospitals)
 
 
-def test_card_of_a_folder(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_card_of_a_folder(folders, tmp_path):
     written = report.write_card(folders["none"], tmp_path / "card.md")
     assert written.read_text(encoding="utf-8").startswith("# Model card: mnist-mini, mlp, partpsp")
     assert written.stat().st_mode & 0o077 == 0
@@ -267,7 +265,7 @@ def test_card_of_a_folder(folders: dict[str, Path], tmp_path: Path) -> None:
 # Several runs
 
 
-def test_comparison(runs: dict[str, Reported], pages: dict[str, Path], hospitals: Reported) -> None:
+def test_comparison(runs, pages, hospitals):
     page = pages["comparison"].read_text()
     rows = rows_of(page.split('class="cards runs"')[1].split("</table>")[0])[1:]
     assert [row.split()[0] for row in rows] == list(runs)
@@ -282,7 +280,7 @@ def test_comparison(runs: dict[str, Reported], pages: dict[str, Path], hospitals
     assert "- -" in rows[1]
 
 
-def test_the_same_statement_is_written_once(runs: dict[str, Reported]) -> None:
+def test_the_same_statement_is_written_once(runs):
     one = runs["record"]
     other = one.summary.privacy.statement.replace("epsilon 3", "epsilon 4")
     found = render([one, with_privacy(one, "four", statement=other, epsilon=4.0), runs["none"]])
@@ -293,7 +291,7 @@ def test_the_same_statement_is_written_once(runs: dict[str, Reported]) -> None:
     assert privacy.count(meaning(one)) == 1
 
 
-def test_runs_of_the_same_name_are_told_apart(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_told_apart(folders, tmp_path):
     for place in ("a", "b"):
         shutil.copytree(folders["none"], tmp_path / place / "run")
     page = page_of(tmp_path / "a" / "run", tmp_path / "b" / "run", out=tmp_path / "page.html")
@@ -302,7 +300,7 @@ def test_runs_of_the_same_name_are_told_apart(folders: dict[str, Path], tmp_path
     assert "<table" not in section(page, "differences").split("<details>")[0]
 
 
-def test_names_cannot_break_the_page(folders: dict[str, Path], hospitals: Reported, tmp_path: Path) -> None:
+def test_names_cannot_break_the_page(folders, hospitals, tmp_path):
     evil = tmp_path / "<b onload=x>&'\""
     shutil.copytree(folders["none"], evil)
     page = page_of(evil, folders["node-swap"], out=tmp_path / "page.html")
@@ -314,7 +312,7 @@ def test_names_cannot_break_the_page(folders: dict[str, Path], hospitals: Report
 # Colours, and values that read well
 
 
-def palette(theme: int) -> dict[str, str]:
+def palette(theme):
     """The colours of the light (0) or dark (1) theme, from the style sheet."""
     style = (Path(report.__file__).parent / "style.css").read_text()
     return {
@@ -322,19 +320,19 @@ def palette(theme: int) -> dict[str, str]:
     }
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(one, other):
     dim, bright = sorted((luminance(one), luminance(other)))
     return (bright + 0.05) / (dim + 0.05)
 
 
 @pytest.mark.parametrize("theme", [0, 1])
-def test_lines_and_words_can_be_seen(theme: int) -> None:
+def test_lines_and_words_can_be_seen(theme):
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     colours = palette(theme)
     written = ["ink", "soft", "warn", *(f"t{k}" for k in range(6))]
@@ -359,11 +357,11 @@ def test_lines_and_words_can_be_seen(theme: int) -> None:
         ("{{ x | options | join('|') }}", "dpps train --seed 3 --quiet", "dpps train|--seed 3|--quiet"),
     ],
 )
-def test_values_for_people(template: str, value: object, text: str) -> None:
+def test_values_for_people(template, value, text):
     assert _environment().from_string(template).render(x=value) == text
 
 
-def test_pages_are_escaped_and_a_missing_fact_is_an_error() -> None:
+def test_pages_are_escaped_and_a_missing_fact_is_an_error():
     with pytest.raises(UndefinedError):
         fill("run.html")
     assert _environment().autoescape("page.html")

@@ -3,9 +3,7 @@
 import json
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,15 +16,16 @@ import dpps
 from dpps import report
 from dpps.cli import main, parse_options
 from dpps.errors import RunError, UsageError
-from dpps.privacy import LedgerFile, Privacy, Release, Unit
+from dpps.privacy import LedgerFile, Privacy, Release
 from dpps.report import command, data_name, options_shown, read_folder, read_run, render
 from dpps.runs import Options, Summary
 from tests.support.hospitals import write_hospitals
+from tests.support.learning import toy_data
 
 # What is read of a run: whole, unfinished, distributed, damaged
 
 
-def charge_again(ledger: Path, count: int) -> None:
+def charge_again(ledger, count):
     """Charge the first messages once more, as a run does that repeats rounds after a crash."""
     header = LedgerFile.read_header(ledger)
     lines = [json.loads(line) for line in ledger.read_text().splitlines()[1 : 1 + count]]
@@ -35,7 +34,7 @@ def charge_again(ledger: Path, count: int) -> None:
             opened.charge(Release.from_json(line, opened.rows))
 
 
-def test_rounds_charged_twice_count_twice(copied: Callable[[str], Path]) -> None:
+def test_rounds_charged_twice_count_twice(copied):
     folder = copied("node-swap")
     (folder / "summary.json").unlink()
     before = read_folder(folder, "run")
@@ -45,7 +44,7 @@ def test_rounds_charged_twice_count_twice(copied: Callable[[str], Path]) -> None
     assert after.summary.privacy.epsilon == pytest.approx([*after.spent().values()][-1])
 
 
-def test_distributed_run(copied: Callable[[str], Path], tmp_path: Path) -> None:
+def test_distributed_run(copied, tmp_path):
     """Rank 0 writes the summary of all; every process has records of its own, and one has paid more."""
     out = tmp_path / "out"
     for rank in (10, 9):
@@ -70,7 +69,7 @@ def test_distributed_run(copied: Callable[[str], Path], tmp_path: Path) -> None:
     assert read_folder(out, "run").summary == read_folder(out / "rank-9", "run").summary
 
 
-def test_unfinished_run_is_shown_as_such(copied: Callable[[str], Path], tmp_path: Path) -> None:
+def test_unfinished_run_is_shown_as_such(copied, tmp_path):
     folder = copied("node-swap")
     finished = read_folder(folder, "run")
     (folder / "summary.json").unlink()
@@ -87,7 +86,7 @@ def test_unfinished_run_is_shown_as_such(copied: Callable[[str], Path], tmp_path
     assert 'class="banner"' in report.write([folder], tmp_path / "page.html").read_text()
 
 
-def test_unfinished_run_takes_accuracy_from_its_checkpoint(copied: Callable[[str], Path]) -> None:
+def test_unfinished_run_takes_accuracy_from_its_checkpoint(copied):
     folder = copied("node-swap")
     (folder / "summary.json").unlink()
     kept = folder / "checkpoint" / "round-000000004"
@@ -96,7 +95,7 @@ def test_unfinished_run_takes_accuracy_from_its_checkpoint(copied: Callable[[str
     assert read_folder(folder, "run").summary.headline == ("test", 12.5)
 
 
-def test_what_is_refused(copied: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_is_refused(copied, tmp_path):
     with pytest.raises(UsageError, match=r"nothing .*run\.json"):
         report.write([tmp_path / "nothing"], tmp_path / "page.html")
     with pytest.raises(UsageError, match="--out"):
@@ -127,16 +126,14 @@ def test_what_is_refused(copied: Callable[[str], Path], tmp_path: Path) -> None:
         ("ledger.jsonl", "{}\n{}\n", "ledger.jsonl"),
     ],
 )
-def test_damaged_files(
-    copied: Callable[[str], Path], tmp_path: Path, file: str, text: str, message: str
-) -> None:
+def test_damaged_files(copied, tmp_path, file, text, message):
     folder = copied("node-swap")
     (folder / file).write_text(text)
     with pytest.raises(RunError, match=message):
         report.write([folder], tmp_path / "page.html")
 
 
-def test_runs_of_another_version_are_read_or_refused(copied: Callable[[str], Path], tmp_path: Path) -> None:
+def test_runs_of_another_version_are_read_or_refused(copied, tmp_path):
     """What an earlier summary did not say yet is left out; an option that nobody knows, or no summary at all, is refused."""
     folder = copied("record")
     summary = json.loads((folder / "summary.json").read_text())
@@ -151,15 +148,13 @@ def test_runs_of_another_version_are_read_or_refused(copied: Callable[[str], Pat
         report.write([folder], tmp_path / "page.html")
 
 
-def test_a_summary_is_read_as_it_was_written(folders: dict[str, Path]) -> None:
+def test_a_summary_is_read_as_it_was_written(folders):
     for folder in folders.values():
         found = json.loads((folder / "summary.json").read_text())
         assert json.loads(json.dumps(Summary.from_json(found).to_json())) == found
 
 
-def test_nodes_are_called_what_their_folders_are_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_are_called_what_their_folders_are_called(tmp_path, monkeypatch):
     """A link is called what it points to, so that numbered folders can have names."""
     monkeypatch.chdir(tmp_path)
     write_hospitals(tmp_path)
@@ -181,22 +176,12 @@ def test_nodes_are_called_what_their_folders_are_called(
 # Runs made in Python are reported, compared and found by `dpps ledger` as those of the command line are
 
 
-def _data(seed: int = 0) -> list[TensorDataset]:
-    draw = torch.Generator().manual_seed(seed)
-    return [
-        TensorDataset(torch.randn(40, 6, generator=draw), torch.randint(0, 3, (40,), generator=draw))
-        for _ in range(3)
-    ]
-
-
-def _fit(
-    folder: Path, unit: Unit | None, data: list[TensorDataset] | None = None, secure: bool = False
-) -> dpps.Run:
+def _fit(folder, unit, data=None, secure=False):
     torch.manual_seed(0)
     algorithm = dpps.PartPSP(dpps.models.MLP((6, 4, 3)), shared=["layer1"], batch_size=10)
     run = dpps.Run(
         algorithm,
-        data or _data(),
+        data or toy_data(3),
         topology=dpps.Ring(3),
         privacy=unit,
         folder=folder,
@@ -218,7 +203,7 @@ UNITS = [
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=str)
-def test_the_folder_says_what_the_run_in_memory_says(unit: Unit | None, tmp_path: Path) -> None:
+def test_the_folder_says_what_the_run_in_memory_says(unit, tmp_path):
     run = _fit(tmp_path / "run", unit)
     kept, live = read_folder(tmp_path / "run", "run"), read_run(run, "run")
     for name in ("title", "options", "command", "data", "part"):
@@ -231,7 +216,7 @@ def test_the_folder_says_what_the_run_in_memory_says(unit: Unit | None, tmp_path
         assert kept.unit.total([c for _, c in kept.charges]) == unit.total([c for _, c in live.charges])
 
 
-def test_it_is_reported_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_reported_and_compared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _fit(tmp_path / "mine", dpps.Record(epsilon=3.0))
     options = ["--nodes", "3", "--batch-size", "100", "--epochs", "1", "--unit", "none", "--quiet"]
@@ -243,19 +228,17 @@ def test_it_is_reported_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "comparison.html").exists()
 
 
-def test_what_it_spends_of_its_data_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_spends_of_its_data_is_noted(tmp_path, monkeypatch, capsys):
     """By the content of the tensors, whatever their order; runs of other data, and simulations, do not count."""
     monkeypatch.setenv("DPPS_STATE", str(tmp_path / "state"))
     unit = dpps.Record(noise_multiplier=2.0)
     _fit(tmp_path / "one", unit, secure=True)
     shuffled = [
         TensorDataset(*(t[torch.randperm(40, generator=torch.Generator().manual_seed(1))] for t in d.tensors))
-        for d in _data()
+        for d in toy_data(3)
     ]
     _fit(tmp_path / "two", unit, shuffled, secure=True)
-    _fit(tmp_path / "other", unit, _data(1), secure=True)
+    _fit(tmp_path / "other", unit, toy_data(3, seed=1), secure=True)
     _fit(tmp_path / "simulated", unit)
     assert main(["ledger", str(tmp_path / "one")]) == 2
     assert "--node 0" in capsys.readouterr().err
@@ -289,7 +272,7 @@ def test_what_it_spends_of_its_data_is_noted(
         },
     ),
 )
-def test_command_repeats_the_configuration(unit: str, epsilon: float | None, others: dict[str, Any]) -> None:
+def test_command_repeats_the_configuration(unit, epsilon, others):
     try:
         config = Options(unit=unit, epsilon=epsilon, **others).resolve()
     except UsageError:  # options that have no meaning together
@@ -301,18 +284,18 @@ def test_command_repeats_the_configuration(unit: str, epsilon: float | None, oth
     assert again.data_dir == config.data_dir
 
 
-def test_command_says_only_what_matters() -> None:
+def test_command_says_only_what_matters():
     assert command(Options(out=Path("x"), overwrite=True).resolve()) == "dpps train"
     assert command(Options(epsilon=3.0, epochs=2).resolve()) == "dpps train --epochs 2"
 
 
-def shown(simulated: bool, **options: Any) -> dict[str, Any]:
+def shown(simulated, **options):
     config = Options(**options).resolve()
     privacy = Privacy(config.unit, "", None, None, None, 0.0, "", "", simulated=simulated)
     return options_shown(config, Summary(rounds=1, privacy=privacy, config=config.to_json(), versions={}))
 
 
-def test_options_of_other_units_are_not_listed() -> None:
+def test_options_of_other_units_are_not_listed():
     record = shown(True)
     assert not {"budget", "noise-rate", "sensitivity", "c-prime", "decay", "mechanism", "norm"} & set(record)
     assert {"epsilon", "delta", "clip", "records-per-user", "seed"} <= set(record)
@@ -335,7 +318,7 @@ def test_options_of_other_units_are_not_listed() -> None:
         ("node-{rank}", "own data"),
     ],
 )
-def test_own_data_have_their_own_name(folder: str, name: str) -> None:
+def test_own_data_have_their_own_name(folder, name):
     config = Options(node_data=Path(folder), classes=2).resolve()
     listed = shown(False, node_data=Path(folder), classes=2)
     assert data_name(config) == listed["data"] == name
@@ -350,7 +333,7 @@ def test_options_that_follow_from_where_a_run_is_carried_out_are_part_of_its_com
     assert "--metrics" not in command(config)
 
 
-def test_the_command_of_a_distributed_run_is_one_that_torchrun_takes() -> None:
+def test_the_command_of_a_distributed_run_is_one_that_torchrun_takes():
     config = Options(nodes=6, topology="ring", epsilon=2.0).resolve()
     words = shlex.split(command(config, processes=3))
     assert words[0] == "torchrun"

@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from rich.table import Table as Lines
 from tyro.conf import Positional, arg
 
-from dpps.cli.main import DONE, parse_options, plain_console
+from dpps.cli.main import DONE, parse_options, plain_console, plain_table
 from dpps.data.images import ImageSchema, guess_image_schema
 from dpps.data.schema import ASKED, TARGET, Column, Schema, guess_schema
 from dpps.data.tables import read_table
@@ -166,7 +165,7 @@ def _guess(config: DescribeConfig) -> Schema | ImageSchema:
 
 def _print_schema(schema: Schema | ImageSchema, out: Path) -> None:
     console = plain_console(markup=False)
-    lines = Lines("column", "kind", "guessed", box=None, pad_edge=False)
+    lines = plain_table(("column", "kind", "guessed"))
     then = f"dpps train --nodes N --node-data 'DIR/node-{{rank}}' --schema {out} --model linear --shared all --baselines"
     hint = ""
     if isinstance(schema, ImageSchema):

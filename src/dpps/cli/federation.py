@@ -3,8 +3,8 @@
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import TaskID
-from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
 from dpps.cli.main import (
@@ -22,6 +21,7 @@ from dpps.cli.main import (
     log_lines,
     parse_options,
     plain_console,
+    plain_table,
     stopped_by_signals,
     wide_console,
 )
@@ -227,15 +227,13 @@ def create(arguments: list[str]) -> int:
 def expel_member(arguments: list[str]) -> int:
     """Write the next revision without a member."""
     config = parse_options(ExpelConfig, arguments, "dpps federation expel")
-    found, key = _opened(config.file)
-    return _write_next(expel(found, config.name, key), config.file)
+    return _write_next(config.file, lambda found, key: expel(found, config.name, key))
 
 
 def renew_certificates(arguments: list[str]) -> int:
     """Write the next revision with new certificates."""
     config = parse_options(RenewConfig, arguments, "dpps federation renew")
-    found, key = _opened(config.file)
-    return _write_next(renew(found, key, config.days), config.file)
+    return _write_next(config.file, lambda found, key: renew(found, key, config.days))
 
 
 def show(arguments: list[str]) -> int:
@@ -244,55 +242,45 @@ def show(arguments: list[str]) -> int:
     path = config.path
     if path.is_dir() and not (path / FILE).exists():
         identity = Identity.open(path)
-        if config.json:
-            print(json.dumps(_identity_facts(identity)))
-        else:
+        if not config.json:
             _print_identity(identity)
-        return DONE
-    path = path / FILE if path.is_dir() else path
-    federation = Federation.read(path)
-    if config.json:
-        print(json.dumps(_federation_facts(federation)))
+            return DONE
+        request = identity.folder / REQUEST
+        facts: dict[str, Any] = {
+            "member": identity.name,
+            "listen": identity.listen,
+            "address": Request.read(request).address,
+            "fingerprint": identity.fingerprint,
+            "request": str(request),
+        }
     else:
-        _print_federation(federation, path)
+        path = path / FILE if path.is_dir() else path
+        federation = Federation.read(path)
+        if not config.json:
+            _print_federation(federation, path)
+            return DONE
+        facts = {
+            "federation": federation.id,
+            "revision": federation.revision,
+            "convener": federation.convener_fingerprint,
+            "plan": dict(federation.plan),
+            "members": [
+                {
+                    "member": member.name,
+                    "address": member.address,
+                    "fingerprint": member.fingerprint,
+                    "certificate_until": member.certificate.not_valid_after_utc.isoformat(),
+                    "expelled": member.expelled,
+                }
+                for member in federation.members
+            ],
+        }
+    print(json.dumps(facts))
     return DONE
 
 
-def _identity_facts(identity: Identity) -> dict[str, Any]:
-    request = identity.folder / REQUEST
-    return {
-        "member": identity.name,
-        "listen": identity.listen,
-        "address": Request.read(request).address,
-        "fingerprint": identity.fingerprint,
-        "request": str(request),
-    }
-
-
-def _federation_facts(federation: Federation) -> dict[str, Any]:
-    return {
-        "federation": federation.id,
-        "revision": federation.revision,
-        "convener": federation.convener_fingerprint,
-        "plan": dict(federation.plan),
-        "members": [
-            {
-                "member": member.name,
-                "address": member.address,
-                "fingerprint": member.fingerprint,
-                "certificate_until": member.certificate.not_valid_after_utc.isoformat(),
-                "expelled": member.expelled,
-            }
-            for member in federation.members
-        ],
-    }
-
-
-def _opened(path: Path) -> tuple[Federation, Key]:
-    return Federation.read(path), Key.read(path.parent / KEY)
-
-
-def _write_next(federation: Federation, path: Path) -> int:
+def _write_next(path: Path, changed: Callable[[Federation, Key], Federation]) -> int:
+    federation = changed(Federation.read(path), Key.read(path.parent / KEY))
     _write(federation, path)
     _print_federation(federation, path)
     wide_console().print(
@@ -318,9 +306,7 @@ def _print_federation(federation: Federation, path: Path) -> None:
     shared = f", {told}" if (told := against(plan)) else ""
     console.print(f"privacy      unit {plan['unit']}{': ' if words else ''}{words}{shared}")
     console.print(f"convener     {read_out(federation.convener_fingerprint)}")
-    lines = Table(box=None, pad_edge=False)
-    for title in ("member", "dialled at", "certificate until", "fingerprint"):
-        lines.add_column(title, overflow="fold")
+    lines = plain_table(("member", "dialled at", "certificate until", "fingerprint"))
     for member in federation.members:
         until = "expelled" if member.expelled else f"{member.certificate.not_valid_after_utc:%Y-%m-%d}"
         lines.add_row(member.name, member.address or "dials out", until, read_out(member.fingerprint))
@@ -396,7 +382,11 @@ def join(arguments: list[str]) -> int:
     config = parse_options(JoinConfig, arguments, "dpps federation join")
     if config.page:
         check_page(config.page)
-    with _json_lines() if config.log_json else nullcontext():
+    with ExitStack() as stack:
+        if config.log_json:
+            stack.enter_context(log_lines(_JsonLines()))
+            for name in ("dpps.peers", "dpps.cli"):
+                stack.enter_context(only_from(logging.INFO, logging.getLogger(name)))
         return _join(config)
 
 
@@ -425,13 +415,11 @@ def _join(config: JoinConfig) -> int:
                 page = stack.enter_context(LivePage(config.page, lambda: participation.status))
                 console.print(f"page       {page.url}", markup=False)
                 log.info("page %s", page.url, extra={"event": "page", "url": page.url})
-            stack.enter_context(shown)
-            shown.begin(participation)
-            participation.fit()
-            shown.stop()
+            with shown.bar:
+                shown.begin(participation)
+                participation.fit()
             _print_done(console, participation)
     except KeyboardInterrupt:
-        shown.stop()
         console.print(
             f"stopped; everything is in {config.out}, and the same command goes on with it", markup=False
         )
@@ -482,25 +470,14 @@ class Shown:
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self._console, self._quiet = console, quiet
         self._participation: Participation | None = None
-        self._bar = rounds_bar(console, shown=not quiet and console.is_terminal)
+        self.bar = rounds_bar(console, shown=not quiet and console.is_terminal)
         self._task: TaskID | None = None
-
-    def __enter__(self) -> "Shown":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Take the bar away."""
-        self._bar.stop()
 
     def begin(self, participation: Participation) -> None:
         """The run is ready, and waits for the others."""
         self._participation = participation
         status = participation.status
-        self._task = self._bar.add_task(
+        self._task = self.bar.add_task(
             "", total=status.rounds, completed=status.round, facts="waiting for the other members"
         )
         log.info("waiting for the other members", extra={"event": "waiting", "round": status.round})
@@ -514,30 +491,17 @@ class Shown:
         line = not self._quiet and not self._console.is_terminal and done % every == 0
         if line:
             self._participation.tell_epsilon()
-        log.info("round %d of %d", done, status.rounds, extra={"event": "round", **_facts(status, done)})
-        words = _words(status)
+        facts = {
+            name: getattr(status, name)
+            for name in ("rounds", "here", "epsilon", "epsilon_round", "bytes_sent")
+        }
+        log.info("round %d of %d", done, status.rounds, extra={"event": "round", "round": done, **facts})
+        epsilon = "" if status.epsilon is None else f", {status.spent}"
+        words = f"{len(status.here)} of {len(status.members)} here{epsilon}, sent {bytes_in_words(status.bytes_sent)}"
         if self._task is not None:
-            self._bar.update(self._task, completed=done, facts=words)
+            self.bar.update(self._task, completed=done, facts=words)
         if line:
             self._console.print(f"round {done} of {status.rounds}: {words}", markup=False)
-
-
-def _words(status: Status) -> str:
-    epsilon = "" if status.epsilon is None else f", {status.spent}"
-    return (
-        f"{len(status.here)} of {len(status.members)} here{epsilon}, sent {bytes_in_words(status.bytes_sent)}"
-    )
-
-
-def _facts(status: Status, done: int) -> dict[str, Any]:
-    return {
-        "round": done,
-        "rounds": status.rounds,
-        "here": status.here,
-        "epsilon": status.epsilon,
-        "epsilon_round": status.epsilon_round,
-        "bytes_sent": status.bytes_sent,
-    }
 
 
 class _JsonLines(logging.Formatter):
@@ -550,15 +514,6 @@ class _JsonLines(logging.Formatter):
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         about = {"time": at, "level": record.levelname.lower(), "logger": record.name}
         return json.dumps({**about, "message": record.getMessage(), **facts}, default=str)
-
-
-@contextmanager
-def _json_lines() -> Iterator[None]:
-    """Within, what happens is logged for operators: one JSON object a line on the standard error."""
-    with log_lines(_JsonLines()), ExitStack() as levels:
-        for name in ("dpps.peers", "dpps.cli"):
-            levels.enter_context(only_from(logging.INFO, logging.getLogger(name)))
-        yield
 
 
 @dataclass(frozen=True)
@@ -599,9 +554,7 @@ def _print_status(status: Status) -> None:
     if status.unit not in ("", "none"):
         console.print(f"privacy    {status.spent}, delta {status.delta:g}, {status.protected}")
     console.print(f"sent       {bytes_in_words(status.bytes_sent)} since its start at {status.since}")
-    lines = Table(box=None, pad_edge=False)
-    for title in ("member", "state", "round", "heard", "connected", "sent to", "received from"):
-        lines.add_column(title)
+    lines = plain_table(("member", "state", "round", "heard", "connected", "sent to", "received from"))
     for peer in status.members:
         own = peer.name == status.member
         lines.add_row(

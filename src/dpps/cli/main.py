@@ -303,6 +303,21 @@ def wide_console() -> Console:
     return console if console.is_terminal else plain_console(width=max(200, console.width))
 
 
+def plain_table(texts: Sequence[str], numbers: Sequence[str] = (), **style: Any) -> Table:
+    """A table with these columns, numbers to the right; without lines, unless a style is given."""
+    table = Table(title_justify="left", **(style or {"box": None, "pad_edge": False}))
+    for name in (*texts, *numbers):
+        table.add_column(name, justify="left" if name in texts else "right", overflow="fold")
+    return table
+
+
+def facts_table() -> Table:
+    """A table of names and values, without lines."""
+    table = plain_table(("", ""), box=None, pad_edge=False, show_header=False)
+    table.columns[0].style = "bold"
+    return table
+
+
 def working(console: Console, what: str) -> AbstractContextManager[object]:
     """A spinner for what takes a few seconds; nothing when the output is not a terminal."""
     return console.status(what) if console.is_terminal else nullcontext()

@@ -4,24 +4,24 @@ import csv
 import json
 import webbrowser
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
 from rich import box
-from rich.table import Table
 from torch import Tensor
 from tyro.conf import Positional, arg
 
 from dpps import report as pages
-from dpps.cli.main import DONE, parse_options, plain_console, working
+from dpps.cli.main import DONE, parse_options, plain_console, plain_table, working
 from dpps.data.images import image_files
 from dpps.disk import check_target, private
 from dpps.errors import RunError, UsageError
 from dpps.runs.folder import RunFolder
 from dpps.runs.saved_models import Saved, choose, outputs
-from dpps.tasks import Classification, Estimate, Metric, Task, measure, per_class
+from dpps.tasks import Classification, Estimate, measure, per_class
 
 
 @dataclass(frozen=True)
@@ -124,71 +124,61 @@ def evaluate(arguments: list[str]) -> int:
         saved = Saved.read(path)
         task = saved.task
         metrics = [task.metric(name) for name in names or task.metrics]
+        if config.per_class and not isinstance(task, Classification):
+            raise UsageError(f"--per-class: the run predicts no classes but is a {task.name}: leave it out")
         x, targets = saved.examples(config.input, labelled=True)
         assert targets is not None
         sets[node] = outputs(saved.load(), x), targets
-    measured = {
-        node: {m.name: _estimate(task, m, [one], common=False) for m in metrics} for node, one in sets.items()
-    }
-    mean = {m.name: _estimate(task, m, list(sets.values()), common=True) for m in metrics}
+
+    def measured(of: Sequence[tuple[Tensor, Tensor]], *, common: bool) -> dict[str, Estimate | None]:
+        """None where a metric is not defined for these examples."""
+        found: dict[str, Estimate | None] = dict.fromkeys(metric.name for metric in metrics)
+        for metric in metrics:
+            with suppress(UsageError):
+                found[metric.name] = measure(task, metric, of, common=common).pooled
+        return found
+
+    by_node = {node: measured([one], common=False) for node, one in sets.items()}
+    mean = measured(list(sets.values()), common=True)
     classes: dict[int, list[dict[str, Any]]] = {}
-    if config.per_class:
-        if not isinstance(task, Classification):
-            raise UsageError(f"--per-class: the run predicts no classes but is a {task.name}: leave it out")
+    if config.per_class and isinstance(task, Classification):
         for node, one in sets.items():
             rows = zip(task.classes, per_class(*one), strict=True)
             classes[node] = [{"class": name, **row.to_json()} for name, row in rows]
     if config.json:
         found: dict[str, Any] = {
             "task": task.name,
-            "nodes": {node: _values(each) for node, each in measured.items()},
+            "nodes": {node: _values(each) for node, each in by_node.items()},
             "mean": _values(mean),
-            "standard_errors": {node: _values(each, "standard_error") for node, each in measured.items()},
+            "standard_errors": {node: _values(each, "standard_error") for node, each in by_node.items()},
         }
         print(json.dumps(found | ({"classes": classes} if classes else {})))
         return DONE
-    _print_metrics([m.name for m in metrics], measured, mean)
+    nodes = {f"node {node}": found for node, found in by_node.items()}
+    _print_metrics([*mean], nodes | ({"mean": mean} if len(nodes) > 1 else {}))
     for node, rows_of_node in classes.items():
-        table = Table(box=box.SIMPLE_HEAD, title=f"node {node}", title_justify="left")
-        for name in rows_of_node[0]:
-            table.add_column(name, justify="left" if name == "class" else "right")
+        title, *numbers = rows_of_node[0]
+        table = plain_table((title,), numbers, box=box.SIMPLE_HEAD, title=f"node {node}")
         for row_of_class in rows_of_node:
             table.add_row(*(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row_of_class.values()))
         plain_console(markup=False, soft_wrap=False).print(table)
     return DONE
 
 
-def _estimate(
-    task: Task, metric: Metric, sets: Sequence[tuple[Tensor, Tensor]], *, common: bool
-) -> Estimate | None:
-    """With its standard error; None where it is not defined for these examples."""
-    try:
-        return measure(task, metric, sets, common=common).pooled
-    except UsageError:
-        return None
-
-
 def _values(found: Mapping[str, Estimate | None], which: str = "value") -> dict[str, float | None]:
     return {name: None if each is None else getattr(each, which) for name, each in found.items()}
 
 
-def _print_metrics(
-    metrics: Sequence[str],
-    measured: Mapping[int, Mapping[str, Estimate | None]],
-    mean: Mapping[str, Estimate | None],
-) -> None:
-    nodes = {f"node {node}": found for node, found in measured.items()}
-    nodes |= {"mean": mean} if len(nodes) > 1 else {}
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _print_metrics(metrics: Sequence[str], nodes: Mapping[str, Mapping[str, Estimate | None]]) -> None:
+    style: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)}
     # the shorter list goes across, so that a terminal is wide enough
     if len(nodes) < len(metrics):
         rows = [[name, *(_cell(found[name]) for found in nodes.values())] for name in metrics]
-        titles = ["metric", *nodes]
+        table = plain_table(("metric",), [*nodes], **style)
     else:
         rows = [[whose, *(_cell(found[name]) for name in metrics)] for whose, found in nodes.items()]
-        titles = ["node", *metrics]
-    for k, title in enumerate(titles):
-        table.add_column(title, justify="right" if k else "left", overflow="fold", no_wrap=not k)
+        table = plain_table(("node",), metrics, **style)
+    table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*row)
     plain_console(soft_wrap=False).print(table)

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from rich.table import Table
 from tyro.conf import Positional, arg
 
-from dpps.cli.main import DONE, parse_options, plain_console, working
+from dpps.cli.main import DONE, facts_table, parse_options, plain_console, working
 from dpps.cli.train import take_config
 from dpps.errors import UsageError
 from dpps.learning.suggestion import Suggestion
@@ -120,9 +119,7 @@ def _data(config: PlanConfig) -> str:
 
 def show(result: Outlook, config: PlanConfig, suggested: Suggestion | None) -> None:
     """A table for people."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = facts_table()
 
     def line(name: str, value: str | None, note: str = "") -> None:
         if value is not None:
@@ -249,9 +246,7 @@ def topology(arguments: list[str]) -> int:
     if config.json:
         print(json.dumps(report.to_json()))
         return DONE
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = facts_table()
     exact = "never" if report.exact_average_after is None else f"after {report.exact_average_after} rounds"
     for name, value in (
         ("graph", repr(graph)),

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from rich import box
 from rich import progress as bars
 from rich.console import Console
-from rich.table import Table
 from tyro.conf import Positional, arg
 
 from dpps.audit import (
@@ -39,7 +38,7 @@ from dpps.audit import (
 )
 from dpps.audit import audit as audit_case
 from dpps.audit.leaks import DELTA
-from dpps.cli.main import DONE, FAILED, parse_options, plain_console, wide_console
+from dpps.cli.main import DONE, FAILED, parse_options, plain_console, plain_table, wide_console
 from dpps.errors import UsageError
 from dpps.logs import only_from
 from dpps.privacy.accountant import finite_or_none, label
@@ -193,7 +192,8 @@ def _bar(total: float) -> Iterator[Callable[[Case], Progress]]:
 
 def _print_findings(console: Console, findings: list[Finding]) -> None:
     numbers = ("runs", "epsilon\nclaimed", "at\nleast", "twin\nat least")
-    table = _table("Epsilon of two rounds, bounded from below", ("claim", "noise"), numbers)
+    title = "Epsilon of two rounds, bounded from below"
+    table = plain_table(("claim", "noise"), numbers, title=title, box=box.SIMPLE_HEAD)
     table.columns[0].min_width = 20
     table.add_column("verdict")
     for f in findings:
@@ -273,7 +273,7 @@ def _illustrate(config: AuditConfig) -> int:
         return DONE
     numbers = ("correlation (median)", f"picked out of {probes[0].candidates:,}")
     title = "Training images read off messages (batch of one, first layer shared)"
-    table = _table(title, ("messages sent with",), numbers, box.HEAVY_HEAD)
+    table = plain_table(("messages sent with",), numbers, title=title)
     for p in probes:
         table.add_row(p.setting, f"{p.correlation:.3f}", f"{p.identified} of {p.images}")
     console = plain_console()
@@ -281,15 +281,6 @@ def _illustrate(config: AuditConfig) -> int:
     if config.plot:
         console.print(f"picture   {config.plot}")
     return DONE
-
-
-def _table(
-    title: str, texts: Sequence[str], numbers: Sequence[str], lines: box.Box = box.SIMPLE_HEAD
-) -> Table:
-    table = Table(*texts, title=title, title_justify="left", box=lines)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
 
 
 @dataclass(frozen=True)
@@ -382,7 +373,7 @@ def _print_attack(console: Console, attack: Attack) -> None:
     numbers = ["epsilon", "error", "least\nsquares", "error of\nthe mean"]
     if attack.candidates:
         numbers += ["corre-\nlation", f"picked of\n{attack.candidates:,}"]
-    table = _table("Error of what it reconstructs", ("noise",), numbers)
+    table = plain_table(("noise",), numbers, title="Error of what it reconstructs", box=box.SIMPLE_HEAD)
     for o in attack.outcomes:
         epsilon = "" if o.noise == "none" else f"{o.epsilon:g}"
         row = [o.noise, epsilon, *map(_short, (o.error, o.theory, o.mean_error))]
@@ -473,9 +464,8 @@ def ledger(arguments: list[str]) -> int:
     if not runs:
         console.print(f"{config.data}: no run with real noise is recorded for this data on this machine.")
         return DONE
-    table = Table(box=box.SIMPLE)
-    for title in ("started", "run", "unit", "messages", f"epsilon at delta {config.delta:g}"):
-        table.add_column(title, overflow="fold")
+    titles = ("started", "run", "unit", "messages", f"epsilon at delta {config.delta:g}")
+    table = plain_table(titles, box=box.SIMPLE)
     for run in runs:
         note, messages = run.note, _messages(run)
         cells = (str(messages), _epsilon(alone(run, config.delta)))

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from rich.table import Table
 from tyro.conf import arg
 
-from dpps.cli.main import DONE, parse_options, plain_console, wide_console
+from dpps.cli.main import DONE, parse_options, plain_console, plain_table, wide_console
 from dpps.data.node_files import node_folder
 from dpps.data.schema import Schema
 from dpps.errors import UsageError
@@ -144,9 +143,8 @@ def print_found(found: Found) -> None:
 
 def _print_table(answers: Sequence[Answer], planned: bool = False) -> None:
     console = wide_console()
-    table = Table("question", "", box=None, pad_edge=False)
-    for name in ("half-width", "noise") if planned else ("answer", "95 % interval", "noise"):
-        table.add_column(name, justify="right")
+    numbers = ("half-width", "noise") if planned else ("answer", "95 % interval", "noise")
+    table = plain_table(("question", ""), numbers)
     for answer in answers:
         for k, label in enumerate(answer.labels or ("",)):
             name = " / ".join(map(str, label)) if isinstance(label, tuple) else str(label)

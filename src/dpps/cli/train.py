@@ -50,12 +50,13 @@ def take_config(arguments: list[str]) -> tuple[list[str], Options | None]:
         if (name := word.partition("=")[0].removeprefix("--")) in RETIRED and word.startswith("--"):
             raise UsageError(f"--{name} is no longer an option: {RETIRED[name].instead}")
     for k, word in enumerate(arguments):
-        if word == "--config":
-            if k + 1 == len(arguments):
+        name, given, file = word.partition("=")
+        if name == "--config":
+            before, after = arguments[:k], arguments[k + 1 :]
+            if not given and not after:
                 raise UsageError("--config needs a file: dpps train --print-config > run.toml writes one")
-            return arguments[:k] + arguments[k + 2 :], Options.from_toml(Path(arguments[k + 1]))
-        if word.startswith("--config="):
-            return arguments[:k] + arguments[k + 1 :], Options.from_toml(Path(word.removeprefix("--config=")))
+            file, rest = (file, after) if given else (after[0], after[1:])
+            return before + rest, Options.from_toml(Path(file))
     return list(arguments), None
 
 
@@ -154,8 +155,8 @@ def say_outcome(
                 "(simulated, with seeded noise: what a run with --secure-noise would cost; these messages are not private)",
             )
     if summary.comparisons and (lines := gained(summary)):
-        for what, words in [*lines, ("", f"({OWN_EYES})")]:
-            say(what, words)
+        for what, line in [*lines, ("", f"({OWN_EYES})")]:
+            say(what, line)
     say("files", str(out))
 
 
@@ -311,23 +312,18 @@ def tune(arguments: list[str]) -> int:
     out = config.out or new_folder("tune-")
     console = plain_console()
 
-    def say(trial: tuning.Trial) -> None:
-        console.print(f"{trial.accuracy:6.2f} %  {_tried(trial)}")
+    def say(what: str, trial: tuning.Trial) -> None:
+        tried = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in trial.options.items())
+        console.print(f"{what}  {tried}")
 
-    _print_tuning(console, tuning.tune(options, config.trials, out, config.charge, say), out)
+    def tell(trial: tuning.Trial) -> None:
+        say(f"{trial.accuracy:6.2f} %", trial)
+
+    found = tuning.tune(options, config.trials, out, config.charge, tell)
+    say("[bold]best[/]    ", found.best)
+    cost = "nothing was charged: true of public or stand-in data only"
+    if found.epsilon is not None:
+        spent = f"{label(found.epsilon)}, delta {found.delta:g}"
+        cost = f"the search cost {spent}; training costs what it costs in addition"
+    console.print(f"privacy   {cost}\nfiles     {out}", markup=False)
     return DONE
-
-
-def _tried(trial: tuning.Trial) -> str:
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in trial.options.items())
-
-
-def _print_tuning(console: Console, found: tuning.Tuning, out: Path) -> None:
-    console.print(f"[bold]best[/]      {_tried(found.best)}")
-    if found.epsilon is None:
-        console.print("privacy   nothing was charged: true of public or stand-in data only")
-    else:
-        console.print(
-            f"privacy   the search cost {label(found.epsilon)}, delta {found.delta:g}; training costs what it costs in addition"
-        )
-    console.print(f"files     {out}", markup=False)

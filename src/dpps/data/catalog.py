@@ -234,7 +234,7 @@ def fetch(source: Source, folder: Path, progress: bool = True) -> Path:
         )
         target.unlink()
     failures = []
-    for address in (f"{mirror}/{source.file}" for mirror in source.mirrors):
+    for address in (f"{mirror.rstrip('/')}/{source.file}" for mirror in source.mirrors):
         bar = _Bar(source.file) if progress and sys.stderr.isatty() else None
         downloader = pooch.HTTPDownloader(
             progressbar=bar or False,

@@ -36,10 +36,10 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def part(self, first: int, stop: int) -> "Images":
         """Images first..stop-1, without a copy."""
-        return replace(self, pixels=self.pixels[first:stop], labels=self.labels[first:stop])
+        return self.ordered(slice(first, stop))
 
-    def ordered(self, index: npt.NDArray[np.int64]) -> "Images":
-        """The images at `index`, in that order, as a copy."""
+    def ordered(self, index: npt.NDArray[np.int64] | slice) -> "Images":
+        """The images at `index`, in that order; as a copy, unless it is a slice."""
         return replace(self, pixels=self.pixels[index], labels=self.labels[index])
 
     @property
@@ -86,10 +86,10 @@ class FeatureSet(TensorDataset):
 
     def part(self, first: int, stop: int) -> "FeatureSet":
         """Examples first..stop-1, without a copy."""
-        return FeatureSet(self.features[first:stop], self.labels[first:stop])
+        return self.ordered(slice(first, stop))
 
-    def ordered(self, index: npt.NDArray[np.int64]) -> "FeatureSet":
-        """The examples at `index`, in that order, as a copy."""
+    def ordered(self, index: npt.NDArray[np.int64] | slice) -> "FeatureSet":
+        """The examples at `index`, in that order; as a copy, unless it is a slice."""
         return FeatureSet(self.features[index], self.labels[index])
 
     def inputs(self, index: torch.Tensor | npt.NDArray[np.int64] | slice | None = None) -> torch.Tensor:

@@ -76,8 +76,6 @@ def image_files(folder: Path, quiet: bool = False) -> list[Path]:
 
 def guess_image_schema(folder: Path) -> ImageSchema:
     """Classes, colours and the most frequent size as this folder has them. They are read off private data."""
-    with needs_extra("images"):
-        from PIL import Image
     part = folder / "train" if (folder / "train").is_dir() else folder
     classes = tuple(sub.name for sub in _sub_folders(part))
     if len(classes) < 2:
@@ -87,7 +85,7 @@ def guess_image_schema(folder: Path) -> ImageSchema:
     sizes: Counter[tuple[int, int]] = Counter()
     grey = True
     for file in image_files(part, quiet=True):
-        with _opened(file, Image) as image:
+        with _opened(file) as image:
             sizes[image.height, image.width] += 1
             grey = grey and image.mode in ("1", "L", "LA")
     if not sizes:
@@ -103,16 +101,14 @@ def _sub_folders(folder: Path) -> list[Path]:
 
 
 def _read_all(files: list[Path], schema: ImageSchema) -> Tensor:
-    with needs_extra("images"):
-        from PIL import Image
     channels, height, width = schema.shape
     pixels = np.empty((len(files), channels, height, width), np.uint8)
     for k, file in enumerate(files):
-        with _opened(file, Image) as image:
+        with _opened(file) as image:
             try:
                 own = image.convert("L" if channels == 1 else "RGB")
                 if own.size != (width, height):
-                    own = own.resize((width, height), Image.Resampling.BILINEAR)
+                    own = own.resize((width, height), _pillow().Resampling.BILINEAR)
             except (OSError, ValueError, SyntaxError) as error:
                 raise UsageError(
                     f"{file} is damaged ({error}): copy it anew, or take it out of the folder"
@@ -122,8 +118,15 @@ def _read_all(files: list[Path], schema: ImageSchema) -> Tensor:
     return torch.from_numpy(pixels).float() / 255
 
 
-def _opened(file: Path, reader: Any) -> Any:
+def _pillow() -> Any:
+    with needs_extra("images"):
+        from PIL import Image
+    return Image
+
+
+def _opened(file: Path) -> Any:
     """The image, not yet decoded; deep pixels would lose their meaning and are refused."""
+    reader = _pillow()
     try:
         image = reader.open(file)
     except (OSError, ValueError, SyntaxError, reader.DecompressionBombError) as error:
