@@ -206,11 +206,8 @@ def test_rows_that_are_not_finite_are_refused_by_name(verb: str, value: float) -
 
 
 def _one_other_shape(cluster: Cluster, after: int) -> str:
-    fabric, weights, a = (
-        _fabric(cluster, 3),
-        parse("complete", 3).weights(0),
-        torch.ones(1, dtype=torch.float64),
-    )
+    fabric, weights = _fabric(cluster, 3), parse("complete", 3).weights(0)
+    a = torch.ones(1, dtype=torch.float64)
     try:
         link = fabric.start(torch.ones(1, 300 if cluster.rank == 2 and after == 0 else 200), common=True)
         for t in range(after + 1):
