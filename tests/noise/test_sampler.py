@@ -13,9 +13,6 @@ from dpps.errors import UsageError
 from dpps.noise import Keystream, sampler
 from dpps.noise.sampler import discrete_gaussian_slack, exact_acceptance, exact_geometric
 
-# The keystream and its samplers: exact probabilities, no repetition, and the slow path equal to the quick one
-
-
 KEY = bytes(range(32))
 
 
