@@ -342,7 +342,7 @@ def _blocked_later(cluster: Cluster) -> str:
 def test_a_pair_that_is_blocked_during_the_run_is_named_by_everybody() -> None:
     """Who runs out of time closes all its connections at once; it is not accused for that."""
     for said in processes.run(4, _blocked_later, timeout=20):
-        assert "rank 2 does not hear rank 1 (127.0.0.1): no answer for 11 s" in said
+        assert re.search(r"rank 2 .* rank 1 \(127\.0\.0\.1\): .*11 s", said), said
         assert "lost" not in said
 
 
@@ -391,8 +391,8 @@ def test_a_pair_that_does_not_hear_each_other_is_named_and_nobody_accused() -> N
     }
     for own in reports:
         first, second, *_ = _said(reports, own).split("; ")
-        assert first == f"rank 1 does not hear rank 2 (10.0.0.2): {SILENT}"
-        assert second == f"rank 2 does not hear rank 1 (10.0.0.1): {SILENT}"
+        assert re.fullmatch(rf"rank 1 .*rank 2 \(10\.0\.0\.2\): {SILENT}", first)
+        assert re.fullmatch(rf"rank 2 .*rank 1 \(10\.0\.0\.1\): {SILENT}", second)
         assert "rank 0" not in _said(reports, own)
 
 
