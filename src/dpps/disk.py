@@ -23,12 +23,7 @@ def writable(folder: Path) -> bool:
 
 
 def check_target(option: str, path: Path) -> None:
-    """Refuse a file that could not be written, before any work is done for it.
-
-    Args:
-        option: what the user calls it, for the message.
-        path: the file.
-    """
+    """Refuse a file that could not be written, before any work is done for it. `option` is what the user calls it."""
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder: name a file in it")
     if not path.parent.is_dir():
@@ -38,12 +33,7 @@ def check_target(option: str, path: Path) -> None:
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Refuse a folder that could not be made, before any work is done for it.
-
-    Args:
-        option: what the user calls it, for the message.
-        path: the folder; it may exist.
-    """
+    """Refuse a folder that neither exists nor could be made, before any work is done for it."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{option} {path} is a file: name a folder")
     above = next((each for each in path.absolute().parents if each.exists()), None)
@@ -89,11 +79,7 @@ def private_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses here (the disk is full, say) is one line that names the file.
-
-    Raises:
-        RunError: it could not be written.
-    """
+    """What the system refuses here (the disk is full, say) becomes a RunError of one line that names the file."""
     try:
         yield
     except OSError as error:
@@ -109,11 +95,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def write_private(target: Path, content: bytes) -> None:
-    """Write a file of the owner's so that it is on disk completely or not at all.
-
-    Raises:
-        RunError: it could not be written.
-    """
+    """Write a file of the owner's so that it is on disk completely or not at all. RunError: it could not be written."""
     with writing(target):
         with replacing(target) as aside:
             write_synced(aside, content)
@@ -122,11 +104,7 @@ def write_private(target: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Nobody else writes this file meanwhile; where there is none, there is nothing to lock.
-
-    Raises:
-        RunError: somebody does.
-    """
+    """Nobody else writes this file meanwhile (RunError: somebody does); where there is none, there is nothing to lock."""
     if not path.exists():
         yield
         return
@@ -138,11 +116,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def open_alone(path: Path, flags: int = 0) -> int:
-    """Open for appending, as the only writer until `close_alone` or the end of the process.
-
-    Raises:
-        RunError: another process, or another part of this one, has it open.
-    """
+    """Open for appending, as the only writer until `close_alone` or the end of the process. RunError: another process, or another
+    part of this one, has it open."""
     import fcntl  # there is none on Windows, where the rest of the package can still be imported
 
     handle = private(path, os.O_WRONLY | os.O_APPEND | flags)

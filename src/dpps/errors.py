@@ -18,15 +18,8 @@ class UsageError(DppsError, ValueError):
 
 
 class MismatchError(UsageError):
-    """A file does not suit its schema. Whoever may change the schema has two remedies, everybody else one.
-
-    Args:
-        words: what is wrong, and what to do about the file.
-        declare: what to do about the schema instead.
-
-    Attributes:
-        of_file: the words without what concerns the schema.
-    """
+    """A file does not suit its schema. Whoever may change the schema has two remedies, the second of which is `declare`; everybody
+    else has one, and reads `of_file`."""
 
     def __init__(self, words: str, declare: str = "") -> None:
         super().__init__(f"{words}, or {declare}" if declare else words)

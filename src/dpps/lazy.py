@@ -19,9 +19,6 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
             __getattr__, __dir__, __all__ = lazy_imports(__name__)
 
     Public are these, what the package's own file defines, and what it imports from its own modules.
-
-    Args:
-        package: its `__name__`.
     """
     body = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")).body
     lazy = _imported([line for block in body if isinstance(block, ast.If) for line in block.body], "dpps.")

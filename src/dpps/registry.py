@@ -21,12 +21,8 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names and what they stand for. A capital K in a name stands for a number: "K-out" is found by "4-out".
-
-    Args:
-        kind: what the names are names of, for error messages.
-        package: the package whose modules register themselves.
-    """
+    """Names and what they stand for; the modules of `package` register themselves. A capital K in a name stands for a number:
+    "K-out" is found by "4-out"."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind, self._package = kind, package
@@ -86,16 +82,8 @@ def is_own(name: str) -> bool:
 
 
 def imported(option: str, name: str, arguments: str) -> Callable[..., Any]:
-    """What `package.module:callable` names. Modules in the current folder are found, too.
-
-    Args:
-        option: the option that names it, for messages.
-        name: as the user wrote it.
-        arguments: what it is called with, for messages, such as "(shape, classes)".
-
-    Raises:
-        UsageError: it cannot be imported, or not called.
-    """
+    """What `package.module:callable` names; modules in the current folder are found, too. UsageError: it cannot be imported, or not
+    called. `option` and `arguments`, such as "(shape, classes)", are for messages."""
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise UsageError(f"{option} {name}: write package.module:callable, such as my_models:make")

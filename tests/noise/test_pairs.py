@@ -29,9 +29,6 @@ from dpps.noise import (
 from dpps.noise.pairs import GaussianTable, RoundStream, gaussian_table, lattice_slack, table_slack
 from dpps.privacy import Pairs, Partners
 
-# Noise that cancels: bit for bit between processes, and with the covariance that the promise rests on
-
-
 D = 40_000
 
 

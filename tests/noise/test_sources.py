@@ -15,9 +15,6 @@ from dpps.noise import STEPS, Gaussian, Keystream, Laplace, Outgoing, SecureNois
 from dpps.noise.source import _BLOCK, DROPOUT, LOCAL_NOISE, NOISE, SAMPLING, Streams, key, whole_steps
 from tests.support.protocol import Scripted, Wire
 
-# Noise: the right distribution is accepted and 10 % off is rejected
-
-
 DISTRIBUTIONS = {
     "laplace": (dpps.Laplace(budget=2.0), lambda scale: stats.laplace(scale=scale)),
     "gaussian": (dpps.Gaussian(0.5), lambda scale: stats.norm(scale=scale)),

@@ -13,8 +13,6 @@ from dpps.noise import Keystream, SecureNoise
 from dpps.privacy import Ledger
 from tests.support.protocol import Wire
 
-# From a perturbation to a message: absent nodes, private starts, and nothing that leaves without noise
-
 
 def test_an_absent_node_keeps_its_row_and_applies_no_perturbation():
     topology = dpps.Exponential(6).with_dropouts({1: [2], 2: [2]})

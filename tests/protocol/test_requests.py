@@ -10,9 +10,6 @@ from dpps.errors import UsageError
 from dpps.noise import non_private
 from tests.support.protocol import column_stochastic
 
-# Bad input
-
-
 RING = dpps.Ring(4)
 
 

@@ -16,9 +16,6 @@ from dpps.privacy import Ledger
 from tests.support import oracle
 from tests.support.protocol import Scripted, Wire, column_stochastic
 
-# DPPS rounds against the NumPy oracle, the invariants of push-sum, and a round as a transaction
-
-
 TOPOLOGIES = st.sampled_from(
     [
         lambda n: dpps.DOut(n, min(n, 3)),

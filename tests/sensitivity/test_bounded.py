@@ -10,8 +10,6 @@ from dpps.errors import UsageError
 from dpps.noise import SecureNoise
 from tests.support.protocol import Wire
 
-# Bounds known before the run: private start values stay private even when they happen to be equal
-
 
 @pytest.mark.parametrize("others", [0.123456789, 0.2])
 def test_equal_private_start_values_are_rounded_to_the_grid_like_different_ones(others):

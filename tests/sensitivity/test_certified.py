@@ -31,9 +31,6 @@ from dpps.topology import Base, DOut, Exponential, OnePeerRandom, Ring, Static, 
 from tests.support.protocol import Scripted
 from tests.support.sensitivity import safe_mean, textbook_mean
 
-# The coefficients of the certified bound against brute force, its mean and tail against samples
-
-
 # --- m(c) and the tail ------------------------------------------------------------------------------------------
 
 
@@ -204,9 +201,6 @@ def test_nodes_instead_of_pairs_is_looser_but_never_smaller(
         assert exact <= loose + 1e-9
         assert loose <= 3 * exact
         assert by_pair.contraction <= by_node.contraction + 1e-12
-
-
-# The certified sensitivity: its estimate is the formula, and its claim holds in whole runs
 
 
 LAPLACE = Laplace(budget=5, noise_rate=0.001)

@@ -8,8 +8,6 @@ import torch
 import dpps
 from dpps.sensitivity import SENSITIVITIES, Oracle, Paper, Sensitivity, Unclipped, real_sensitivity
 
-# Remark 1 by hand, and what it refuses
-
 
 def test_the_recursion_of_remark_1_by_hand() -> None:
     paper = Paper(c_prime=0.8, decay=0.5)

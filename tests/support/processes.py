@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from dpps.errors import DppsError
 from dpps.transport import Cluster, Rendezvous
 from tests.support.holding.sitecustomize import hold, open_when_asked_to_stop
 
@@ -80,6 +81,16 @@ def _child(
         result = (type(error).__name__, str(error), traceback.format_exc())
     results.put((place.rank, result))
     cluster.leave()  # a test is over when all are: nobody goes before the others have asked
+
+
+def outcome(cluster: Cluster, action: Callable[[], object]) -> str:
+    """What the action fails with, once the others have been told; or "accepted"."""
+    try:
+        action()
+    except DppsError as error:
+        cluster.give_up(error)
+        return str(error)
+    return "accepted"
 
 
 class Processes:

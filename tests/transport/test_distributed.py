@@ -187,16 +187,10 @@ def _one_bad_row(cluster: Cluster, verb: str, value: float) -> str:
     link = fabric.start(x, common=False)
     if cluster.rank == 1:
         x[0, 150] = value
-    try:
-        if verb == "mix":
-            fabric.push(Exchange(0, parse("ring", 3).weights(0)), x, torch.ones(1, dtype=torch.float64), link)
-            fabric.collect()
-        else:
-            fabric.mean(x)
-    except dpps.errors.RunError as error:
-        cluster.give_up(error)
-        return str(error)
-    return "accepted"
+    if verb == "mean":
+        return processes.outcome(cluster, lambda: fabric.mean(x))
+    step, a = Exchange(0, parse("ring", 3).weights(0)), torch.ones(1, dtype=torch.float64)
+    return processes.outcome(cluster, lambda: fabric.gossip([step], x, a, link))
 
 
 @pytest.mark.parametrize(("verb", "value"), [("mix", float("nan")), ("mean", float("-inf"))])
@@ -206,21 +200,16 @@ def test_rows_that_are_not_finite_are_refused_by_name(verb: str, value: float) -
 
 
 def _one_other_shape(cluster: Cluster, after: int) -> str:
-    fabric, weights, a = (
-        _fabric(cluster, 3),
-        parse("complete", 3).weights(0),
-        torch.ones(1, dtype=torch.float64),
-    )
-    try:
+    fabric, weights = _fabric(cluster, 3), parse("complete", 3).weights(0)
+    a = torch.ones(1, dtype=torch.float64)
+
+    def rounds() -> None:
         link = fabric.start(torch.ones(1, 300 if cluster.rank == 2 and after == 0 else 200), common=True)
         for t in range(after + 1):
             row = torch.ones(1, 300 if cluster.rank == 2 and t == after else 200)
-            fabric.push(Exchange(t, weights, ahead=weights), row, a, link)
-            link = fabric.collect().link
-    except dpps.errors.RunError as error:
-        cluster.give_up(error)
-        return str(error)
-    return "accepted"
+            link = fabric.gossip([Exchange(t, weights, ahead=weights)], row, a, link).link
+
+    return processes.outcome(cluster, rounds)
 
 
 @pytest.mark.parametrize("after", [0, 2])
@@ -579,12 +568,7 @@ def _one_false_part(cluster: Cluster) -> str:
         return post(outgoing, incoming)
 
     fabric.wire.post = lying  # type: ignore[assignment, method-assign]
-    try:
-        protocol.step(state)
-    except dpps.errors.RunError as error:
-        cluster.give_up(error)
-        return str(error)
-    return "accepted"
+    return processes.outcome(cluster, lambda: protocol.step(state))
 
 
 def test_a_part_of_the_mean_that_cannot_be_is_refused_with_the_name_of_its_rank() -> None:

@@ -301,12 +301,7 @@ def test_who_cannot_connect_is_named_by_everybody_and_to_whom() -> None:
 
 
 def _met(cluster: Cluster) -> str:
-    try:
-        cluster.join().meet({"version": "test"})
-    except dpps.errors.DppsError as error:
-        cluster.give_up(error)
-        return str(error)
-    return "met"
+    return processes.outcome(cluster, lambda: cluster.join().meet({"version": "test"}))
 
 
 def _impostor(cluster: Cluster) -> str:

@@ -343,16 +343,12 @@ class DPPS(Frozen):
         """The gossip steps of the next round. Only the first moves rows by an update and noise."""
         clock, present = state.clock, self.present(state)
         weights = [None] if self.synchronises(clock) else self.gossip_weights(clock)
-        ahead: list[Weights | None] = [
-            *weights[1:],
-            None,
-        ]  # of the step after each: a fabric can prepare for it
+        ahead: list[Weights | None] = [*weights[1:], None]  # a fabric can prepare for the step after each
         if not self.fabric.simulation and self.sync_every != 1:
             next_mixing = clock + (2 if self.synchronises(clock + 1) else 1)
             ahead[-1] = self.topology.weights(next_mixing * self.mixes)
-        steps = [
-            Exchange(state.round, w, present, then, 0.0, 0.0) for w, then in zip(weights, ahead, strict=True)
-        ]
+        both = zip(weights, ahead, strict=True)
+        steps = [Exchange(state.round, now, present, then, 0.0, 0.0) for now, then in both]
         step, deviation = self._reach(state, message.level.scale)
         return [replace(steps[0], step=step, deviation=deviation).lengthened(message.gain), *steps[1:]]
 

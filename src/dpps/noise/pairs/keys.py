@@ -91,11 +91,10 @@ class PairKeys:
         self.together = False
         """Whether all nodes must be here, because nobody else has these keys."""
 
-    def __copy__(self) -> "PairKeys":
+    def __deepcopy__(self, _: object = None) -> "PairKeys":
         return self  # a copy with a counter of its own would give out the same rounds again
 
-    def __deepcopy__(self, _: object) -> "PairKeys":
-        return self
+    __copy__ = __deepcopy__
 
     @property
     def publics(self) -> list[str]:
@@ -130,11 +129,11 @@ class PairKeys:
         if pair not in self._keys:
             first, second = (self._publics[node] for node in pair)
             mine = self._identity.public
-            other = second if first == mine else first
             if mine not in (first, second):
                 raise UsageError(
                     f"nodes {pair[0]} and {pair[1]} are both elsewhere: their secret is not known here"
                 )
+            other = second if first == mine else first
             if other not in self._secrets:
                 self._secrets[other] = self._identity.secret_with(other)
             info = self._context + first + second + pair[0].to_bytes(8, "big") + pair[1].to_bytes(8, "big")
