@@ -211,30 +211,6 @@ def test_one_members_word_takes_nobody_to_the_end(tmp_path: Path) -> None:
         assert member.fabric.pushed < rounds / 4, "as far as the fastest honest member is, and no farther"
 
 
-def test_a_refusal_outlives_a_restart_and_is_told(tmp_path: Path) -> None:
-    """Whom a member refuses stays refused when its process starts anew, and hears why."""
-    found = members(tmp_path, Complete(4), 40)
-
-    def lie(at: int, round_: int, row: Tensor, a: float, parts: Mapping[int, float]) -> Any:
-        return round_, row * float("nan") if round_ == 2 else row, a, parts
-
-    found[LIAR].lie = lie  # type: ignore[attr-defined]
-    network = Network({member.membership.name: member for member in found})
-    why: list[str] = []
-
-    def look() -> None:
-        why.append(found[0].fabric.refused[LIAR])
-        network.kill("m0")
-
-    network.at(1.0, look)
-    network.at(1.2, lambda: network.restart("m0"))
-    network.run(until=60.0)
-    assert found[0].fabric.start_number == 2
-    assert found[0].fabric.refused == {LIAR: why[0]}
-    assert set(found[LIAR].fabric.refused_by) == {0, 1, 3}
-    assert found[LIAR].fabric.refused_by[0] == why[0]
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_one_member_does_not_hold_the_average_open(late: bool, tmp_path: Path) -> None:
     """Neither by never agreeing nor by being late in every round."""
@@ -266,8 +242,10 @@ def test_one_member_does_not_hold_the_average_open(late: bool, tmp_path: Path) -
     assert HARD < 30.0
 
 
-def test_a_refusal_for_something_that_is_never_sent_again_outlives_a_restart(tmp_path: Path) -> None:
-    """Nothing but the disk can tell the new process of it."""
+def test_a_refusal_for_something_that_is_never_sent_again_outlives_a_restart_and_is_told(
+    tmp_path: Path,
+) -> None:
+    """Nothing but the disk can tell the new process of it; the one that is refused hears why."""
     found = members(tmp_path, Complete(4), 40, liar=Bare)
     network = Network({member.membership.name: member for member in found})
     before: list[dict[int, str]] = []
@@ -286,6 +264,7 @@ def test_a_refusal_for_something_that_is_never_sent_again_outlives_a_restart(tmp
     assert set(before[0]) == {LIAR}
     assert found[0].fabric.start_number == 2
     assert found[0].fabric.refused == before[0]
+    assert found[LIAR].fabric.refused_by == {0: before[0][LIAR]}
 
 
 def _error(found: list[Bare]) -> float:
