@@ -144,7 +144,6 @@ class Incoming:
         self._changed = threading.Condition()
 
     def put(self, name: str, frame: bytes) -> None:
-        """A frame of a member has arrived."""
         with self._changed:
             frames = self._frames.setdefault(name, deque())
             frames.append(frame)
@@ -364,7 +363,6 @@ class Channel(Post):
             return both and not self._links[name].streams
 
     def outgoing(self) -> Outgoing:
-        """An empty queue of frames."""
         return Outgoing(_ROWS * self.largest)
 
     @contextmanager
@@ -424,7 +422,6 @@ class _Dialler(threading.Thread):
             missed = time.monotonic() - TURN  # it was tried: no more politeness until there is a connection
 
     def hang_up(self) -> None:
-        """End the connection."""
         call = self._call
         if call is not None:
             call.cancel()
@@ -659,7 +656,6 @@ class _Listener:
         self._server.start()
 
     def close(self) -> None:
-        """Listen no more."""
         self._server.stop(0).wait(DRAIN)
         self._handshakes.close()
 
@@ -782,7 +778,6 @@ class Handshakes:
                     self._open.popleft()
 
     def close(self) -> None:
-        """Nothing is told any more."""
         self._closed.set()
 
     def _watch(self) -> None:

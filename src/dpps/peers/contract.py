@@ -111,7 +111,6 @@ class Rules:
     gossip_clip: float = 0.0
 
     def check(self, members: int) -> None:
-        """Check the rules."""
         if not 2 <= self.min_members <= members:
             raise UsageError(
                 f"--min-members is {self.min_members}: it must be 2 to the number of members, {members}"
@@ -208,7 +207,6 @@ class Federation:
         return cls.parse(content, str(path))
 
     def to_toml(self) -> str:
-        """The file."""
         signature, key = (
             base64.b64encode(each).decode()
             for each in (self.signature, encoded_point(_key_in(self.convener)))
@@ -241,7 +239,6 @@ class Federation:
         }
 
     def _body(self) -> bytes:
-        """What is signed."""
         table = self._table()
         lines = _toml_lines({k: v for k, v in table.items() if not isinstance(v, dict | list)})
         for name in ("plan", "rules"):
@@ -315,7 +312,6 @@ class Federation:
         return next((m for m in self.members if m.fingerprint == digits), None)
 
     def topology(self) -> Topology:
-        """Who sends to whom."""
         return parse(str(self.plan["topology"]), len(self.members))
 
     @cached_property
@@ -453,7 +449,6 @@ class Membership:
 
     @property
     def name(self) -> str:
-        """Of this member."""
         return self.names[self.own]
 
     @property

@@ -152,7 +152,6 @@ class Key:
 
     @property
     def fingerprint(self) -> str:
-        """Of the public half."""
         return fingerprint(self.public)
 
     def sign(self, message: bytes) -> bytes:
@@ -318,7 +317,6 @@ class Identity:
 
     @property
     def fingerprint(self) -> str:
-        """Of its public key."""
         return self.key.fingerprint
 
     def pair_key(self) -> IdentityKey:

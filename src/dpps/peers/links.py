@@ -80,7 +80,6 @@ class Outlet:
         return all(s.number <= self.got or s.letter >= (phase, round_ - 1) for s in self.waiting)
 
     def add(self, weight: float, letter: tuple[int, int]) -> None:
-        """A new share."""
         self.number += 1
         self.waiting.append(Sent(self.number, weight, letter))
 

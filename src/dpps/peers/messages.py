@@ -198,7 +198,6 @@ class Claim:
         return self.phase, self.round
 
     def to_json(self) -> list[Any]:
-        """For a frame and for the disk."""
         numbers = self.number, self.weight, self.a
         return [self.phase, self.round, self.digest, *numbers, self.signature.hex()]
 
@@ -247,13 +246,11 @@ class Presence:
         return told.encode()
 
     def to_json(self) -> list[Any]:
-        """For a frame and for the disk."""
         more = [self.revision, list(self.reserved)] if self.reserved else []
         return [self.beats, self.pushed, self.state, self.signature.hex(), *more]
 
     @classmethod
     def from_json(cls, listed: Any, nodes: int) -> "Presence":
-        """What `to_json` gave."""
         beats, pushed, state, signature, *more = listed
         found = cls(_whole(beats), _whole(pushed, -1), _whole(state, 0, 3), _signature(signature))
         if not more:

@@ -75,12 +75,10 @@ class Status:
     """Where members share noise: how many may collude, and how many may be lost."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the file and the page."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Status":
-        """What `to_json` wrote."""
         members = [Peer(**each) for each in found["members"]]
         return cls(**{**found, "members": members, "links": [(i, j) for i, j in found["links"]]})
 
@@ -233,7 +231,6 @@ class LivePage:
         threading.Thread(target=self._server.serve_forever, name="dpps page", daemon=True).start()
 
     def close(self) -> None:
-        """Serve no more."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -44,7 +44,6 @@ class Outbox:
             self._locked = open_alone(self.folder / LOCK, os.O_CREAT)
 
     def unlock(self) -> None:
-        """Let others have it."""
         if self._locked is not None:
             close_alone(self._locked)
             self._locked = None
