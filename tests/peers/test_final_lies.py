@@ -76,7 +76,6 @@ def test_one_members_word_ends_no_run(tmp_path: Path) -> None:
         network.at(0.5 + 3 * HARD, lambda other=other: network.mend("m1", other))
 
     def look() -> None:
-        assert victim.fabric is not None
         assert victim.fabric._finals.keys() == {LIAR}
         seen.append((victim.fabric.pushed, victim.skipped))
 
@@ -88,7 +87,6 @@ def test_one_members_word_ends_no_run(tmp_path: Path) -> None:
     assert seen[0][1] == 0
     for other in (found[0], found[3]):
         torch.testing.assert_close(victim.result, other.result, rtol=0, atol=1e-4)
-    assert victim.fabric is not None
     assert not victim.fabric.late
 
 
@@ -120,9 +118,7 @@ def test_a_liar_among_those_who_hand_over_moves_nothing(poison: float, tmp_path:
     late(found)
     victim = found[LATE]
     honest = torch.stack([m.result for k, m in enumerate(found) if k not in (LIAR, LATE)])  # type: ignore[misc]
-    assert victim.fabric is not None
     assert victim.fabric.late
-    assert victim.result is not None
     assert (victim.result >= honest.min(0).values - 1e-9).all()
     assert (victim.result <= honest.max(0).values + 1e-9).all()
     assert set(victim.fabric.refused) == ({LIAR} if math.isnan(poison) or abs(poison) > 20 else set())
@@ -134,8 +130,6 @@ def test_a_liar_that_is_the_only_one_there_is_bounded(clip: float, tmp_path: Pat
     found = members(tmp_path, Complete(5), 12, gossip_clip=clip)
     late(found, (LIAR,), after=3 * HARD)
     victim = found[LATE]
-    assert victim.result is not None
-    assert victim.fabric is not None
     assert victim.fabric.late
     assert float(victim.result.norm()) <= victim.fabric._rows.longest(1.0)
     if clip:
@@ -146,7 +140,6 @@ def test_an_honest_one_that_joins_once_more_shows_that_others_have_finished_too(
     """What they have signed is on its disk: for a latecomer its own word alone would not be enough."""
     found = members(tmp_path, Complete(4), 12, liar=Bare)
     late(found, (3,), after=3 * HARD)
-    assert found[LATE].fabric is not None
     assert found[LATE].fabric.late
     torch.testing.assert_close(found[LATE].result, found[3].result)
 
@@ -157,7 +150,6 @@ def test_two_that_come_back_late_both_get_the_final_average(tmp_path: Path) -> N
     late(found, who=(1, 4))
     for k in (1, 4):
         fabric = found[k].fabric
-        assert fabric is not None
         assert fabric.late
         torch.testing.assert_close(found[k].result, found[0].result, rtol=0, atol=1e-4)
 
@@ -244,7 +236,6 @@ def test_who_has_not_finished_hands_nothing_over(state: int) -> None:
 
 def test_a_final_average_that_its_sender_has_not_signed_is_refused() -> None:
     frame = told(RIGHT)
-    assert frame.share is not None
     forged = replace(frame.share, claim=replace(frame.share.claim, signature=b"mine"))
     assert set(hearing(replace(frame, share=forged)).refused) == {2}
 

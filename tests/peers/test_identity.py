@@ -66,12 +66,8 @@ def test_damaged_folders_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"member\.key"):
         Identity.open(folder)
     another = ed25519.Ed25519PrivateKey.generate()
-    pem, pkcs8, none = (
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    (folder / KEY).write_bytes(another.private_bytes(pem, pkcs8, none))
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (folder / KEY).write_bytes(another.private_bytes(pem, pkcs8, serialization.NoEncryption()))
     with pytest.raises(UsageError, match=r"member\.key.*P-256"):
         Identity.open(folder)
 

@@ -64,19 +64,18 @@ def organisations(tmp_path: Path, soft: float, hard: float, **more: Any) -> Orga
     return made
 
 
+def taking_part(three: Organisations, name: str, out: Path, **more: Any) -> Participation:
+    options = {"node_data": three.folder / f"data-{name}"} | more
+    return Participation(three.folder / "federation.toml", three.folder / name, out, **options)
+
+
 class Terminal(threading.Thread):
     """One member, from joining to the end."""
 
     def __init__(self, three: Organisations, name: str, *callbacks: Callable[[Run, RoundLog], None]) -> None:
         super().__init__(daemon=True)
         self.out, self.error = three.folder / f"run-{name}", None
-        self.participation = Participation(
-            three.folder / "federation.toml",
-            three.folder / name,
-            self.out,
-            node_data=three.folder / f"data-{name}",
-            callbacks=callbacks,
-        )
+        self.participation = taking_part(three, name, self.out, callbacks=callbacks)
         self.start()
 
     error: BaseException | None
@@ -226,16 +225,10 @@ def test_a_status_and_a_revision_that_cannot_be_written_stop_nobody(three: Organ
 
 
 def test_an_expulsion_after_the_end_interrupts_nobody(three: Organisations) -> None:
-    with Participation(
-        three.folder / "federation.toml",
-        three.folder / C,
-        three.folder / "run",
-        node_data=three.folder / f"data-{C}",
-    ) as participation:
+    with taking_part(three, C, three.folder / "run") as participation:
         pass
-    participation._adopt(
-        expel(three.federation, C, three.convener)
-    )  # in the thread that would be interrupted
+    # in the thread that would be interrupted
+    participation._adopt(expel(three.federation, C, three.convener))
 
 
 def test_data_that_does_not_fit_is_told_at_home(three: Organisations) -> None:
@@ -291,12 +284,7 @@ def test_frames_and_queues_have_room_for_rows_as_they_are_sent(
     """Rows have four bytes a number, and two of them are on their way at most."""
     asked: list[int] = []
     monkeypatch.setattr(Channel, "start", lambda channel, facts, most: asked.append(most))
-    with Participation(
-        three.folder / "federation.toml",
-        three.folder / C,
-        three.folder / "run",
-        node_data=three.folder / f"data-{C}",
-    ) as participation:
+    with taking_part(three, C, three.folder / "run") as participation:
         participation.start()
         row = participation.run.state.shared.s[0]
         assert row.element_size() == 4
@@ -307,18 +295,14 @@ def test_frames_and_queues_have_room_for_rows_as_they_are_sent(
         assert [queue.put(bytes(10 << 20)) for _ in range(3)] == [True, True, False]
 
 
-def _taking_part(made: Organisations, data: Path) -> Participation:
-    files = made.folder / "federation.toml", made.folder / A, made.folder / "run"
-    return Participation(*files, node_data=data)
-
-
 def test_another_members_data_is_refused(three: Organisations) -> None:
-    own, other = (three.folder / f"data-{name}" for name in (A, B))
-    with _taking_part(three, own) as first:
+    own, other, moved = (three.folder / name for name in (f"data-{A}", f"data-{B}", "moved"))
+    with taking_part(three, A, three.folder / "run") as first:
         first.prepare()
-    with _taking_part(three, other) as wrong, pytest.raises(UsageError, match=str(other)) as told:
+    wrong = taking_part(three, A, three.folder / "run", node_data=other)
+    with wrong, pytest.raises(UsageError, match=str(other)) as told:
         wrong.prepare()
     assert "\n" not in str(told.value)
-    shutil.copytree(own, three.folder / "moved")
-    with _taking_part(three, three.folder / "moved") as again:
+    shutil.copytree(own, moved)
+    with taking_part(three, A, three.folder / "run", node_data=moved) as again:
         assert again.prepare().run.resumed

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpps.errors import RunError
-from dpps.peers import AVERAGING, DONE, FINAL, LEARNING, Member, Peers, decode
+from dpps.peers import AVERAGING, DONE, FINAL, LEARNING, Peers, decode
 from dpps.peers.messages import PROTOCOL
 from dpps.privacy import LedgerFile, label
 from tests.support.bare import HARD, WIDTH, membership_of
@@ -193,5 +193,4 @@ def test_one_that_says_it_has_finished_ends_nobody_elses_run(
     models = {name: federation.runs[name].shared for name in ("m0", "m1", "m2")}
     assert all(torch.allclose(model, models["m0"], rtol=1e-4, atol=1e-5) for model in models.values())
     where = federation.runs[LATE].deployment
-    assert isinstance(where, Member)
     assert not where.fabric.late

@@ -104,6 +104,7 @@ def test_the_newest_of_everybody_counts_whoever_tells_it() -> None:
     view.hear(_told((7, 800, DONE), (1, 600, HERE), (2, 7, HERE), (0, 7, HERE)), now=2.0)
     assert view.known[0].pushed == -1, "of itself a member knows best"
     assert view.known[1].pushed == 5, "as many signs of life as before are not new"
+    assert view.age(1, 2.0) == 1.0
     assert view.known[2].pushed == 7
     assert view.pushed(2) == 9, "what was sent is not forgotten"
     assert view.rounds(2.0) == [5, 9, 900]
@@ -135,14 +136,6 @@ def test_who_was_expelled_counts_no_more() -> None:
     assert view.here(7.0) == view.taking_part() == [0, 1]
     assert view.missing(7.0) == []
     assert view.rounds(7.0) == [3]
-
-
-def test_an_old_frame_changes_nothing() -> None:
-    view = View(2, own=0, hard=10.0, start=1)
-    view.hear(_told((0, 0, HERE), (5, 3, HERE)), now=1.0)
-    view.hear(_told((0, 0, HERE), (4, 2, HERE)), now=9.0)
-    assert view.pushed(1) == 3
-    assert view.age(1, 9.0) == 8.0
 
 
 def test_a_new_start_counts_as_new() -> None:

@@ -85,7 +85,6 @@ def test_leaving_hands_over(tmp_path: Path) -> None:
 
     def leave() -> None:
         where = federation.runs["m3"].deployment
-        assert isinstance(where, Member)
         where.leave()
 
     federation.network.at(0.1, leave)
@@ -172,7 +171,6 @@ def test_who_waits_in_vain_is_told(tmp_path: Path) -> None:
 
     def main(post: SimulatedPost) -> None:
         where = make_run(post, 0, tmp_path / "m0", membership={"min_members": 2}).deployment
-        assert isinstance(where, Member)
         for left in (0, 1, 3):
             for node in range(1, left + 1):
                 where.fabric.view.known[node] = Presence(1, 0, LEFT)
@@ -190,7 +188,6 @@ def test_a_failed_run_shows_no_signs_of_life(tmp_path: Path, monkeypatch: pytest
 
     def main(post: SimulatedPost) -> None:
         run = make_run(post, 0, tmp_path / "m0")
-        assert isinstance(run.deployment, Member)
         monkeypatch.setattr(Peers, "look", lambda fabric: None)
         run.deployment._shows_life = True
         run.start(1)
@@ -250,7 +247,6 @@ def test_a_member_that_was_killed_while_it_left_hands_over_at_its_next_start(tmp
 
     def leave() -> None:
         where = federation.runs["m3"].deployment
-        assert isinstance(where, Member)
         network.isolate("m3", notice=10.0)  # it believes that it is connected, and nothing arrives
         where.leave()
 
@@ -311,7 +307,6 @@ def test_the_bound_on_rows_follows_from_the_plan(optimizer: Any, tmp_path: Path)
 
     def main(post: SimulatedPost) -> None:
         run = make_run(post, 0, tmp_path / "m0", learning=learning)
-        assert isinstance(run.deployment, Member)
         run.start(3)
         step, deviation = run.protocol.growth(run.state.shared, 1.0)
         reach = 12 * step + 12**0.5 * deviation * (run.state.shared.s.shape[1] ** 0.5 + 41)

@@ -104,7 +104,6 @@ def test_a_later_revision_is_believed_only_with_the_conveners_file(
     later = renew(known, three.convener)
     theirs = replace(Hello.of(later, FACTS), file=later.to_toml())
     found = newer_file(known, theirs)
-    assert found is not None
     assert found.digest == later.digest
     files = (
         replace(theirs, file=file) for file in ("", known.to_toml(), "\ud800", f"# \ud800\n{known.to_toml()}")
@@ -123,7 +122,6 @@ FRAME = Frame("run", 1, True, 2, 4, 3, VIEW, SHARE, SEEN, b"receipt", "a row of 
 
 def test_frames_come_back() -> None:
     back = decode(FRAME.encode(), "run", 2, len(ROW))
-    assert back.share is not None
     digest = back.share.claim.digest
     assert len(digest) == 64, "computed from the row, not believed"
     claim = replace(SHARE.claim, digest=digest)

@@ -62,13 +62,11 @@ def page() -> Iterator[LivePage]:
 
 
 def asked(page: LivePage, path: str, host: str | None = None) -> tuple[int, bytes]:
-    host_, port = page.address.split(":")
-    connection = http.client.HTTPConnection(host_, int(port), timeout=30)
-    connection.request(
-        "GET",
-        page.url.removeprefix(f"http://{page.address}") + path,
-        headers={} if host is None else {"Host": host},
-    )
+    """What is answered to a path, from the page's own unless it begins with a slash."""
+    connection = http.client.HTTPConnection(page.address, timeout=30)
+    if not path.startswith("/"):
+        path = page.url.removeprefix(f"http://{page.address}") + path
+    connection.request("GET", path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     content = answer.read()
     connection.close()
@@ -85,15 +83,10 @@ def test_what_it_serves(page: LivePage) -> None:
 
 
 def test_who_has_not_been_told_the_url_finds_nothing(page: LivePage) -> None:
-    served = LivePage(f"127.0.0.1:{free_port()}", status)
-    with served as other:
+    with LivePage(f"127.0.0.1:{free_port()}", status) as other:
         assert other.url.split("/")[3] != page.url.split("/")[3]
         for path in ("/", "/status.json", "//", f"/{page.url.split('/')[3]}/status.json"):
-            host, port = other.address.split(":")
-            connection = http.client.HTTPConnection(host, int(port), timeout=30)
-            connection.request("GET", path)
-            assert connection.getresponse().status == 404
-            connection.close()
+            assert asked(other, path)[0] == 404
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ def test_the_newest_state_is_read(tmp_path: Path) -> None:
     for value in range(5):
         _write(outbox, value)
         found = Outbox(tmp_path / "o").read()
-        assert found is not None
         assert found[1]["value"] == value
         assert found[0]["x"].tolist() == [value] * 3
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in (tmp_path / "o").iterdir())
@@ -37,11 +36,9 @@ def test_a_write_that_was_cut_off_leaves_the_one_before(keep: int, tmp_path: Pat
     newest.write_bytes(newest.read_bytes()[:keep])
     again = Outbox(tmp_path / "o")
     found = again.read()
-    assert found is not None
     assert found[1]["value"] == 1
     _write(again, 3)
     found = Outbox(tmp_path / "o").read()
-    assert found is not None
     assert found[1]["value"] == 3
 
 
@@ -67,7 +64,6 @@ def test_a_first_write_that_was_cut_off_is_a_new_start(
     assert Outbox(tmp_path / "o").read() is None
     _write(Outbox(tmp_path / "o"), 2)
     found = Outbox(tmp_path / "o").read()
-    assert found is not None
     assert found[1]["value"] == 2
 
 
@@ -156,7 +152,6 @@ def test_a_look_at_a_members_ledger_has_the_lines_that_only_its_outbox_has(path:
     for kept in (21, 19, 17):
         path.write_bytes(b"".join(lines[:kept]) + lines[-1][:-5])
         found = read_whole(path)
-        assert found is not None
         assert [round_ for round_, _ in found.history] == list(range(20))
     path.write_bytes(b"".join(lines[:16]))
     assert read_whole(path) is None, "a line that neither has"
@@ -170,5 +165,4 @@ def test_a_look_at_the_ledger_of_a_run_without_an_outbox(path: Path) -> None:
     with LedgerFile.create(path, HEADER, durable=True) as ledger:
         ledger.charge(Release(0, gaussian(2.0), "gaussian", 1.0, 2.0, "all"))
     found = read_whole(path)
-    assert found is not None
     assert found.messages == 1

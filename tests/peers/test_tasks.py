@@ -14,7 +14,7 @@ import pytest
 
 from dpps.cli import DONE, main
 from dpps.data import read_schema
-from dpps.peers import Participation
+from dpps.peers import join
 from tests.support.hospitals import CLINICS, write_clinics
 from tests.support.processes import PATIENCE, context, free_port
 
@@ -84,13 +84,7 @@ def test_members_learn_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def member(k: int) -> None:
         try:
-            with Participation(
-                Path("f/federation.toml"),
-                Path(f"member-{k}"),
-                Path(f"run-{k}"),
-                node_data=Path(f"clinic-{k}"),
-            ) as participation:
-                participation.fit()
+            join("f/federation.toml", f"member-{k}", f"run-{k}", node_data=f"clinic-{k}")
         except BaseException as error:  # noqa: BLE001 - for the test
             errors.append(error)
 

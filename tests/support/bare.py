@@ -114,7 +114,6 @@ class Bare:
         found, header = outbox.read(), {"rows": [own], "run": "x"}
         opening = OutboxLedger.create if found is None else OutboxLedger.open
         ledger = protocol.ledger = opening(self.folder / "ledger.jsonl", header, True)
-        assert isinstance(ledger, OutboxLedger)
 
         def keep(phase: int) -> None:
             more = 1 if phase == LEARNING and not fabric.state else 0
@@ -154,7 +153,6 @@ class Bare:
 
     def _assemble(self, averaging: bool = False) -> None:
         """As `Member` does it."""
-        assert self.fabric is not None
         begun = self.fabric.clock()
         while True:
             self.fabric.wait(0.0)
@@ -169,7 +167,6 @@ class Bare:
 
     def _live(self, post: SimulatedPost, protocol: DPPS, state: Any, fabric: Peers) -> None:
         if fabric.state == DONE:  # it was started once more, for those who come late
-            assert self.result is not None
             fabric.stay(self.result)
             return
         while state.round < self.rounds:
@@ -227,14 +224,12 @@ def mass(members: list[Bare], network: Network) -> float:
     metas: dict[int, Any] = {}
     live: dict[int, float] = {}
     for k, member in enumerate(members):
-        assert member.fabric is not None
         if member.held is not None:
             homes, in_hand = member.held
             live[k] = homes[LEARNING][1] + in_hand
             metas[k] = member.fabric.meta()
         else:
             found = Outbox(member.folder / "outbox").read()
-            assert found is not None
             metas[k] = found[1]["fabric"]
             live[k] = metas[k]["mass"]["0"]
     total += sum(live.values())

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -103,7 +103,7 @@ class Outgoing(Iterator[bytes]):
     """Frames on their way to one connection, so many bytes at most. What does not fit is dropped; iterating waits for the next."""
 
     def __init__(self, largest: int) -> None:
-        self._largest, self._waiting = largest, 0
+        self._largest = largest
         self._frames: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._ending = False
@@ -111,11 +111,10 @@ class Outgoing(Iterator[bytes]):
     def put(self, frame: bytes) -> bool:
         """Whether there was room."""
         with self._changed:
-            full = len(self._frames) >= FRAMES or self._waiting + len(frame) > self._largest
-            if self._ending or full:
+            waiting = sum(map(len, self._frames))
+            if self._ending or len(self._frames) >= FRAMES or waiting + len(frame) > self._largest:
                 return False
             self._frames.append(frame)
-            self._waiting += len(frame)
             self._changed.notify_all()
             return True
 
@@ -132,9 +131,7 @@ class Outgoing(Iterator[bytes]):
             self._changed.wait_for(lambda: self._frames or self._ending)
             if not self._frames:
                 raise StopIteration
-            frame = self._frames.popleft()
-            self._waiting -= len(frame)
-            return frame
+            return self._frames.popleft()
 
 
 class Incoming:
@@ -144,24 +141,20 @@ class Incoming:
     def __init__(self, largest: int) -> None:
         self._largest = largest
         self._frames: dict[str, deque[bytes]] = {}
-        self._waiting: dict[str, int] = {}
         self._changed = threading.Condition()
 
     def put(self, name: str, frame: bytes) -> None:
-        """A frame of a member has arrived."""
         with self._changed:
             frames = self._frames.setdefault(name, deque())
             frames.append(frame)
-            self._waiting[name] = self._waiting.get(name, 0) + len(frame)
-            while len(frames) > FRAMES or (self._waiting[name] > self._largest and len(frames) > 1):
-                self._waiting[name] -= len(frames.popleft())
+            while len(frames) > FRAMES or (len(frames) > 1 and sum(map(len, frames)) > self._largest):
+                frames.popleft()
             self._changed.notify()
 
     def forget(self, name: str) -> None:
         """Drop the frames of a member that wait."""
         with self._changed:
             self._frames.pop(name, None)
-            self._waiting.pop(name, None)
 
     def get(self, seconds: float) -> tuple[str, bytes] | None:
         """The next frame; None when none comes within so many seconds."""
@@ -171,7 +164,6 @@ class Incoming:
             name = next(iter(self._frames))
             frames = self._frames.pop(name)
             frame = frames.popleft()
-            self._waiting[name] -= len(frame)
             if frames:
                 self._frames[name] = frames  # now behind the others
             return name, frame
@@ -308,11 +300,8 @@ class Channel(Post):
         return {name: link.traffic for name, link in self._links.items()}
 
     def adopt(self, following: Federation) -> None:
-        """Go on with a later revision: who was expelled is disconnected.
-
-        Raises:
-            UsageError: it is not a later revision of the same contract.
-        """
+        """Go on with a later revision: who was expelled is disconnected. UsageError: it is not a later revision of the same
+        contract."""
         with self._lock:
             if following.digest == self.federation.digest:
                 return
@@ -331,11 +320,8 @@ class Channel(Post):
             self._on_revision(following)  # in the order of revisions, whoever brings them
 
     def take(self, theirs: Hello) -> None:
-        """Adopt the later revision that a neighbour brings, if it brings one.
-
-        Raises:
-            PeerError: it is none that the convener has signed.
-        """
+        """Adopt the later revision that a neighbour brings, if it brings one. PeerError: it is none that the convener has
+        signed."""
         with self._lock:
             newer = newer_file(self.federation, theirs)
             if newer is not None:
@@ -356,11 +342,8 @@ class Channel(Post):
         return Hello.of(self.federation, self.facts, nonce)
 
     def admit(self, digits: str) -> Contact:
-        """Who has the key with this fingerprint, if it may connect here.
-
-        Raises:
-            PeerError: nobody of this federation, somebody who was expelled, or no neighbour.
-        """
+        """Who has the key with this fingerprint, if it may connect here. PeerError: nobody of this federation, somebody who was
+        expelled, or no neighbour."""
         found = self.federation.by_fingerprint(digits)
         if found is None:
             raise PeerError("stranger: its key is not in the federation file")
@@ -380,16 +363,12 @@ class Channel(Post):
             return both and not self._links[name].streams
 
     def outgoing(self) -> Outgoing:
-        """An empty queue of frames."""
         return Outgoing(_ROWS * self.largest)
 
     @contextmanager
     def attached(self, name: str, stream: Outgoing) -> Iterator[None]:
-        """A connection with a neighbour stands while inside; frames for it go into the queue.
-
-        Raises:
-            PeerError: one of the two was expelled since the hello.
-        """
+        """A connection with a neighbour stands while inside; frames for it go into the queue. PeerError: one of the two was
+        expelled since the hello."""
         with self._lock:
             for each in (self.own.name, name):
                 if each not in self.federation.active:
@@ -443,7 +422,6 @@ class _Dialler(threading.Thread):
             missed = time.monotonic() - TURN  # it was tried: no more politeness until there is a connection
 
     def hang_up(self) -> None:
-        """End the connection."""
         call = self._call
         if call is not None:
             call.cancel()
@@ -635,7 +613,7 @@ def check_port(listen: str) -> None:
         try:
             socket.create_server((host.strip("[]"), int(port)), family=family).close()
         except OSError as error:
-            why = str(error.strerror)
+            why = str(error.strerror).partition(" (")[0]
         else:
             return  # one address of several is enough
     raise UsageError(_cannot_listen(listen, why))
@@ -652,7 +630,7 @@ class _Listener:
         self._channel, self._grpc = channel, load_grpc()
         self._inbound: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._pending: Counter[str] = Counter()
+        self._places = {name: threading.Semaphore(HELLOS) for name in channel.federation.names}
         places = len(channel.federation.members) + 4
         method = self._grpc.stream_stream_rpc_method_handler(self._serve)
         self._server = self._grpc.server(
@@ -678,7 +656,6 @@ class _Listener:
         self._server.start()
 
     def close(self) -> None:
-        """Listen no more."""
         self._server.stop(0).wait(DRAIN)
         self._handshakes.close()
 
@@ -723,15 +700,12 @@ class _Listener:
     @contextmanager
     def _place(self, name: str) -> Iterator[None]:
         """One of few for a member that has not said its hello yet: nobody takes the threads that the others need."""
-        with self._lock:
-            if self._pending[name] >= HELLOS:
-                raise PeerError(f"it has {HELLOS} connections already on which it has not said its hello")
-            self._pending[name] += 1
+        if not self._places[name].acquire(blocking=False):
+            raise PeerError(f"it has {HELLOS} connections already on which it has not said its hello")
         try:
             yield
         finally:
-            with self._lock:
-                self._pending[name] -= 1
+            self._places[name].release()
 
     def _caller(self, context: Any) -> Contact:
         facts = context.auth_context()
@@ -804,7 +778,6 @@ class Handshakes:
                     self._open.popleft()
 
     def close(self) -> None:
-        """Nothing is told any more."""
         self._closed.set()
 
     def _watch(self) -> None:

@@ -111,7 +111,6 @@ class Rules:
     gossip_clip: float = 0.0
 
     def check(self, members: int) -> None:
-        """Check the rules."""
         if not 2 <= self.min_members <= members:
             raise UsageError(
                 f"--min-members is {self.min_members}: it must be 2 to the number of members, {members}"
@@ -208,7 +207,6 @@ class Federation:
         return cls.parse(content, str(path))
 
     def to_toml(self) -> str:
-        """The file."""
         signature, key = (
             base64.b64encode(each).decode()
             for each in (self.signature, encoded_point(_key_in(self.convener)))
@@ -241,7 +239,6 @@ class Federation:
         }
 
     def _body(self) -> bytes:
-        """What is signed."""
         table = self._table()
         lines = _toml_lines({k: v for k, v in table.items() if not isinstance(v, dict | list)})
         for name in ("plan", "rules"):
@@ -315,7 +312,6 @@ class Federation:
         return next((m for m in self.members if m.fingerprint == digits), None)
 
     def topology(self) -> Topology:
-        """Who sends to whom."""
         return parse(str(self.plan["topology"]), len(self.members))
 
     @cached_property
@@ -332,11 +328,8 @@ class Federation:
     # Checks at home, before anybody is connected to
 
     def check_for(self, identity: Identity) -> Contact:
-        """Whether a member may run this contract here and now.
-
-        Raises:
-            UsageError: it is not in it, was expelled, its certificate has expired, or this is another version of dpps.
-        """
+        """Whether a member may run this contract here and now. UsageError: it is not in it, was expelled, its certificate has
+        expired, or this is another version of dpps."""
         found = self.by_fingerprint(identity.fingerprint)
         if found is None:
             raise UsageError(
@@ -365,11 +358,8 @@ class Federation:
         return found
 
     def check_next(self, following: "Federation", where: str = "the federation file") -> None:
-        """Whether another file is a later revision of this one.
-
-        Raises:
-            UsageError: it is of another federation or convener, of an older revision, or changes what no revision may.
-        """
+        """Whether another file is a later revision of this one. UsageError: it is of another federation or convener, of an older
+        revision, or changes what no revision may."""
         if following.convener_fingerprint != self.convener_fingerprint:
             raise _other_convener(where, following.convener_fingerprint, self.convener_fingerprint)
         if following.id != self.id:
@@ -459,7 +449,6 @@ class Membership:
 
     @property
     def name(self) -> str:
-        """Of this member."""
         return self.names[self.own]
 
     @property
@@ -594,11 +583,7 @@ _MEMBERS_FOLDER = Path("data")
 
 def read_plan(path: Path, members: int) -> tuple[dict[str, Any], str]:
     """The plan and the schema of a new federation, from what `--print-config` of `dpps train` or `dpps stats` wrote. A schema that
-    it names is read and becomes part of the contract.
-
-    Raises:
-        UsageError: it asks for something that members who come and go cannot do.
-    """
+    it names is read and becomes part of the contract. UsageError: it asks for something that members who come and go cannot do."""
     if members < 2:
         said = "one --member is" if members else "no --member is"
         raise UsageError(
@@ -645,11 +630,8 @@ def _questions(options: SurveyOptions) -> dict[str, Any]:
 
 
 def questions_for(federation: Federation, schema: Path) -> SurveyOptions:
-    """What one member answers by the contract, whose schema was written to a file at home.
-
-    Raises:
-        UsageError: the plan is none that `read_plan` makes, whoever signed it.
-    """
+    """What one member answers by the contract, whose schema was written to a file at home. UsageError: the plan is none that
+    `read_plan` makes, whoever signed it."""
     named = "the plan in the federation file"
     asked = {
         name: value for name, value in federation.plan.items() if name not in ("data", "topology", "unit")
@@ -663,11 +645,7 @@ def questions_for(federation: Federation, schema: Path) -> SurveyOptions:
 
 def config_for(federation: Federation, schema: Path | None = None, **circumstances: Any) -> Options:
     """The options with which one member carries out the contract: with paths and other `circumstances` that do not change what is
-    computed.
-
-    Raises:
-        UsageError: the plan is none that `read_plan` makes, whoever signed it.
-    """
+    computed. UsageError: the plan is none that `read_plan` makes, whoever signed it."""
     named = "the plan in the federation file"
     config = Options.from_json(federation.plan, named, f"{named} is of another version of dpps")
     _check_plan(config, len(federation.members))
@@ -760,11 +738,8 @@ def quorum(members: int, colluders: int, absentees: int) -> int:
 
 
 def _verified(content: bytes, where: str, convener: str) -> tuple[bytes, bytes]:
-    """The signature of a file and the bytes that it is of.
-
-    Raises:
-        UsageError: they were not signed by the key that the file names, or that is another one than `convener`.
-    """
+    """The signature of a file and the bytes that it is of. UsageError: they were not signed by the key that the file names, or that
+    is another one than `convener`."""
     if len(content) > LARGEST_FILE:
         raise UsageError(f"{where} has more than {LARGEST_FILE} bytes: it is no federation file")
     head = _HEAD.match(content)

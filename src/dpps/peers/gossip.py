@@ -406,9 +406,9 @@ class Peers(Fabric):
                 self._late.update(missing)
                 break
             self.wait(deadline - self.clock())
-        seen = {n: self._inlets[n].seen for n in sources}
-        came = (n for n, claim in seen.items() if claim is not None and claim.order == (phase, round_))
-        found = frozenset(came) | {self.own}
+        seen = ((n, self._inlets[n].seen) for n in sources)
+        came = {n for n, claim in seen if claim is not None and claim.order == (phase, round_)}
+        found = frozenset(came | {self.own})
         if phase == LEARNING:
             for node in found:
                 self._late.pop(node, None)
@@ -1012,11 +1012,8 @@ class Peers(Fabric):
         }
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Take up what `tensors` and `meta` gave, in a new start of the process.
-
-        Raises:
-            RunError: they were written by a version whose messages are other ones.
-        """
+        """Take up what `tensors` and `meta` gave, in a new start of the process. RunError: they were written by a version whose
+        messages are other ones."""
         if meta.get("protocol") != PROTOCOL:
             raise RunError(
                 f"the outbox was written with protocol {meta.get('protocol', '1')} and this version has {PROTOCOL}: go on with the "

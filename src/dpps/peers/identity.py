@@ -62,11 +62,7 @@ def encoded_point(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def key_of_point(point: bytes) -> ec.EllipticCurvePublicKey:
-    """What `encoded_point` gave.
-
-    Raises:
-        ValueError: it is no point of the curve.
-    """
+    """What `encoded_point` gave. ValueError: it is no point of the curve."""
     if len(point) != 65:
         raise ValueError(f"a key of {len(point)} bytes")
     return ec.EllipticCurvePublicKey.from_encoded_point(_CURVE(), point)
@@ -124,11 +120,7 @@ class Key:
 
     @classmethod
     def read(cls, path: Path) -> "Key":
-        """The key in a file.
-
-        Raises:
-            UsageError: there is none, it is something else, or others may read it.
-        """
+        """The key in a file. UsageError: there is none, it is something else, or others may read it."""
         try:
             content, mode = path.read_bytes(), path.stat().st_mode
         except OSError as error:
@@ -160,7 +152,6 @@ class Key:
 
     @property
     def fingerprint(self) -> str:
-        """Of the public half."""
         return fingerprint(self.public)
 
     def sign(self, message: bytes) -> bytes:
@@ -231,11 +222,8 @@ class Request:
 
     @classmethod
     def read(cls, path: Path) -> "Request":
-        """The request in a file, its own signature checked.
-
-        Raises:
-            UsageError: it cannot be read, was changed, or asks for something else.
-        """
+        """The request in a file, its own signature checked. UsageError: it cannot be read, was changed, or asks for something
+        else."""
         try:
             found = x509.load_pem_x509_csr(path.read_bytes())
         except (OSError, ValueError) as error:
@@ -329,15 +317,10 @@ class Identity:
 
     @property
     def fingerprint(self) -> str:
-        """Of its public key."""
         return self.key.fingerprint
 
     def pair_key(self) -> IdentityKey:
-        """The X25519 key with which it shares noise.
-
-        Raises:
-            UsageError: there is none: the folder is of an earlier version.
-        """
+        """The X25519 key with which it shares noise. UsageError: there is none: the folder is of an earlier version."""
         if not (self.folder / PAIRS_KEY).exists():
             raise UsageError(
                 f"{self.folder} holds no {PAIRS_KEY}, with which noise is shared: restore it, or make a new key and take part in a new federation"

@@ -80,7 +80,6 @@ class Outlet:
         return all(s.number <= self.got or s.letter >= (phase, round_ - 1) for s in self.waiting)
 
     def add(self, weight: float, letter: tuple[int, int]) -> None:
-        """A new share."""
         self.number += 1
         self.waiting.append(Sent(self.number, weight, letter))
 
@@ -416,11 +415,7 @@ class Rows:
         return _SLACK * a * most if math.isfinite(most) else math.inf
 
     def checked(self, share: Share) -> Tensor:
-        """The row of a share, not longer than `longest`.
-
-        Raises:
-            FrameError: no honest member can have it.
-        """
+        """The row of a share, not longer than `longest`. FrameError: no honest member can have it."""
         if len(share.row) != self.size:
             raise FrameError(f"a row of {len(share.row)} bytes: rows have {self.size}")
         row = torch.frombuffer(bytearray(share.row), dtype=self.dtype).double()

@@ -683,10 +683,10 @@ class Participation:
         self, contract: Federation, callbacks: Sequence[Callback], own_choice: Mapping[str, Any]
     ) -> Run:
         """The run of a plan of `dpps train`, or the release of one of `dpps stats`."""
-        for name, usual in (("data_dir", None), ("metrics", None), ("device", "auto")):
+        for name, usual in (("metrics", None), ("device", "auto")):
             if contract.asks and own_choice[name] != usual:
                 raise UsageError(
-                    f"--{name.replace('_', '-')} would be ignored: the plan asks questions (dpps stats); leave it out"
+                    f"--{name} would be ignored: the plan asks questions (dpps stats); leave it out"
                 )
         schema = self.out / SCHEMA
         if contract.schema:
@@ -885,16 +885,13 @@ class Participation:
             self.channel.tell(str(error))
         if self.channel.own.name not in following.active:
             self._expelled = f"{self.channel.own.name} was expelled from the federation in revision {following.revision}; its ledger is safe in {self.out}"
-            self._interrupt()
-
-    def _interrupt(self) -> None:
-        """End the run wherever it waits: all that counts is on disk before it is sent."""
-        if self._over.is_set():
-            return  # there is nothing left to end
-        if self._thread is threading.main_thread() and self._thread.ident is not None:
-            signal.pthread_kill(self._thread.ident, signal.SIGINT)
-        else:
-            self.run.stop()
+            if self._over.is_set():
+                return  # there is nothing left to end
+            # end the run wherever it waits: all that counts is on disk before it is sent
+            if self._thread is threading.main_thread() and self._thread.ident is not None:
+                signal.pthread_kill(self._thread.ident, signal.SIGINT)
+            else:
+                self.run.stop()
 
 
 def against(plan: Mapping[str, Any]) -> str:
@@ -909,11 +906,8 @@ def against(plan: Mapping[str, Any]) -> str:
 
 def accept(identity: Identity, path: Path, convener: str = "") -> Federation:
     """The contract to run by: that in the file, or a later revision of it that is known already. Nothing is written. Without the
-    fingerprint of the convener, as read out on the telephone, the one seen first is trusted.
-
-    Raises:
-        UsageError: it is not what the convener signed, is of another convener, or not for this member.
-    """
+    fingerprint of the convener, as read out on the telephone, the one seen first is trusted. UsageError: it is not what the
+    convener signed, is of another convener, or not for this member."""
     found = Federation.read(path)
     said, signed_by = re.sub(r"[\s:]", "", convener).lower(), found.convener_fingerprint
     if said and said != signed_by:
@@ -971,16 +965,13 @@ def remember(identity: Identity, federation: Federation, *, compared: bool = Fal
 
 
 def check_run(identity: Identity, federation: Federation, out: Path) -> None:
-    """Refuse to begin a run of this federation a second time: its ledger would begin at nothing, and what was spent would be spent again.
-
-    Raises:
-        UsageError: the run was begun in another folder, the folder holds it no more, or holds another one.
-    """
+    """Refuse to begin a run of this federation a second time: its ledger would begin at nothing, and what was spent would be spent
+    again. UsageError: the run was begun in another folder, the folder holds it no more, or holds another one."""
     try:
-        held: Status | None = states.read_status(out)
+        held = states.read_status(out)
     except UsageError:
-        held = None  # there is none; or it cannot be read, which stops nobody: it is for people to look at
-    if held is not None:
+        pass  # there is none; or it cannot be read, which stops nobody: it is for people to look at
+    else:
         name = federation.check_for(identity).name
         if (held.member, held.federation) != (name, federation.id):
             raise UsageError(
@@ -991,9 +982,9 @@ def check_run(identity: Identity, federation: Federation, out: Path) -> None:
     if not place.exists():
         return
     here, begun = out.resolve(), Path(place.read_text().strip())
-    if (here / OUTBOX).is_dir() and (here == begun or not begun.exists()):  # the same, or moved
-        return
-    if here == begun or not begun.exists():
+    if here == begun or not begun.exists():  # the same, or moved
+        if (here / OUTBOX).is_dir():
+            return
         raise UsageError(
             f"{place} says that this member's run of federation {federation.id} was begun in {begun}, and its outbox is not in "
             f"{here}: what was spent is in its ledger; restore that folder, or take no further part"
@@ -1005,11 +996,8 @@ def check_run(identity: Identity, federation: Federation, out: Path) -> None:
 
 
 def check_free(out: Path, federation: Federation) -> None:
-    """Refuse a folder with files of others, before the first one is written there. What a start leaves that died on the way is not such.
-
-    Raises:
-        UsageError: names them.
-    """
+    """Refuse a folder with files of others, before the first one is written there. What a start leaves that died on the way is not
+    such. UsageError: names them."""
     folder, place = RunFolder(out), out / SCHEMA
     if folder.settings.exists():
         return
@@ -1023,11 +1011,7 @@ def check_free(out: Path, federation: Federation) -> None:
 
 
 def check_alone(out: Path) -> None:
-    """Refuse to take part twice at once.
-
-    Raises:
-        UsageError: another process takes part in the run in this folder.
-    """
+    """Refuse to take part twice at once. UsageError: another process takes part in the run in this folder."""
     try:
         with locked(out / OUTBOX / LOCK):
             return

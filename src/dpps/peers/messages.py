@@ -100,11 +100,7 @@ class Hello:
 
     @classmethod
     def decoded(cls, content: bytes) -> "Hello":
-        """What came over the wire.
-
-        Raises:
-            PeerError: it is something else.
-        """
+        """What came over the wire. PeerError: it is something else."""
         if len(content) > LARGEST_HELLO:
             raise PeerError(
                 f"its first message has {len(content)} bytes and a hello has at most {LARGEST_HELLO}"
@@ -124,11 +120,8 @@ class Hello:
 
 
 def refuse_other(own: Hello, theirs: Hello) -> None:
-    """Refuse one of another run, another version or another model; revisions are compared by `newer_file`.
-
-    Raises:
-        PeerError: one line that names what differs.
-    """
+    """Refuse one of another run, another version or another model; revisions are compared by `newer_file`. PeerError: one line that
+    names what differs."""
     if theirs.federation != own.federation:
         raise PeerError(f"wrong run: it is of federation {theirs.federation}, here is {own.federation}")
     for name, value in own.facts.items():
@@ -140,11 +133,8 @@ def refuse_other(own: Hello, theirs: Hello) -> None:
 
 
 def newer_file(known: Federation, theirs: Hello) -> Federation | None:
-    """The later revision that the other side brings; None when it has the same or an older one.
-
-    Raises:
-        PeerError: it says that its revision is later and shows no file of the convener for it.
-    """
+    """The later revision that the other side brings; None when it has the same or an older one. PeerError: it says that its
+    revision is later and shows no file of the convener for it."""
     if theirs.revision <= known.revision:
         return None
     try:
@@ -208,7 +198,6 @@ class Claim:
         return self.phase, self.round
 
     def to_json(self) -> list[Any]:
-        """For a frame and for the disk."""
         numbers = self.number, self.weight, self.a
         return [self.phase, self.round, self.digest, *numbers, self.signature.hex()]
 
@@ -257,13 +246,11 @@ class Presence:
         return told.encode()
 
     def to_json(self) -> list[Any]:
-        """For a frame and for the disk."""
         more = [self.revision, list(self.reserved)] if self.reserved else []
         return [self.beats, self.pushed, self.state, self.signature.hex(), *more]
 
     @classmethod
     def from_json(cls, listed: Any, nodes: int) -> "Presence":
-        """What `to_json` gave."""
         beats, pushed, state, signature, *more = listed
         found = cls(_whole(beats), _whole(pushed, -1), _whole(state, 0, 3), _signature(signature))
         if not more:
@@ -327,11 +314,8 @@ def largest(row_bytes: int) -> int:
 
 
 def decode(data: bytes, run: str, nodes: int, row_bytes: int) -> Frame:
-    """A frame from bytes, of this run with so many members and so many bytes in a row.
-
-    Raises:
-        FrameError: no honest member of this run sends that.
-    """
+    """A frame from bytes, of this run with so many members and so many bytes in a row. FrameError: no honest member of this run
+    sends that."""
     if len(data) < _HEAD.size:
         raise FrameError(f"{len(data)} bytes are no frame")
     magic, length = _HEAD.unpack_from(data)

@@ -75,12 +75,10 @@ class Status:
     """Where members share noise: how many may collude, and how many may be lost."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the file and the page."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Status":
-        """What `to_json` wrote."""
         members = [Peer(**each) for each in found["members"]]
         return cls(**{**found, "members": members, "links": [(i, j) for i, j in found["links"]]})
 
@@ -109,15 +107,17 @@ class Status:
     def alive(self) -> bool:
         """Whether the process still writes: then its state is what it says."""
         age = (datetime.now(UTC) - datetime.fromisoformat(self.updated)).total_seconds()
-        return self.state not in OVER and age < LATE and _exists(self.process)
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it is there, and another user's
+        return self.state not in OVER and age < LATE
 
 
 def write_status(folder: Path, status: Status) -> None:
-    """Whole or not at all; it is renewed so often that it need not outlive a power cut.
-
-    Raises:
-        RunError: it could not be written.
-    """
+    """Whole or not at all; it is renewed so often that it need not outlive a power cut. RunError: it could not be written."""
     status.updated, status.process = now(), os.getpid()
     target = folder / FILE
     with writing(target), replacing(target) as aside, open(aside, "w", opener=private) as file:
@@ -125,11 +125,7 @@ def write_status(folder: Path, status: Status) -> None:
 
 
 def read_status(folder: Path) -> Status:
-    """The status in a run's folder.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The status in a run's folder. UsageError: there is none."""
     try:
         return Status.from_json(json.loads((folder / FILE).read_text()))
     except (FileNotFoundError, NotADirectoryError):
@@ -156,25 +152,11 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'"
 
 
 def check_page(address: str) -> tuple[str, int]:
-    """Host and port of a page.
-
-    Raises:
-        UsageError: others than this machine could see it.
-    """
+    """Host and port of a page. UsageError: others than this machine could see it."""
     host, _, port = check_address("--page", address).rpartition(":")
     try:
         local = ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -249,7 +231,6 @@ class LivePage:
         threading.Thread(target=self._server.serve_forever, name="dpps page", daemon=True).start()
 
     def close(self) -> None:
-        """Serve no more."""
         self._server.shutdown()
         self._server.server_close()
 

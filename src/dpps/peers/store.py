@@ -38,27 +38,18 @@ class Outbox:
         self._locked: int | None = None
 
     def lock(self) -> None:
-        """Be the only process that has this outbox, until `unlock` or its end.
-
-        Raises:
-            RunError: another process has it.
-        """
+        """Be the only process that has this outbox, until `unlock` or its end. RunError: another process has it."""
         with writing(self.folder):
             private_folder(self.folder)
             self._locked = open_alone(self.folder / LOCK, os.O_CREAT)
 
     def unlock(self) -> None:
-        """Let others have it."""
         if self._locked is not None:
             close_alone(self._locked)
             self._locked = None
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest state that is whole; None when there is none.
-
-        Raises:
-            RunError: there are files, and none of them is whole.
-        """
+        """The newest state that is whole; None when there is none. RunError: there are files, and none of them is whole."""
         found = [each for path in self._paths if (each := _read(path)) is not None]
         if not found:
             if any(path.exists() and path.stat().st_size for path in self._paths):
@@ -72,11 +63,7 @@ class Outbox:
         return tensors, meta
 
     def write(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Put a new state on disk; when this returns, it stays.
-
-        Raises:
-            RunError: the disk refused; the state before is intact.
-        """
+        """Put a new state on disk; when this returns, it stays. RunError: the disk refused; the state before is intact."""
         turn = self._turn + 1
         payload = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         text = json.dumps({**meta, "turn": turn}, allow_nan=False).encode()
@@ -213,12 +200,8 @@ class OutboxLedger(LedgerFile):
             os.truncate(self.path, whole)
 
     def recover(self, first: int, lines: list[str]) -> None:
-        """Put lines into the file that the outbox has and the file lacks, and wait until it is sure to have them all: the
-        outbox that is written next has only later ones.
-
-        Raises:
-            RunError: file and outbox are not of the same run or time.
-        """
+        """Put lines into the file that the outbox has and the file lacks, and wait until it is sure to have them all: the outbox
+        that is written next has only later ones. RunError: file and outbox are not of the same run or time."""
         have, last = self.mark.lines, first + len(lines) - 1
         if not first - 1 <= have <= last:
             raise RunError(
