@@ -39,7 +39,6 @@ from dpps.protocol import DPPS
 from dpps.runs import Run, Simulation
 from dpps.sensitivity import Bounded, Paper
 from dpps.topology import Exponential, Topology
-from dpps.transport import Exchange, Link, Stacked
 
 DELTA = 1e-5
 
@@ -96,31 +95,15 @@ _INSIDE = 1e-9  # squared distance of a unit vector from the row space
 _REPEATS = {False: 100, True: 10}  # runs with other values and other noise: of one number a node, of images
 
 
-class Listener(Stacked):
-    """All rows in one process, and a record of what node `attacker` hears: the rows of those who send to it, and its own."""
-
-    def __init__(self, nodes: int, attacker: int) -> None:
-        super().__init__(nodes)
-        self.attacker = attacker
-        self.heard: list[Tensor] = []
-        """One vector a message, round by round, senders ascending."""
-
-    def push(self, exchange: Exchange, s: Tensor, a: Tensor, link: Link) -> None:
-        assert exchange.weights is not None, "a listener does not synchronise"
-        weights, row = exchange.weights, slice(*exchange.weights.indptr[self.attacker : self.attacker + 2])
-        self.heard += [s[int(j)].clone() for j in weights.senders[row]]  # the protocol uses its memory again
-        super().push(exchange, s, a, link)
-
-
 @dataclass(frozen=True)
 class Knowledge:
     """What one node hears over some rounds, as a matrix on the start values."""
 
     attacker: int
     matrix: Matrix
-    """(messages, N), in the order of `Listener.heard`."""
-    neighbours: tuple[int, ...]
-    """Who sends to it."""
+    """(messages, N), in the order of `heard`."""
+    senders: tuple[tuple[int, ...], ...]
+    """Who sends to it in each round; itself included."""
 
     @classmethod
     def of(cls, topology: Topology, attacker: int, rounds: int) -> "Knowledge":
@@ -132,14 +115,23 @@ class Knowledge:
         if topology.nodes > LARGEST_NETWORK:
             raise UsageError(f"nodes is {topology.nodes}: use {LARGEST_NETWORK} or fewer")
         mixed: Matrix = np.eye(topology.nodes)
-        heard, senders = [], set()
+        heard, senders = [], []
         for t in range(rounds):
             weights = topology.weights(t)
             row = weights.senders[slice(*weights.indptr[attacker : attacker + 2])]
             heard.append(mixed[row])
-            senders |= set(row.tolist())
+            senders.append(tuple(row.tolist()))
             mixed = weights.matrix @ mixed
-        return cls(attacker, np.concatenate(heard), tuple(sorted(senders - {attacker})))
+        return cls(attacker, np.concatenate(heard), tuple(senders))
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Who sends to it."""
+        return tuple(sorted({node for row in self.senders for node in row} - {self.attacker}))
+
+    def heard(self, messages: Sequence[Tensor]) -> Matrix:
+        """What it hears of the messages of all nodes, round by round."""
+        return np.concatenate([m.numpy()[list(row)] for m, row in zip(messages, self.senders, strict=True)])
 
     @cached_property
     def _svd(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -287,12 +279,12 @@ def _outcome(
     unknown[np.ix_(others, others)] = alone if partners is None else unknown_covariance(partners, others)
     squares, means, scale, reads = [], [], 0.0, []
     for k, secret in enumerate(secrets):
-        listener = Listener(nodes, attacker)
+        wire = Wiretap(nodes)
         source = Seeded(seed + k) if partners is None else SecurePairs(partners)
-        protocol = DPPS(topology, mechanism, bound, noise=source, fabric=listener)
+        protocol = DPPS(topology, mechanism, bound, noise=source, fabric=wire)
         state = protocol.start(secret)
         scale, *_ = [protocol.step(state).scale for _ in range(rounds)]
-        heard = torch.stack(listener.heard).numpy()
+        heard = knowledge.heard(wire.messages)
         if isinstance(
             source, SecurePairs
         ):  # what the attacker shares went through the same mixing as the values
