@@ -85,9 +85,11 @@ def test_an_observer_scores_by_the_explicit_likelihood_ratio() -> None:
     assert log_ratio(sigma, shift, seen) == pytest.approx(exact / 2)
 
 
-@pytest.mark.parametrize("present", [None, np.array([True, True, False, True, True])])
-def test_what_the_coalition_does_not_know_is_what_is_left_of_the_noise_that_is_drawn(present) -> None:
-    partners, trials, honest = Pairs(1).partners(5), 40_000, [0, 1, 3]
+@pytest.mark.parametrize(
+    ("present", "honest"), [(None, [0, 1, 2, 3]), (np.array([True, True, False, True, True]), [0, 1, 3])]
+)
+def test_what_the_coalition_does_not_know_is_what_is_left_of_the_noise_that_is_drawn(present, honest) -> None:
+    partners, trials = Pairs(1).partners(5), 40_000
     source = SecurePairs(partners)
     rows = torch.zeros(5, trials, dtype=torch.float64)
     out = Outgoing(rows, rows, rows.clone(), range(5), 0, base_is_public=True, present=present)
