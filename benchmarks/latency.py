@@ -14,8 +14,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from measure import Row, Spread, main
+from measure import Row, Spread, dpps, main
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "system"))
 from lan import Lan, permitted
@@ -33,36 +34,23 @@ OPTIONS = f"--nodes {HOSTS} --batch-size 50 --epochs 1 --quiet --timeout 60"
 def train(lan: Lan, unit: str, out: Path) -> float:
     """A run on all hosts: the seconds of one round."""
     meeting = {"WORLD_SIZE": str(HOSTS), "MASTER_ADDR": lan.address(0), "MASTER_PORT": "29500"}
-    command = [
-        sys.executable,
-        "-m",
-        "dpps",
-        "train",
-        *OPTIONS.split(),
-        *UNITS[unit].split(),
-        "--out",
-        str(out),
-    ]
-    log = out.with_suffix(".log")
+    command, log = dpps(f"train {OPTIONS} {UNITS[unit]} --out", out), out.with_suffix(".log")
+    environment = {**os.environ, **meeting, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as file:
+        output: dict[str, Any] = {"stdout": file, "stderr": subprocess.STDOUT}
         started = [
-            lan.start(
-                host,
-                command,
-                env={**os.environ, **meeting, "RANK": str(host), "OMP_NUM_THREADS": "1"},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-            for host in range(HOSTS)
+            lan.start(host, command, env=environment | {"RANK": str(host)}, **output) for host in range(HOSTS)
         ]
         codes = [process.wait(600) for process in started]
         if any(codes):
             raise SystemExit(log.read_text())
+    return of_round(out)
+
+
+def of_round(out: Path) -> float:
+    """Seconds of a round of the run in this folder, without totals of epsilon for the log."""
     summary = json.loads((out / "summary.json").read_text())
-    seconds = (
-        summary["seconds"]["gradients"] + summary["seconds"]["protocol"]
-    )  # without totals of epsilon for the log
-    return float(seconds / summary["rounds"])
+    return float(summary["seconds"]["gradients"] + summary["seconds"]["protocol"]) / int(summary["rounds"])
 
 
 def by_latency(lan: Lan, what: str, target: float, measure: Callable[[], float]) -> Iterator[Row]:

@@ -260,6 +260,11 @@ class Others:
         return time.monotonic(), (sum(ticks) - idle) / second, ours / second
 
 
+def dpps(words: str, *more: object) -> list[str]:
+    """A `dpps` command for a process of its own: words with spaces between them, and such as may have spaces in them."""
+    return [sys.executable, "-m", "dpps", *words.split(), *map(str, more)]
+
+
 def in_fresh_process(file: str, *arguments: object) -> dict[str, float]:
     """Run `file` with these arguments in a process of its own; the numbers it prints, as JSON."""
     command = [sys.executable, file, *map(str, arguments)]

@@ -9,7 +9,6 @@ Needs MNIST in $DPPS_DATA or the user cache.
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,14 +16,13 @@ from pathlib import Path
 
 import pooch
 from learners import learner
-from measure import Row, Spread, main, times
+from measure import Row, Spread, dpps, main, times
 from training import Products
 
 RECIPE = (
-    *("--model", "mlp", "--algorithm", "partpsp", "--shared", "1", "--nodes", "10", "--topology", "exp"),
-    *("--unit", "node-swap", "--sensitivity", "paper", "--c-prime", "0.78", "--decay", "0.55"),
-    *("--budget", "5", "--noise-rate", "0.001", "--sync-every", "5"),
-    *("--batch-size", "100", "--lr-shared", "0.1", "--lr-local", "0.1", "--lr-step", "5", "--quiet"),
+    "--model mlp --algorithm partpsp --shared 1 --nodes 10 --topology exp --unit node-swap --sensitivity paper "
+    "--c-prime 0.78 --decay 0.55 --budget 5 --noise-rate 0.001 --sync-every 5 --batch-size 100 --lr-shared 0.1 "
+    "--lr-local 0.1 --lr-step 5 --quiet"
 )
 """The authors' settings, with the paper's sensitivity, which needs synchronisation to stay finite."""
 
@@ -34,10 +32,10 @@ AUTHORS, AIM, PRODUCTS = 0.66, 0.011, 0.0023  # seconds a round
 def train(data: str, epochs: int, threads: int) -> dict[str, float]:
     """Seconds of one command: the whole, and its parts as the run itself recorded them."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "dpps", "train", "--data", data, "--epochs", str(epochs), *RECIPE]
+        command = dpps(f"train --data {data} --epochs {epochs} {RECIPE} --out", folder)
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         begun = time.perf_counter()
-        subprocess.run([*command, "--out", folder], check=True, env=environment, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         whole = time.perf_counter() - begun
         summary = json.loads((Path(folder) / "summary.json").read_text())
     parts = summary["seconds"]

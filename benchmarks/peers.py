@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from latency import DELAYS, HOSTS, Lan, by_latency, refusal
-from measure import Row, main, spreads
+from latency import DELAYS, HOSTS, Lan, by_latency, of_round, refusal
+from measure import Row, dpps, main, spreads
 
 from dpps.peers import REQUEST, Channel, Federation, Identity, Key, Request, Rules, convene
 
@@ -31,14 +31,7 @@ ROUNDS, FRAMES, TURNS = 30, 50, 5
 SLOWER, IN_L, PAIRS = 1.67, 2.5, 1.5
 """Targets."""
 EIGHT = 8
-PLAN = {
-    "topology": "ring",
-    "unit": "record",
-    "nodes": HOSTS,
-    "algorithm": "partpsp",
-    "model": "mlp",
-    "epochs": 1,
-}
+PLAN = {"topology": "ring", "unit": "record", "algorithm": "partpsp", "model": "mlp", "epochs": 1}
 
 
 def federation(folder: Path, addresses: list[str]) -> Federation:
@@ -184,50 +177,22 @@ def trained(lan: Lan, folder: Path, more: str = "--topology ring") -> float:
     size = 10_000 // hosts
     options = f"--nodes {hosts} --declared-sizes {size} --batch-size 50 --epochs {hosts // HOSTS} {more}"
     with plan.open("w") as file:
-        subprocess.run(
-            [sys.executable, "-m", "dpps", "train", *options.split(), "--print-config"],
-            stdout=file,
-            check=True,
-        )
-    shutil.rmtree(folder / "f", ignore_errors=True)
-    members = [word for k in range(hosts) for word in ("--member", str(folder / f"m{k}" / REQUEST))]
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "dpps",
-            "federation",
-            "create",
-            str(plan),
-            *members,
-            "--out",
-            str(folder / "f"),
-        ],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    begun = time.time_ns()
+        subprocess.run(dpps(f"train {options} --print-config"), stdout=file, check=True)
+    made, begun = folder / "f", time.time_ns()
+    shutil.rmtree(made, ignore_errors=True)
+    members = [word for k in range(hosts) for word in ("--member", folder / f"m{k}" / REQUEST)]
+    create = dpps("federation create", plan, *members, "--out", made)
+    subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+    convener, environment = Key.read(made / "convener.key").fingerprint, os.environ | {"OMP_NUM_THREADS": "1"}
     started = []
     for k in range(hosts):
-        words = [
-            "federation",
-            "join",
-            str(folder / "f" / "federation.toml"),
-            "--member",
-            str(folder / f"m{k}"),
-            "--quiet",
-        ]
-        words += ["--convener", Key.read(folder / "f" / "convener.key").fingerprint]
-        out = str(folder / f"run-{begun}-{k}")
-        command = [sys.executable, "-m", "dpps", *words, "--out", out]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        own = ("--member", folder / f"m{k}", "--out", folder / f"run-{begun}-{k}", "--convener", convener)
+        command = dpps("federation join --quiet", made / "federation.toml", *own)
         started.append(lan.start(k, command, env=environment, stdout=subprocess.DEVNULL))
     codes = [process.wait(900) for process in started]
     if any(codes):
         raise SystemExit(f"dpps federation join ended with {codes}")
-    summary = json.loads((folder / f"run-{begun}-0" / "summary.json").read_text())
-    seconds, count = summary["seconds"], int(summary["rounds"])
-    return float(seconds["gradients"] + seconds["protocol"]) / count
+    return of_round(folder / f"run-{begun}-0")
 
 
 def rows(quick: bool) -> Iterator[Row]:

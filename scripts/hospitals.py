@@ -1,6 +1,7 @@
-"""Nodes with their own tables: heart disease, breast cancer survival, two numbers, three other tables, by the command line alone.
+"""Nodes with their own tables: heart disease, breast cancer survival, two numbers, three other tables, by options of `dpps train`.
 
-Writes each hospital's CSV files and the public schema, runs `dpps train` with several seeds, and prints one row per setting:
+Writes each hospital's CSV files and the public schema, trains with several seeds, and prints one row per setting. Runs are kept in
+OUT/cells and not repeated, unless the code has changed since:
 
     python scripts/hospitals.py FOLDER --seeds 10 --out out/hospitals
     python scripts/hospitals.py FOLDER --only wine fair anes96 --grid --seeds 5 --out out/grid
@@ -17,18 +18,18 @@ questionnaires, edges of time. The rule of the library was chosen on `heart`, `t
 import argparse
 import csv
 import json
-import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from dpps.__main__ import main as dpps
-from dpps.runs.saved_models import Saved, outputs, saved_models
+from dpps.paper import Cell, Pool, Store, cores, spread, text
+from dpps.runs import Run
+from dpps.runs.saved_models import Saved, choose, outputs
 from dpps.tasks import METRICS
 
 Rows = list[dict[str, Any]]
@@ -262,8 +263,8 @@ MEASURED = {
 }
 
 
-def write(nodes: Iterable[Split], of: str, out: Path) -> tuple[Path, Path, list[int]]:
-    """The files of all hospitals and the schema; and how many training patients each hospital has."""
+def write(nodes: Iterable[Split], of: str, out: Path) -> Cell:
+    """Write the files of all hospitals and the schema; the run over them by the rule alone."""
     sizes = []
     for node, (train, test) in enumerate(nodes):
         folder = out / "data" / f"node-{node}"
@@ -276,12 +277,15 @@ def write(nodes: Iterable[Split], of: str, out: Path) -> tuple[Path, Path, list[
         names = list(train[0])
         sizes.append(len(train))
     (out / "schema.toml").write_text(schema(of, names), encoding="utf-8")
-    return out / "data" / "node-{rank}", out / "schema.toml", sizes
+    files = {"node_data": out / "data" / "node-{rank}", "schema": out / "schema.toml"}
+    declared = {"nodes": len(sizes), "declared_sizes": ",".join(map(str, sizes))}
+    fixed = {"model": "linear", "shared": "all", "topology": "complete", "delta": DELTA}
+    return Cell.of(variant=of, **files, **declared, **fixed)
 
 
 def all_pairs(run: Path, data: Path, nodes: int) -> float:
     """The c-index over all pairs of patients, of one hospital or of two."""
-    saved = Saved.read(saved_models(run)[0])
+    saved = Saved.read(choose(run)[0])
     model, sets = saved.load(), []
     for node in range(nodes):
         x, targets = saved.examples(Path(str(data).replace("{rank}", str(node))) / "test.csv", labelled=True)
@@ -290,44 +294,34 @@ def all_pairs(run: Path, data: Path, nodes: int) -> float:
     return METRICS["c-index"](*(torch.cat(part) for part in zip(*sets, strict=True)))
 
 
-def one(
-    of: str, files: tuple[Path, Path, list[int]], epsilon: float, trust: str, seed: int, out: Path, *more: str
-) -> dict[str, float]:
-    """One run, with more options or by the rule alone, and what came out."""
-    template, declared, sizes = files
-    words = ["train", "--nodes", str(len(sizes)), "--node-data", str(template), "--schema", str(declared)]
-    words += ["--declared-sizes", ",".join(map(str, sizes))]
-    words += ["--model", "linear", "--shared", "all", "--topology", "complete", "--delta", str(DELTA)]
-    words += ["--colluders", "0"] if trust == "pairs" else []
-    words += ["--epsilon", str(epsilon), "--trust", trust, "--seed", str(seed), "--out", str(out)]
-    words += more
-    if dpps([*words, "--overwrite", "--quiet"]) != 0:
-        raise SystemExit(f"dpps {' '.join(words)} failed")
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["privacy"]["epsilon"] <= epsilon * (1 + 1e-9)
-    found = {}
-    for name in MEASURED[of]:
-        estimates = summary["scores"]["own"][name]
-        found[name], found[f"{name}, mean over hospitals"] = (
-            estimates[k]["value"] for k in ("pooled", "mean")
-        )
-    if of == "tcga":
-        found["c-index, all pairs"] = all_pairs(out, template, len(sizes))
-    return found
+def train(cell: Cell, _: Path | None = None) -> dict[str, Any]:
+    """What comes out of a run: every metric over all patients, and as a mean over the hospitals."""
+    config = cell.config()
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        Run.from_options(config, folder).fit()
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["privacy"]["epsilon"] <= cell["epsilon"] * (1 + 1e-9)
+        found = {}
+        for metric in MEASURED[cell.variant]:
+            estimates = summary["scores"]["own"][metric]
+            found |= {metric: estimates["pooled"]["value"]}
+            found |= {f"{metric}, mean over hospitals": estimates["mean"]["value"]}
+        if cell.variant == "tcga":
+            assert config.node_data is not None
+            found["c-index, all pairs"] = all_pairs(folder, config.node_data, config.nodes)
+    return {"found": found}
 
 
-def around(run: Path) -> dict[str, tuple[str, ...]]:
-    """The settings of the grid: other clips and steps than those that the rule gave this run."""
-    config = json.loads((run / "summary.json").read_text())["config"]
-    clip, rate = config["clip"], config["lr-shared"]
-    same = [word for name in ("epochs", "batch-size") for word in (f"--{name}", str(config[name]))]
+def around(cell: Cell) -> dict[str, Cell]:
+    """The settings of the grid: other clips and steps than those that the rule gives this run."""
+    rule = cell.config()
+    assert rule.clip is not None
+    assert rule.lr_shared is not None
+    cell = cell.but(epochs=rule.epochs, batch_size=rule.batch_size)
     return {
-        f"clip x {c:g}, step x {s:g}": (
-            *same,
-            "--clip",
-            f"{clip * c:.3g}",
-            "--lr-shared",
-            f"{rate * s / c:.3g}",
+        f"clip x {c:g}, step x {s:g}": cell.but(
+            clip=float(f"{rule.clip * c:.3g}"), lr_shared=float(f"{rule.lr_shared * s / c:.3g}")
         )
         for c, s in product((0.5, 1, 2), (0.3, 1, 3))
         if (c, s) != (1, 1)
@@ -335,7 +329,7 @@ def around(run: Path) -> dict[str, tuple[str, ...]]:
 
 
 def main() -> None:
-    """All settings, one line each as soon as it is known, and results.json."""
+    """One line for every setting, and results.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="heart-disease/ and tcga-brca/")
     parser.add_argument("--out", type=Path, default=Path("out/hospitals"))
@@ -346,38 +340,34 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 3.0])
     parser.add_argument("--trust", nargs="+", choices=("nobody", "pairs"), default=["nobody", "pairs"])
     parser.add_argument("--grid", action="store_true", help="the rule, and settings around it")
+    parser.add_argument("--workers", type=int, default=cores())
     options = parser.parse_args()
-    results = []
+    pool, results = Pool(Store(options.out / "cells"), options.workers, train=train), []
     for of in options.only:
-        files = write(READERS[of](options.folder), of, options.out / of)
+        base = write(READERS[of](options.folder), of, options.out / of)
         for epsilon, trust in product(options.epsilons, options.trust):
-            run = options.out / of / "run"
-            settings: dict[str, tuple[str, ...]] = {"rule": ()}
-            while settings:
-                name, more = settings.popitem()
-                runs = [one(of, files, epsilon, trust, seed, run, *more) for seed in range(options.seeds)]
-                if options.grid and not more:
-                    settings = around(run)
-                row: dict[str, Any] = {"data": of, "epsilon": epsilon, "trust": trust, "seeds": options.seeds}
-                row["setting"] = name
-                for key in runs[0]:
-                    values = [found[key] for found in runs if not math.isnan(found[key])]
-                    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                    row[key] = [statistics.fmean(values), spread]
-                results.append(row)
-                shown = "; ".join(
-                    f"{k} {v[0]:.4g} ({v[1]:.2g})" for k, v in row.items() if isinstance(v, list)
-                )
+            rule = base.but(epsilon=epsilon, trust=trust, **({"colluders": 0} if trust == "pairs" else {}))
+            settings = {"rule": rule, **(around(rule) if options.grid else {})}
+            cells = {name: [c.but(seed=k) for k in range(options.seeds)] for name, c in settings.items()}
+            found, rows = pool.run([cell for seeds in cells.values() for cell in seeds]), []
+            pool.raise_errors()
+            for name, seeds in cells.items():
+                row = {
+                    "data": of,
+                    "epsilon": epsilon,
+                    "trust": trust,
+                    "seeds": options.seeds,
+                    "setting": name,
+                }
+                measured = {k: [found[c]["found"][k] for c in seeds] for k in found[seeds[0]]["found"]}
+                # a metric that no hospital defines is None
+                known = {k: [v for v in values if v is not None] for k, values in measured.items()}
+                rows.append(row | {k: list(spread(values)) for k, values in known.items()})
+                shown = "; ".join(f"{k} {text(spread(values))}" for k, values in known.items())
                 print(f"RESULT {of}, epsilon {epsilon:g}, {trust}, {name}: {shown}", flush=True)
             if options.grid:
-                summarise(
-                    of,
-                    [
-                        row
-                        for row in results
-                        if (row["data"], row["epsilon"], row["trust"]) == (of, epsilon, trust)
-                    ],
-                )
+                summarise(of, rows)
+            results += rows
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 

@@ -21,7 +21,16 @@ from dpps.audit import (
     epsilon_lower,
     weakened,
 )
-from dpps.audit.epsilon import Joined, LocalRecordCase, NoiseNormCase, StatisticsCase, Weakened, calibration
+from dpps.audit.epsilon import (
+    CarriedCase,
+    Joined,
+    LocalRecordCase,
+    NoiseNormCase,
+    PEDFLCase,
+    StatisticsCase,
+    Weakened,
+    calibration,
+)
 from dpps.errors import RunError
 from dpps.learning import Poisson
 from dpps.noise import Keystream, Laplace, Outgoing, SecureNoise, Seeded
@@ -32,8 +41,7 @@ from dpps.topology import Exponential, Ring
 from dpps.transport import Exchange, Stacked
 
 CLAIMS = [c for c in cases() if not c.leaks]
-NOISE_NORMS = [c for c in cases() if isinstance(c, NoiseNormCase)]
-CARRIED = next(c for c in cases() if c.leaks and c not in NOISE_NORMS)
+CARRIED = next(c for c in cases() if isinstance(c, CarriedCase))
 LOCAL_RECORD = next(c for c in CLAIMS if isinstance(c, LocalRecordCase))
 
 
@@ -53,7 +61,8 @@ def _name(value: object) -> str:
 @pytest.mark.parametrize("secure", [False, True], ids=["seeded", "secure"])
 @pytest.mark.parametrize("case", CLAIMS, ids=_name)
 def test_claims_hold_and_their_twins_are_caught(case: Case, secure: bool) -> None:
-    finding = audit(case, trials=5_000, seed=1, secure_noise=secure)
+    trials = 10_000 if isinstance(case, PEDFLCase) else 5_000  # its first message tells nothing
+    finding = audit(case, trials=trials, seed=1, secure_noise=secure)
     assert finding.twin is not None
     assert 0.3 < finding.bound.epsilon <= CLAIM < finding.twin.epsilon
     assert finding.verdict == "holds"
@@ -135,9 +144,9 @@ def test_an_update_of_pedfl_that_is_not_clipped_is_caught(monkeypatch: pytest.Mo
 # Floating point
 
 
-def _released(source, x: float, count: int) -> np.ndarray:
+def _released(source, x: float, count: int, dtype: torch.dtype = torch.float32) -> np.ndarray:
     """Messages of scale 1 for a row of x, in node-swap (the whole row is hidden)."""
-    s = torch.full((1, count), x)
+    s = torch.full((1, count), x, dtype=dtype)
     out = Outgoing(s, torch.zeros_like(s), s.clone(), [0], 0, base_is_public=False)
     source.release(Laplace(1.0), 1.0, out)
     return out.half[0].numpy()
@@ -157,10 +166,7 @@ def test_grid_noise_does_not() -> None:
     source = SecureNoise()
     step = source.grid(1.0)
     for x in (0.0, 1.0):
-        s = torch.full((1, 50_000), x, dtype=torch.float64)
-        out = Outgoing(s, torch.zeros_like(s), s.clone(), [0], 0, base_is_public=False)
-        source.release(Laplace(1.0), 1.0, out)
-        whole = out.half[0].numpy() / step
+        whole = _released(source, x, 50_000, torch.float64) / step
         assert np.array_equal(whole, np.rint(whole))
         other = whole - (1 - x) / step  # the noise that the other input would have needed
         assert np.array_equal(other, np.rint(other))
@@ -170,17 +176,10 @@ def test_grid_noise_does_not() -> None:
 # What only those find who look for it
 
 
-@pytest.mark.parametrize("case", NOISE_NORMS, ids=lambda case: case.kind)
-def test_noise_norms_in_the_scalar_give_the_sender_away(case: Case) -> None:
-    bound = attack(case, Seeded, 500, seed=1)
-    assert (bound.hits, bound.false) == (500, 0)
-    assert bound.epsilon > 4
-
-
 @pytest.mark.parametrize("sensitivity", [Paper(0.78, 0.55), WorstCase()])
 @pytest.mark.parametrize("noise", [Seeded, lambda _: SecureNoise()], ids=["seeded", "secure"])
 def test_every_pick_is_right_at_a_nominal_epsilon_of_a_twentieth(sensitivity, noise) -> None:
-    case = NoiseNormCase(NodeSwap(epsilon=0.05, sensitivity=sensitivity), "node-swap", "leak", claim=0.05)
+    case = NoiseNormCase(NodeSwap(epsilon=0.05, sensitivity=sensitivity), "leak")
     zero, one = case.scores(200, noise, 5)
     assert (zero > 0).all()
     assert (one < 0).all()

@@ -145,7 +145,7 @@ class FabricCase(Case):
 @pytest.mark.parametrize("source", [Seeded, lambda _: SecureNoise()], ids=["seeded", "secure"])
 @pytest.mark.parametrize("sent", [over_distributed, over_peers])
 def test_what_leaves_keeps_the_claim_and_a_third_less_noise_is_caught(sent: Any, source: Any) -> None:
-    case = FabricCase(UNIT, "contribution", sent.__name__, DELTA, sent=sent)
+    case = FabricCase(UNIT, sent.__name__, sent=sent)
     assert 0.3 < attack(case, source, 8_000, seed=1).epsilon <= CLAIM
     assert attack(case, weakened(source), 8_000, seed=2).epsilon > CLAIM
 
@@ -154,5 +154,5 @@ def test_what_leaves_keeps_the_claim_and_a_third_less_noise_is_caught(sent: Any,
 def test_rows_without_noise_are_caught(sent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = lambda self, mechanism, scale, out: torch.zeros(len(out.nodes), dtype=torch.float64)  # noqa: E731
     monkeypatch.setattr(Seeded, "release", silent)
-    case = FabricCase(UNIT, "contribution", sent.__name__, DELTA, sent=sent)
+    case = FabricCase(UNIT, sent.__name__, sent=sent)
     assert attack(case, Seeded, 1_000, seed=1).epsilon > 4

@@ -11,6 +11,7 @@ import torch
 from dpps.audit import (
     Attack,
     Knowledge,
+    Wiretap,
     check_picture,
     draw_inversion,
     draw_reconstruction,
@@ -18,7 +19,7 @@ from dpps.audit import (
     leaks,
     reconstruct,
 )
-from dpps.audit.leaks import DELTA, LARGEST_VALUE, Listener
+from dpps.audit.leaks import DELTA, LARGEST_VALUE
 from dpps.errors import UsageError
 from dpps.noise import NoNoise, gaussian, laplace
 from dpps.privacy import Pairs, noise_for
@@ -27,12 +28,12 @@ from dpps.topology import TOPOLOGIES, Complete, Exponential, Ring, parse
 
 
 def heard(topology, attacker: int, rounds: int, values: np.ndarray) -> np.ndarray:
-    listener = Listener(topology.nodes, attacker)
-    protocol = DPPS(topology, NoNoise(), fabric=listener)
+    wire = Wiretap(topology.nodes)
+    protocol = DPPS(topology, NoNoise(), fabric=wire)
     state = protocol.start(torch.from_numpy(values))
     for _ in range(rounds):
         protocol.step(state)
-    return torch.stack(listener.heard).numpy()
+    return Knowledge.of(topology, attacker, rounds).heard(wire.messages)
 
 
 def test_a_ring_is_recovered_as_dense_matrices_say():

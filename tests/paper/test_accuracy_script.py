@@ -1,4 +1,4 @@
-"""scripts/accuracy.py: every setting is one that `dpps train` takes, and variants do what they are called."""
+"""scripts/: every setting is one that `dpps train` takes, and variants do what they are called."""
 
 import argparse
 import os
@@ -8,9 +8,8 @@ from types import ModuleType
 import pytest
 
 from tests.support.paper import solve_nothing
-from tests.support.scripts import load_script
+from tests.support.scripts import FOLDER, load_script
 
-FILE = Path(__file__).parents[2] / "scripts" / "accuracy.py"
 GIVEN = argparse.Namespace(data=None, epsilon=[3.0], seeds=1)
 NEED_DATA = {"opacus"}
 
@@ -18,6 +17,23 @@ NEED_DATA = {"opacus"}
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return load_script("accuracy")
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.py")))
+def test_every_script_can_be_imported(name: str) -> None:
+    load_script(name)
+
+
+def test_hospitals_are_trained_by_the_rule_and_around_it(tmp_path: Path) -> None:
+    hospitals = load_script("hospitals")
+    rule = hospitals.write(hospitals.wine(tmp_path), "wine", tmp_path).but(epsilon=3.0)
+    found = hospitals.train(rule.but(seed=1))["found"]
+    assert set(found) == {"accuracy", "log-loss"} | {
+        f"{m}, mean over hospitals" for m in ("accuracy", "log-loss")
+    }
+    assert found["accuracy"] > 0.8
+    clips = [cell.config().clip / rule.config().clip for cell in hospitals.around(rule).values()]
+    assert sorted(clips) == pytest.approx([0.5] * 3 + [1.0] * 2 + [2.0] * 3, rel=1e-2)
 
 
 def test_every_setting_is_a_valid_configuration(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

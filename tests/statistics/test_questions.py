@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpps.errors import UsageError
-from dpps.statistics import Category, Number, ask
+from dpps.statistics import Answer, Category, Number, ask
 
 Array = NDArray[np.float64]
 COLUMNS = {
@@ -56,7 +56,7 @@ def people(count: int, seed: int) -> dict[str, Array]:
     }
 
 
-def answer(text: str, records: dict[str, Array], noise: float = 0.0, seed: int = 0) -> object:
+def answer(text: str, records: dict[str, Array], noise: float = 0.0, seed: int = 0) -> Answer:
     question = ask(text, COLUMNS)
     sums = question.encode(records).sum(0)
     return question.answer(sums + np.random.default_rng(seed).normal(0, noise, len(sums)), noise)
@@ -122,7 +122,7 @@ ORACLES: dict[str, Callable[[dict[str, Array]], object]] = {
 def test_without_noise_answers_are_those_of_plain_formulas(text: str) -> None:
     records = people(3000, 1)
     found = answer(text, records)
-    np.testing.assert_allclose(found.value, ORACLES[text](records), rtol=1e-9, atol=1e-9)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(found.value, ORACLES[text](records), rtol=1e-9, atol=1e-9)
 
 
 def test_regression_is_least_squares() -> None:
@@ -138,14 +138,14 @@ def test_quantiles_lie_within_a_bin_of_the_true_ones() -> None:
     records = people(20_000, 2)
     found = answer("quantiles(age, 0.1, 0.5, 0.9)", records)
     expected = np.quantile(records["age"], [0.1, 0.5, 0.9])
-    assert np.abs(found.value - expected).max() < 120 / 128  # type: ignore[attr-defined]
+    assert np.abs(found.value - expected).max() < 120 / 128
 
 
 def test_missing_values_are_left_out_or_counted_as_missing() -> None:
     records = people(1000, 3)
     records["age"][:100], records["stage"][:250] = np.nan, -1
-    np.testing.assert_allclose(answer("mean(age)", records).value, [np.nanmean(records["age"])])  # type: ignore[attr-defined]
-    np.testing.assert_allclose(answer("histogram(stage)", records).value[-1], 0.25)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(answer("mean(age)", records).value, [np.nanmean(records["age"])])
+    np.testing.assert_allclose(answer("histogram(stage)", records).value[-1], 0.25)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_missing_values_are_left_out_or_counted_as_missing() -> None:
 )
 def test_an_answer_lost_in_noise_is_not_given(text: str) -> None:
     found = answer(text, people(20, 4), noise=500.0)
-    assert found.too_noisy.all()  # type: ignore[attr-defined]
-    assert found.as_json()["value"] in (None, [None], [None, None])  # type: ignore[attr-defined]
+    assert found.too_noisy.all()
+    assert found.as_json()["value"] in (None, [None], [None, None])
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,9 @@ whose scalars carry noise norms), networks run one by one.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,18 +33,20 @@ from torch.utils.data import TensorDataset
 
 from dpps.errors import RunError, UsageError
 from dpps.learning import PEDFL, Algorithm, PartPSP
-from dpps.noise import Gaussian, Laplace, Mechanism, NoiseSource, Outgoing, SecureNoise, Seeded
+from dpps.noise import Laplace, Mechanism, NoiseSource, Outgoing, SecureNoise, Seeded
 from dpps.privacy import Calibration, Contribution, NodeSwap, Plan, Record, Unit
 from dpps.protocol import DPPS
 from dpps.runs import Run, Simulation
 from dpps.sensitivity import Certified, Paper, WorstCase
 from dpps.statistics import Category, Number, OneRecord, Release, Survey
 from dpps.topology import Complete, Exponential, Weights
-from dpps.transport import Arrived, Exchange, Fabric, Link, Stacked, combine
+from dpps.transport import Arrived, Exchange, Fabric, Link, Stacked
 
 Scores = NDArray[np.float64]
 NoiseFor = Callable[[int], NoiseSource]
 """A source of noise for a seed."""
+Scoring = Callable[[Scores, float], Scores]
+"""Scores of a round's messages, given the scale of their noise."""
 Progress = Callable[[int], None]
 
 # What counting right and wrong guesses says about epsilon
@@ -125,7 +126,11 @@ class Wiretap(Stacked):
         return arrived
 
     def mix(self, weights: Weights, *xs: Tensor) -> list[Tensor]:
-        return [combine(x, *_side_by_side(weights, self.copies)) for x in xs]
+        mixed = super().mix(weights, *(beside(x, self.nodes) for x in xs))
+        return [
+            beside(y.view(-1, *x.shape[1:]), self.copies).view(x.shape)
+            for x, y in zip(xs, mixed, strict=True)
+        ]
 
     def max(self, v: Tensor) -> float:
         return Fabric.max(self, v)
@@ -143,13 +148,9 @@ class Wiretap(Stacked):
         return [telling(m) - telling(s) for m, s in zip(self.messages, before, strict=True)]
 
 
-@lru_cache(maxsize=8)
-def _side_by_side(weights: Weights, copies: int) -> tuple[Tensor, Tensor, Tensor]:
-    senders = weights.senders + weights.nodes * np.arange(copies)[:, None]
-    starts = weights.indptr[:-1] + len(weights.senders) * np.arange(copies)[:, None]
-    ends = np.append(starts.ravel(), copies * len(weights.senders))
-    values = np.tile(weights.values, copies)
-    return torch.from_numpy(senders.ravel()), torch.from_numpy(ends), torch.from_numpy(values)
+def beside(rows: Tensor, nodes: int) -> Tensor:
+    """Rows of many networks, one network after the other, as those of one network, which has the columns of all."""
+    return rows.reshape(len(rows) // nodes, nodes, -1).transpose(0, 1).reshape(nodes, -1).contiguous()
 
 
 class Joined(SecureNoise):
@@ -213,48 +214,55 @@ WIDTH = 2
 """Coordinates of a row: one that tells, one that does not."""
 SAMPLING = 0.5
 """The chance that an example joins a round (record)."""
-_RATIO = 1e4  # node-swap: round 1's perturbation over round 0's, see NodeSwapCase
 _TOPOLOGY = Exponential(2)
 
 
 @dataclass(frozen=True)
 class Case(ABC):
-    """One claim under test: what runs, and how the observer scores what it sees (higher: rather world 0)."""
+    """One claim under test: what runs, and how the observer scores what it sees (higher: rather world 0).
+
+    Attributes:
+        unit: who is protected; its epsilon and delta are the claim.
+        kind: the mechanism, or where the sensitivity comes from.
+        leak_trials: above 0: known to fail, as the documentation says, and this many trials show it.
+        secure_only: whether it says nothing about seeded noise.
+        seconds: rough time of one run on one core.
+    """
 
     unit: Unit
-    name: str
     kind: str
-    """The mechanism, or where the sensitivity comes from."""
-    delta: float = 0.0
     leak_trials: int = 0
-    """Above 0: known to fail, as the documentation says, and this many trials show it."""
-    claim: float = CLAIM
     secure_only: bool = False
-    """Whether it says nothing about seeded noise."""
     seconds: float = 4e-5
-    """Rough time of one run on one core."""
+
+    @property
+    def name(self) -> str:
+        """That of the unit."""
+        return self.unit.name
+
+    @property
+    def claim(self) -> float:
+        """Epsilon of all rounds together."""
+        assert self.unit.epsilon is not None
+        return self.unit.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The delta at which they are added up."""
+        return self.unit.composition_delta
 
     @property
     def leaks(self) -> bool:
         """Whether it is known to fail."""
         return self.leak_trials > 0
 
+    def secure_noise(self, _: int) -> NoiseSource:
+        """Keyed by the operating system: no seed has a say in it."""
+        return Joined()
+
     @abstractmethod
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         """Run so many networks; the scores of world 0 and of world 1."""
-
-
-@dataclass(frozen=True)
-class WorldByWorld(Case):
-    """A case whose two worlds are run one after the other."""
-
-    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
-        zero, one = (self._world(copies, noise(seed + world), seed + world, world) for world in (0, 1))
-        return zero, one
-
-    @abstractmethod
-    def _world(self, copies: int, source: NoiseSource, seed: int, world: int) -> Scores:
-        """The scores of one world."""
 
 
 @dataclass(frozen=True)
@@ -266,24 +274,16 @@ class ContributionCase(Case):
     mixes: int = 1
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
-        wire = Wiretap(2, copies)
-        protocol = _protocol(self.unit, noise(seed), wire, sync_every=self.sync_every, mixes=self.mixes)
-        start = torch.zeros(2 * copies, WIDTH)
-        state = protocol.start(start)
-        opposite = _one_coordinate(10 * self.unit.clip, -10 * self.unit.clip, copies)
-        scales: list[float] = []
-        for _ in range(2):
-            scales.append(protocol.step(state, opposite).scale)
-            scales += [0.0] * (len(wire.messages) - len(scales))  # further gossip steps add nothing
-        return self._scores(wire, start, scales)
+        wire, far = Wiretap(2, copies), 10 * self.unit.clip
+        options = {"sync_every": self.sync_every, "mixes": self.mixes}
+        scales = _opposite_steps(self.unit, noise(seed), wire, (far, far), **options)
+        return _round_by_round(wire, torch.zeros(2 * copies, WIDTH), scales, self._ratio)
 
-    def _scores(self, wire: Wiretap, start: Tensor, scales: Sequence[float]) -> tuple[Scores, Scores]:
-        ratio = _RATIOS[self.unit.mechanism]
-        parts = [
-            ratio(x, self.unit.clip, scale) if scale else _without_noise(x)
-            for x, scale in zip(wire.fresh(start), scales, strict=True)
-        ]
-        return _by_world(parts)
+    def _ratio(self, x: Scores, scale: float) -> Scores:
+        """The best attack on a message is known for these mechanisms."""
+        if self.unit.mechanism == Laplace.name:
+            return _laplace_ratio(x, self.unit.clip, scale)
+        return 2 * self.unit.clip * x / scale**2
 
 
 @dataclass(frozen=True)
@@ -297,10 +297,10 @@ class PEDFLCase(ContributionCase):
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         wire, far = Wiretap(2, copies), 100 * self.unit.clip
         data = [TensorDataset(torch.tensor([[x, 0.0]]), torch.ones(1)) for x in (-far, far)]
-        solved = replace(self.unit, epsilon=None, noise_multiplier=_multiplier(self.unit, self.rounds))
-        run = linear_run(PEDFL, data * copies, solved, wire, noise(seed), seed).start(epochs=self.rounds)
-        start = run.state.shared.s.clone()
-        return self._scores(wire, start, [run.step().scale for _ in range(self.rounds)])
+        unit = solved(self.unit, self.rounds)
+        run = linear_run(PEDFL, data * copies, unit, wire, noise(seed), seed).start(epochs=self.rounds)
+        start, scales = run.state.shared.s.clone(), (run.step().scale for _ in range(self.rounds))
+        return _round_by_round(wire, start, scales, self._ratio)
 
 
 @dataclass(frozen=True)
@@ -317,32 +317,29 @@ class RecordCase(Case):
     seconds: float = 1.5e-4
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
-        wire = Wiretap(2, copies)
-        run = self._start(wire, noise(seed), seed, copies)
-        start, parts = run.state.shared.s.clone(), []
-        for _ in range(2):
-            before, scale = len(wire.messages), run.step().scale
-            first, *further = wire.fresh(start)[before:]
-            parts += [self._ratio(first, scale), *map(_without_noise, further)]
-        return _by_world(parts)
-
-    def _start(self, wire: Wiretap, noise: NoiseSource, seed: int, copies: int) -> Run:
-        solved = calibration(self.unit, self.batch).mechanism.scale(1.0)
-        unit = replace(self.unit, epsilon=None, noise_multiplier=solved)
+        wire, unit = Wiretap(2, copies), solved(self.unit, 2, self.batch / 2)
+        options: dict[str, Any] = {
+            "sync_every": self.sync_every,
+            "mixes": self.mixes,
+            "batch_size": self.batch,
+        }
         data, (model, shared) = self._data(copies), self._model()
-        options: dict[str, Any] = {"sync_every": self.sync_every, "mixes": self.mixes}
-        run = linear_run(PartPSP, data, unit, wire, noise, seed, model, shared, self.batch, **options)
-        return run.start(epochs=self.batch)  # two rounds
+        run = linear_run(PartPSP, data, unit, wire, noise(seed), seed, model, shared, **options)
+        run.start(epochs=self.batch)  # two rounds
+        start, scales = run.state.shared.s.clone(), (run.step().scale for _ in range(2))
+        return _round_by_round(wire, start, scales, self._scoring(run))
 
-    def _model(self) -> tuple[nn.Module, Sequence[str]]:
+    def _model(self) -> tuple[nn.Module | None, Sequence[str]]:
         """The model, and what of it is shared."""
-        return nn.Sequential(nn.Linear(WIDTH, 1, bias=False)), "all"
+        return None, "all"
 
     def _data(self, copies: int) -> list[TensorDataset]:
         there, gone = torch.zeros(2, WIDTH), torch.zeros(2, WIDTH)
         there[: self.unit.records_per_user, 0] = -100 * self.unit.clip
-        target = torch.ones(2)
-        return [TensorDataset(there, target), TensorDataset(gone, target)] * copies
+        return [TensorDataset(x, torch.ones(2)) for x in (there, gone)] * copies
+
+    def _scoring(self, run: Run) -> Scoring:
+        return self._ratio
 
     def _ratio(self, x: Scores, scale: float) -> Scores:
         """ln of the density where some of one person's examples joined, each by chance, over that where none did."""
@@ -362,20 +359,6 @@ class LocalRecordCase(RecordCase):
     gradient lies in both alike: under the one joint clip it moves each by clip / sqrt(2), and what tells is their sum over
     sqrt(2)."""
 
-    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
-        wire = Wiretap(2, copies)
-        run = self._start(wire, noise(seed), seed, copies)
-        start, scales, local = run.state.shared.s.clone(), [], [telling(run.state.local).copy()]
-        for _ in range(2):
-            scales.append(run.step().scale)
-            local.append(telling(run.state.local).copy())
-        moved = [after - before for before, after in pairwise(local)]
-        parts = [
-            self._ratio((x + own) / math.sqrt(2), scale)
-            for x, own, scale in zip(wire.fresh(start), moved, scales, strict=True)
-        ]
-        return _by_world(parts)
-
     def _model(self) -> tuple[nn.Module, Sequence[str]]:
         return nn.Sequential(nn.Linear(WIDTH, 1)), ["0.weight"]
 
@@ -383,7 +366,16 @@ class LocalRecordCase(RecordCase):
         inputs = torch.zeros(2, WIDTH)
         inputs[:, 0] = 1
         there = torch.tensor([-100 * self.unit.clip, 0.0])
-        return [TensorDataset(inputs, there), TensorDataset(inputs, torch.zeros(2))] * copies
+        return [TensorDataset(inputs, targets) for targets in (there, torch.zeros(2))] * copies
+
+    def _scoring(self, run: Run) -> Scoring:
+        seen = [telling(run.state.local).copy()]
+
+        def score(x: Scores, scale: float) -> Scores:
+            seen.append(telling(run.state.local).copy())
+            return self._ratio((x + seen[-1] - seen[-2]) / math.sqrt(2), scale)
+
+        return score
 
 
 @dataclass(frozen=True)
@@ -394,14 +386,10 @@ class NodeSwapCase(Case):
     unit: NodeSwap
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
-        wire = Wiretap(2, copies)
-        protocol = _protocol(self.unit, noise(seed), wire)
-        state = protocol.start(torch.zeros(2 * copies, WIDTH))
-        parts = []
-        for size in (1.0, _RATIO):
-            record = protocol.step(state, _one_coordinate(size, -size, copies))
-            parts.append(_laplace_ratio(telling(wire.messages[-1]), size, record.scale))
-        return _by_world(parts)
+        wire, sizes = Wiretap(2, copies), (1.0, 1e4)
+        scales = list(_opposite_steps(self.unit, noise(seed), wire, sizes))
+        sent = zip(map(telling, wire.messages), sizes, scales, strict=True)
+        return _by_world([_laplace_ratio(*message) for message in sent])
 
 
 @dataclass(frozen=True)
@@ -418,10 +406,8 @@ class CarriedCase(Case):
 
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         wire = Wiretap(2, copies)
-        protocol = _protocol(self.unit, noise(seed), wire)
-        state = protocol.start(torch.zeros(2 * copies, WIDTH))
-        scales = [protocol.step(state, _one_coordinate(x, -x, copies)).scale for x in (1.0, -1.0)]
-        x, y = (telling(message) for message in wire.messages)
+        scales = list(_opposite_steps(self.unit, noise(seed), wire, (1.0, -1.0)))
+        x, y = map(telling, wire.messages)
         here, there = (_sum_of_laplaces(y - x / 2 + far, scales[1], scales[0] / 2) for far in (1.5, -1.5))
         return _by_world([_laplace_ratio(x, 1.0, scales[0]), here - there])
 
@@ -437,33 +423,27 @@ class NoiseNormCase(Case):
     unit: NodeSwap
     seconds: float = 2.5e-3  # networks run one by one
 
+    def secure_noise(self, _: int) -> NoiseSource:
+        return SecureNoise()
+
     def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
         found = np.array([self._one(noise(sub_seed(seed, k))) for k in range(copies)])
         return found[:, 0], found[:, 1]
 
     def _one(self, noise: NoiseSource) -> Scores:
         """The scores of both nodes' messages in one network."""
-        wire = Wiretap(2)
+        wire, rows, sensitivity = Wiretap(2), _opposite(1.0, 1), self.unit.sensitivity
         protocol = _protocol(self.unit, noise, wire)
-        rows = _one_coordinate(1.0, -1.0, 1)
         state = protocol.start(torch.zeros(2, WIDTH))
-        first = protocol.step(state, rows)
-        after = wire.scalars[-1]
-        protocol.step(state)
-        norms = self._noise_norms(after, wire.scalars[-1], first.used or 0.0)
+        used, norms = protocol.step(state, rows).used or 0.0, wire.scalars[-1].numpy()
+        # worst-case: every node says its noise norm, and the largest is used
+        if isinstance(sensitivity, Paper):  # S_i(1) = lambda (S(0) + 2C' ||n_i(0)||_1)
+            protocol.step(state)
+            norms = (wire.scalars[-1].numpy() / sensitivity.decay - used) / (2 * sensitivity.c_prime)
         distances = torch.cdist(wire.messages[0].double(), rows.double(), p=1).numpy()  # (message, candidate)
         mismatch = np.abs(distances - norms) / norms + 1e-12
         score: Scores = np.log(mismatch[:, 1] / mismatch[:, 0])
         return score
-
-    def _noise_norms(self, after: Tensor, next_: Tensor, used: float) -> Scores:
-        """||n_0||_1 and ||n_1||_1 from what was broadcast at the end of round 0 and in round 1."""
-        sensitivity = self.unit.sensitivity
-        if not isinstance(sensitivity, Paper):
-            return after.numpy()  # worst-case: every node says its noise norm, and the largest is used
-        # S_i(1) = lambda (S(0) + 2C' ||n_i(0)||_1)
-        norms: Scores = (next_.numpy() / sensitivity.decay - used) / (2 * sensitivity.c_prime)
-        return norms
 
 
 @dataclass(frozen=True)
@@ -483,8 +463,8 @@ class StatisticsCase(Case):
         vector = survey.sums({name: np.array([end]) for name, end in ends.items()})
         vector[: survey.questions[0].width] *= self.enlarged
         sums = np.tile(np.stack([vector, gone]), (copies, 1))
-        unit = replace(self.unit, epsilon=None, noise_multiplier=_multiplier(self.unit, 1))
-        run = Release(survey, sums, 2, unit, deployment=Simulation(wire), noise=noise(seed), seed=seed)
+        unit, simulated = solved(self.unit, 1, 1.0), Simulation(wire)
+        run = Release(survey, sums, 2, unit, deployment=simulated, noise=noise(seed), seed=seed)
         scale = run.start(1).step().scale
         length = float(np.linalg.norm(vector))
         along = wire.messages[0].numpy() @ vector / length
@@ -509,19 +489,19 @@ def cases() -> tuple[Case, ...]:
     record, person = Record(CLAIM, DELTA), Record(CLAIM, DELTA, records_per_user=2)
     often = "synchronised, 2 gossip steps"
     return (
-        ContributionCase(laplace, "contribution", "laplace"),
-        ContributionCase(gaussian, "contribution", "gaussian", DELTA),
-        ContributionCase(laplace, "contribution", f"laplace, {often}", sync_every=2, mixes=2),
-        PEDFLCase(gaussian, "contribution", "gaussian, PEDFL", DELTA),
-        RecordCase(record, "record", "gaussian", DELTA),
-        LocalRecordCase(record, "record", "gaussian, local part seen", DELTA),
-        RecordCase(record, "record", f"gaussian, {often}", DELTA, sync_every=2, mixes=2),
-        RecordCase(person, "record", "gaussian, 2 records of a person", DELTA, batch=2),
-        StatisticsCase(OneRecord(CLAIM, DELTA), "record", "gaussian, statistics", DELTA),
-        NodeSwapCase(certified, "node-swap", "certified"),
-        CarriedCase(certified, "node-swap", "certified, sum of rounds", leak_trials=100_000),
-        NoiseNormCase(paper, "node-swap", "paper", leak_trials=2_000),
-        NoiseNormCase(worst, "node-swap", "worst-case", leak_trials=2_000),
+        ContributionCase(laplace, "laplace"),
+        ContributionCase(gaussian, "gaussian"),
+        ContributionCase(laplace, f"laplace, {often}", sync_every=2, mixes=2),
+        PEDFLCase(gaussian, "gaussian, PEDFL"),
+        RecordCase(record, "gaussian"),
+        LocalRecordCase(record, "gaussian, local part seen"),
+        RecordCase(record, f"gaussian, {often}", sync_every=2, mixes=2),
+        RecordCase(person, "gaussian, 2 records of a person", batch=2),
+        StatisticsCase(OneRecord(CLAIM, DELTA), "gaussian, statistics"),
+        NodeSwapCase(certified, "certified"),
+        CarriedCase(certified, "certified, sum of rounds", leak_trials=100_000),
+        NoiseNormCase(paper, "paper", leak_trials=2_000),
+        NoiseNormCase(worst, "worst-case", leak_trials=2_000),
     )
 
 
@@ -529,15 +509,17 @@ def cases() -> tuple[Case, ...]:
 
 
 @lru_cache(maxsize=32)
-def calibration(unit: Unit, batch: int = 1, nodes: int = 1) -> Calibration:
-    """What the unit makes of its target epsilon for two rounds; accountants take a second, so once."""
-    sampling, sizes = (batch / 2,) * nodes, (2,) * nodes if nodes > 1 else ()
-    return unit.calibrate(Plan(((1.0, 2),), 1.0, batch, sampling, declared_sizes=sizes))
+def calibration(unit: Unit, rounds: int = 2, sampling: float = SAMPLING, nodes: int = 1) -> Calibration:
+    """What the unit makes of its target epsilon; accountants take a second, so once."""
+    sizes = (2,) * nodes if nodes > 1 else ()
+    return unit.calibrate(
+        Plan(((1.0, rounds),), 1.0, 2 * sampling, (sampling,) * nodes, declared_sizes=sizes)
+    )
 
 
-@lru_cache(maxsize=8)
-def _multiplier(unit: Unit, rounds: int) -> float:
-    return unit.noise(Plan(((1.0, rounds),), lr_shared=1.0, batch_size=1))
+def solved(unit: Any, *plan: Any) -> Any:
+    """The unit with the noise that its target epsilon needs; `plan` as in `calibration`."""
+    return replace(unit, epsilon=None, noise_multiplier=calibration(unit, *plan).mechanism.scale(1.0))
 
 
 def _protocol(unit: Unit, noise: NoiseSource, wire: Wiretap, **options: Any) -> DPPS:
@@ -568,11 +550,40 @@ def linear_run(
     return Run(learner, data, privacy=unit, seed=seed, noise=noise, **options)
 
 
-def _one_coordinate(first: float, second: float, copies: int) -> Tensor:
-    """Rows for node 0 and node 1 of every network, zero but for one coordinate."""
+def _opposite(x: float, copies: int) -> Tensor:
+    """Rows for node 0 and node 1 of every network: x and -x in one coordinate, zero elsewhere."""
     rows = torch.zeros(2, WIDTH)
-    rows[:, 0] = torch.tensor([first, second])
+    rows[:, 0] = torch.tensor([x, -x])
     return rows.repeat(copies, 1)
+
+
+def _opposite_steps(
+    unit: Unit, noise: NoiseSource, wire: Wiretap, sizes: Sequence[float], **options: Any
+) -> Iterator[float]:
+    """A round for each size, in which the two nodes of every network move by so much, in opposite directions; its noise's scale."""
+    protocol = _protocol(unit, noise, wire, **options)
+    state = protocol.start(torch.zeros(2 * wire.copies, WIDTH))
+    for size in sizes:
+        yield protocol.step(state, _opposite(size, wire.copies)).scale
+
+
+def _round_by_round(
+    wire: Wiretap, start: Tensor, scales: Iterable[float], score: Scoring
+) -> tuple[Scores, Scores]:
+    """Score what every round adds. Its first message carries all of it, and further gossip steps must add nothing.
+
+    Args:
+        wire: what records the rounds.
+        start: the rows before them.
+        scales: runs a round for each scale it gives.
+        score: of a round's message, by the scale of its noise.
+    """
+    parts: list[Scores] = []
+    for scale in scales:
+        first, *further = wire.fresh(start)[len(parts) :]
+        parts.append(score(first, scale))
+        parts += [1e6 * np.sign(x) for x in further]  # anything but zero gives the world away
+    return _by_world(parts)
 
 
 def telling(rows: Tensor) -> Scores:
@@ -591,18 +602,6 @@ def _sum_of_laplaces(x: Scores, a: float, b: float) -> Scores:
     """ln of the density at x, up to a constant, of Laplace noise of scale a plus one of scale b < a."""
     ratio: Scores = np.log1p(-b / a * np.exp(-np.abs(x) * (1 / b - 1 / a))) - np.abs(x) / a
     return ratio
-
-
-def _without_noise(x: Scores) -> Scores:
-    """Of what must be zero: anything else gives the world away."""
-    return 1e6 * np.sign(x)
-
-
-_RATIOS: dict[str, Callable[[Scores, float, float], Scores]] = {
-    Laplace.name: _laplace_ratio,
-    Gaussian.name: lambda x, shift, scale: 2 * shift * x / scale**2,
-}
-"""The best attack on a message is known for these mechanisms."""
 
 
 def _by_world(parts: Sequence[Scores]) -> tuple[Scores, Scores]:
@@ -626,11 +625,14 @@ LEAST = 1_000
 _COPIES = 20_000  # networks side by side
 
 
-def attack(case: Case, noise: NoiseFor, trials: int, seed: int, progress: Progress | None = None) -> Bound:
+def _untold(_: int) -> None:
+    """Nobody watches the progress."""
+
+
+def attack(case: Case, noise: NoiseFor, trials: int, seed: int, progress: Progress = _untold) -> Bound:
     """Choose a threshold on runs that are not counted, then count `trials` fresh ones in either world."""
-    tell = progress or (lambda _: None)
-    threshold, sign = _rule(*_scores(case, noise, pilots(trials), sub_seed(seed, 0), tell), case.delta)
-    zero, one = _directed(*_scores(case, noise, trials, sub_seed(seed, 1), tell), sign)
+    threshold, sign = _rule(*_scores(case, noise, pilots(trials), sub_seed(seed, 0), progress), case.delta)
+    zero, one = _directed(*_scores(case, noise, trials, sub_seed(seed, 1), progress), sign)
     hits, false = int((zero >= threshold).sum()), int((one >= threshold).sum())
     return Bound(epsilon_lower(hits, false, trials, case.delta), hits, false, trials)
 
@@ -640,15 +642,15 @@ def pilots(trials: int) -> int:
     return min(trials, max(trials // 5, 5_000))
 
 
-def _scores(case: Case, noise: NoiseFor, trials: int, seed: int, tell: Progress) -> tuple[Scores, Scores]:
+def _scores(case: Case, noise: NoiseFor, trials: int, seed: int, progress: Progress) -> tuple[Scores, Scores]:
     """The case's scores, in parts that bound memory."""
     parts = []
     for first in range(0, trials, _COPIES):
         copies = min(_COPIES, trials - first)
         parts.append(case.scores(copies, noise, sub_seed(seed, first)))
-        tell(copies)
-    zero, one = zip(*parts, strict=True)
-    return np.concatenate(zero), np.concatenate(one)
+        progress(copies)
+    zero, one = map(np.concatenate, zip(*parts, strict=True))
+    return zero, one
 
 
 def _directed(zero: Scores, one: Scores, sign: int) -> tuple[Scores, Scores]:
@@ -685,9 +687,7 @@ class Finding:
     @property
     def as_expected(self) -> bool:
         """Claims hold and their twins are caught; leaks are found."""
-        if self.case.leaks:
-            return not self.holds
-        return self.holds and self.caught
+        return not self.holds if self.case.leaks else self.holds and self.caught
 
     @property
     def caught(self) -> bool:
@@ -699,9 +699,8 @@ class Finding:
         """Where the twin was missed because there were too few runs: how many would catch it, at the rates that were seen."""
         if self.twin is None or self.caught:
             return None
-        return self.twin.trials_for(self.case.claim, self.case.delta) or (
-            ENOUGH if self.twin.trials < ENOUGH else None
-        )
+        enough = ENOUGH if self.twin.trials < ENOUGH else None
+        return self.twin.trials_for(self.case.claim, self.case.delta) or enough
 
     @property
     def verdict(self) -> str:
@@ -722,7 +721,7 @@ def audit(
     trials: int = 100_000,
     seed: int = 0,
     secure_noise: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = _untold,
 ) -> Finding:
     """Attack the shipped code and, where it should hold, its sabotaged twin.
 
@@ -737,17 +736,10 @@ def audit(
         raise UsageError(
             f"{trials} samples a side show nothing: use {LEAST} or more (100000 for a 5 % error)"
         )
-    noise, trials = _source(case, secure_noise), case.leak_trials or trials
+    trials, noise = case.leak_trials or trials, Seeded if not secure_noise else case.secure_noise
     bound = attack(case, noise, trials, seed, progress)
     twin = None if case.leaks else attack(case, weakened(noise), trials, sub_seed(seed, 2), progress)
     return Finding(case, "secure" if secure_noise else "seeded", bound, twin)
-
-
-def _source(case: Case, secure_noise: bool) -> NoiseFor:
-    if not secure_noise:
-        return Seeded
-    source = SecureNoise if isinstance(case, NoiseNormCase) else Joined
-    return lambda _: source()  # keyed by the operating system: no seed has a say in it
 
 
 def work(case: Case, trials: int) -> int:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -33,12 +34,11 @@ from dpps.errors import UsageError, needs_extra
 from dpps.learning import PartPSP
 from dpps.models import MLP
 from dpps.noise import Gaussian, NoNoise, SecurePairs, Seeded, gaussian, laplace
-from dpps.privacy import Contribution, NodeSwap, Pairs, Partners, Record, Unit, noise_for
+from dpps.privacy import Contribution, NodeSwap, Pairs, Record, Unit, noise_for
 from dpps.protocol import DPPS
 from dpps.runs import Run, Simulation
 from dpps.sensitivity import Bounded, Paper
 from dpps.topology import Exponential, Topology
-from dpps.transport import Exchange, Link, Stacked
 
 DELTA = 1e-5
 
@@ -95,31 +95,15 @@ _INSIDE = 1e-9  # squared distance of a unit vector from the row space
 _REPEATS = {False: 100, True: 10}  # runs with other values and other noise: of one number a node, of images
 
 
-class Listener(Stacked):
-    """All rows in one process, and a record of what node `attacker` hears: the rows of those who send to it, and its own."""
-
-    def __init__(self, nodes: int, attacker: int) -> None:
-        super().__init__(nodes)
-        self.attacker = attacker
-        self.heard: list[Tensor] = []
-        """One vector a message, round by round, senders ascending."""
-
-    def push(self, exchange: Exchange, s: Tensor, a: Tensor, link: Link) -> None:
-        assert exchange.weights is not None, "a listener does not synchronise"
-        weights, row = exchange.weights, slice(*exchange.weights.indptr[self.attacker : self.attacker + 2])
-        self.heard += [s[int(j)].clone() for j in weights.senders[row]]  # the protocol uses its memory again
-        super().push(exchange, s, a, link)
-
-
 @dataclass(frozen=True)
 class Knowledge:
     """What one node hears over some rounds, as a matrix on the start values."""
 
     attacker: int
     matrix: Matrix
-    """(messages, N), in the order of `Listener.heard`."""
-    neighbours: tuple[int, ...]
-    """Who sends to it."""
+    """(messages, N), in the order of `heard`."""
+    senders: tuple[tuple[int, ...], ...]
+    """Who sends to it in each round; itself included."""
 
     @classmethod
     def of(cls, topology: Topology, attacker: int, rounds: int) -> "Knowledge":
@@ -131,14 +115,23 @@ class Knowledge:
         if topology.nodes > LARGEST_NETWORK:
             raise UsageError(f"nodes is {topology.nodes}: use {LARGEST_NETWORK} or fewer")
         mixed: Matrix = np.eye(topology.nodes)
-        heard, senders = [], set()
+        heard, senders = [], []
         for t in range(rounds):
             weights = topology.weights(t)
             row = weights.senders[slice(*weights.indptr[attacker : attacker + 2])]
             heard.append(mixed[row])
-            senders |= set(row.tolist())
+            senders.append(tuple(row.tolist()))
             mixed = weights.matrix @ mixed
-        return cls(attacker, np.concatenate(heard), tuple(sorted(senders - {attacker})))
+        return cls(attacker, np.concatenate(heard), tuple(senders))
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Who sends to it."""
+        return tuple(sorted({node for row in self.senders for node in row} - {self.attacker}))
+
+    def heard(self, messages: Sequence[Tensor]) -> Matrix:
+        """What it hears of the messages of all nodes, round by round."""
+        return np.concatenate([m.numpy()[list(row)] for m, row in zip(messages, self.senders, strict=True)])
 
     @cached_property
     def _svd(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -167,11 +160,11 @@ class Knowledge:
         left, values, right = self._svd
         return right.T @ ((left.T @ heard) / values[:, None])
 
-    def covariance(self, noise: Matrix) -> Matrix:
-        """Of that solution, when the start values carry noise of this (N, N) covariance per coordinate."""
+    def variances(self, noise: Matrix) -> Matrix:
+        """Of that solution, by node, when the start values carry noise of this (N, N) covariance per coordinate."""
         right = self._svd[2]
         projector = right.T @ right
-        return projector @ noise @ projector
+        return np.diag(projector @ noise @ projector)
 
 
 @dataclass(frozen=True)
@@ -240,12 +233,11 @@ def reconstruct(
     kinds: list[tuple[Kind, float]] = [("none", math.inf), *(("independent", e) for e in epsilons)]
     if topology.nodes > 2:  # noise shared with the attacker alone hides nothing
         kinds += [("cancelling", e) for e in epsilons]
-    outcomes = []
-    for number, (kind, epsilon) in enumerate(kinds):
-        noise, own_seed = _Noise(kind, epsilon, topology.nodes, attacker), seed + number * len(runs)
-        outcomes.append(_outcome(noise, topology, knowledge, rounds, secrets, candidates, own_seed))
-    found = 0 if candidates is None else len(candidates)
-    return Attack(knowledge, secrets[0].numpy(), tuple(outcomes), found)
+    outcomes = tuple(
+        _outcome(*noise, topology, knowledge, rounds, secrets, candidates, seed + number * len(runs))
+        for number, noise in enumerate(kinds)
+    )
+    return Attack(knowledge, secrets[0].numpy(), outcomes, 0 if candidates is None else len(candidates))
 
 
 def _digits() -> Tensor:
@@ -264,42 +256,9 @@ def _secrets(nodes: int, candidates: Tensor | None, seed: int) -> Tensor:
     return candidates[torch.from_numpy(stream.choice(len(candidates), nodes, replace=False))]
 
 
-class _Noise:
-    """One kind of noise: the protocol that adds it, and what it is to an attacker who knows its own part of it."""
-
-    def __init__(self, kind: Kind, epsilon: float, nodes: int, attacker: int) -> None:
-        self.kind, self.epsilon, self.nodes, self.attacker = kind, epsilon, nodes, attacker
-        self.multiplier = 0.0 if kind == "none" else noise_for(epsilon, DELTA, 1, gaussian)
-        self.partners: Partners | None = Pairs(colluders=1).partners(nodes) if kind == "cancelling" else None
-
-    def protocol(self, topology: Topology, listener: Listener, images: bool, seed: int) -> DPPS:
-        """Only the start values are private, so the rounds after the first reveal nothing new and need no noise."""
-        if self.kind == "none":
-            return DPPS(topology, NoNoise(), fabric=listener)
-        source = Seeded(seed) if self.partners is None else SecurePairs(self.partners)
-        # pixels are not negative, so two images are at a right angle at most
-        furthest = math.sqrt(2) * LONGEST_IMAGE if images else LARGEST_VALUE
-        bound = Bounded(clip=0.0, start_distance=furthest)
-        return DPPS(topology, Gaussian(self.multiplier), bound, noise=source, fabric=listener)
-
-    def known(self, protocol: DPPS, scale: float, width: int) -> Matrix:
-        """The noise on the others' first messages that the attacker knows: what it shares with its partners."""
-        if not isinstance(protocol.noise, SecurePairs):
-            return np.zeros((self.nodes, width))
-        return known_noise(protocol.noise, [self.attacker], scale, 0, width)
-
-    def covariance(self, scale: float) -> Matrix:
-        """Of the noise on the start values that the attacker does not know; its own is known to it."""
-        others = [k for k in range(self.nodes) if k != self.attacker]
-        covariance: Matrix = np.zeros((self.nodes, self.nodes))
-        alone = np.eye(len(others))
-        unknown = alone if self.partners is None else unknown_covariance(self.partners, others)
-        covariance[np.ix_(others, others)] = unknown
-        return scale**2 * covariance
-
-
 def _outcome(
-    noise: _Noise,
+    kind: Kind,
+    epsilon: float,
     topology: Topology,
     knowledge: Knowledge,
     rounds: int,
@@ -307,30 +266,42 @@ def _outcome(
     candidates: Tensor | None,
     seed: int,
 ) -> Outcome:
-    chosen, squares, means, theory, reads = list(knowledge.recovered), [], [], 0.0, []
+    nodes, attacker, chosen = topology.nodes, knowledge.attacker, list(knowledge.recovered)
+    mechanism = NoNoise() if kind == "none" else Gaussian(noise_for(epsilon, DELTA, 1, gaussian))
+    # Only the start values are private: the rounds after the first reveal nothing new and need no noise.
+    # Pixels are not negative, so two images are at a right angle at most.
+    furthest = LARGEST_VALUE if candidates is None else math.sqrt(2) * LONGEST_IMAGE
+    bound = None if kind == "none" else Bounded(clip=0.0, start_distance=furthest)
+    partners = Pairs(colluders=1).partners(nodes) if kind == "cancelling" else None
+    others = [k for k in range(nodes) if k != attacker]  # the attacker knows its own noise
+    unknown = np.zeros((nodes, nodes))
+    alone = np.eye(len(others))
+    unknown[np.ix_(others, others)] = alone if partners is None else unknown_covariance(partners, others)
+    squares, means, scale, reads = [], [], 0.0, []
     for k, secret in enumerate(secrets):
-        listener = Listener(topology.nodes, knowledge.attacker)
-        protocol = noise.protocol(topology, listener, candidates is not None, seed + k)
+        wire = Wiretap(nodes)
+        source = Seeded(seed + k) if partners is None else SecurePairs(partners)
+        protocol = DPPS(topology, mechanism, bound, noise=source, fabric=wire)
         state = protocol.start(secret)
-        records = [protocol.step(state) for _ in range(rounds)]
-        scale = records[0].scale
-        known = noise.known(protocol, scale, secret.shape[1])
-        # what is known of the noise has gone through the same mixing as the values
-        read = knowledge.solve(torch.stack(listener.heard).numpy() - knowledge.matrix @ known)
+        scale, *_ = [protocol.step(state).scale for _ in range(rounds)]
+        heard = knowledge.heard(wire.messages)
+        if isinstance(
+            source, SecurePairs
+        ):  # what the attacker shares went through the same mixing as the values
+            heard -= knowledge.matrix @ known_noise(source, [attacker], scale, 0, secret.shape[1])
+        read = knowledge.solve(heard)
         squares.append(np.mean((read - secret.numpy())[chosen] ** 2) if chosen else math.nan)
         means.append(float(((state.s.mean(0) - secret.mean(0)) ** 2).mean()))
-        deviations = np.diag(knowledge.covariance(noise.covariance(scale)))[chosen]
-        theory = math.sqrt(max(0.0, deviations.mean())) if chosen else math.nan
         reads.append(read)
+    variances = knowledge.variances(scale**2 * unknown)[chosen]
+    theory = math.sqrt(max(0.0, variances.mean())) if chosen else math.nan
     correlation, identified, count = None, 0, 0
     if candidates is not None and chosen:
         read = np.concatenate([r[chosen] for r in reads])
         truth = np.concatenate([s.numpy()[chosen] for s in secrets])
         correlation, identified, count = *_likeness(read, truth, candidates.numpy()), len(truth)
     error, mean_error = (math.sqrt(float(np.mean(x))) for x in (squares, means))
-    return Outcome(
-        noise.kind, noise.epsilon, error, theory, mean_error, correlation, identified, count, reads[0]
-    )
+    return Outcome(kind, epsilon, error, theory, mean_error, correlation, identified, count, reads[0])
 
 
 def _likeness(read: Matrix, truth: Matrix, candidates: Matrix) -> tuple[float, int]:
@@ -407,10 +378,15 @@ def invert(images: int = 100, seed: int = 0) -> tuple[Tensor, list[Probe]]:
     if images > len(labels):
         raise UsageError(f"{images} images: mnist-mini has {len(labels)}")
     groups = [slice(first, first + _NODES) for first in range(0, images, _NODES)]
-    probes = []
+    candidates, probes = _normalised(inputs), []
     for name, unit in _settings().items():
         read = torch.cat([_read(unit, inputs[g], labels[g], seed + k) for k, g in enumerate(groups)])
-        probes.append(_probe(name, read, inputs))
+        correlations = (
+            _normalised(read) @ candidates.T
+        )  # with every candidate; the first ones are the true images
+        right = int((correlations.argmax(1) == torch.arange(images)).sum())
+        own = float(correlations.diagonal().median())
+        probes.append(Probe(name, own, right, images, len(inputs), read))
     return inputs[:images, 0], probes
 
 
@@ -424,32 +400,17 @@ def _read(unit: Unit | None, inputs: Tensor, labels: Tensor, seed: int) -> Tenso
     run = Run(algorithm, data, privacy=unit, seed=seed, noise=Seeded(seed), **where).start(epochs=1)
     start = run.state.shared.s.clone()
     run.step()
-    updates = wire.messages[0] - start
-    read = torch.stack([_image(algorithm.partition.views(row, None)) for row in updates])
-    return read.view(-1, *inputs.shape[2:])
-
-
-def _image(update: dict[str, Tensor]) -> Tensor:
-    """The image x from an update of layer1, a multiple of error (x, 1) and noise: the leading right singular vector."""
-    both = torch.cat([update["layer1.weight"], update["layer1.bias"][:, None]], dim=1)
-    vector = torch.linalg.svd(both.double(), full_matrices=False).Vh[0]
-    image: Tensor = (vector[:-1] / vector[-1]).float()
-    return image
-
-
-def _probe(name: str, read: Tensor, candidates: Tensor) -> Probe:
-    """Correlate what was read with every candidate; the first ones are the true images."""
-    correlations = _normalised(read) @ _normalised(candidates).T
-    own = correlations.diagonal()
-    right = int((correlations.argmax(1) == torch.arange(len(read))).sum())
-    return Probe(name, float(own.median()), right, len(read), len(candidates), read)
+    # an update of layer1 is a multiple of error (x, 1), and noise: the image x is the leading right singular vector
+    updates = [algorithm.partition.views(row, None) for row in wire.messages[0] - start]
+    both = [torch.cat([u["layer1.weight"], u["layer1.bias"][:, None]], 1).double() for u in updates]
+    vectors = torch.linalg.svd(torch.stack(both), full_matrices=False).Vh[:, 0]
+    read: Tensor = (vectors[:, :-1] / vectors[:, -1:]).float().view(-1, *inputs.shape[2:])
+    return read
 
 
 def _normalised(images: Tensor) -> Tensor:
     flat = images.flatten(1)
-    centred = flat - flat.mean(1, keepdim=True)
-    length: Tensor = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-    return centred / length
+    return F.normalize(flat - flat.mean(1, keepdim=True))
 
 
 def draw_inversion(file: Path, images: Tensor, probes: Iterable[Probe]) -> None:

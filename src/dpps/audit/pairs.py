@@ -10,10 +10,12 @@ Whether the noise really cancels shows in the network's mean, not in single mess
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Literal
 
 import networkx
@@ -31,12 +33,14 @@ from dpps.audit.epsilon import (
     SAMPLING,
     WIDTH,
     Case,
+    NoiseFor,
     Scores,
     Weakened,
     Wiretap,
-    WorldByWorld,
+    beside,
     calibration,
     linear_run,
+    solved,
 )
 from dpps.learning import PartPSP
 from dpps.noise import (
@@ -94,13 +98,27 @@ def known_noise(
 
 def unknown_covariance(partners: Partners, honest: Sequence[int], present: Present = None) -> Matrix:
     """Covariance of the honest nodes' noise, without what they share with others; a message without partners has variance 1."""
-    shares, place = partners.shares(present), {node: k for k, node in enumerate(honest)}
-    covariance: Matrix = shares.independent**2 * np.eye(len(honest))
-    for i, j in partners.among(present).tolist():
-        if i in place and j in place:
-            column = np.eye(len(honest))[place[i]] - np.eye(len(honest))[place[j]]
-            covariance += shares.pair**2 * np.outer(column, column)
+    shares, (first, second) = partners.shares(present), partners.among(present).T
+    sign = np.equal.outer(honest, first) * 1.0 - np.equal.outer(honest, second)
+    sign = sign[:, np.isin(first, honest) & np.isin(second, honest)]
+    covariance: Matrix = shares.independent**2 * np.eye(len(honest)) + shares.pair**2 * sign @ sign.T
     return covariance
+
+
+@lru_cache(maxsize=32)
+def worst_coalition(partners: Partners, colluders: int) -> tuple[int, ...]:
+    """Where so many colluders learn most about node 0."""
+
+    def known(coalition: tuple[int, ...]) -> float:
+        honest = [k for k in range(partners.nodes) if k not in coalition]
+        return float(np.linalg.inv(unknown_covariance(partners, honest))[0, 0])
+
+    return max(combinations(range(1, partners.nodes), colluders), key=known)
+
+
+def log_ratio(covariance: Matrix, shift: Matrix, seen: Matrix) -> Scores:
+    """ln of the density of noise around `shift` over that around -shift, halved, at every column of `seen`."""
+    return np.asarray(shift @ np.linalg.solve(covariance, seen))
 
 
 # Sabotage, which must be found
@@ -168,10 +186,11 @@ class SideBySide(NoiseSource):
     def release(self, mechanism: Mechanism, scale: float, out: Outgoing) -> Tensor:
         assert isinstance(self.inner, (SecurePairs, SeededPairs))
         nodes = self.inner.partners.nodes
-        s, perturbation, half = (_beside(x, nodes) for x in (out.s, out.perturbation, out.half))
+        s, perturbation, half = (beside(x, nodes) for x in (out.s, out.perturbation, out.half))
         one = replace(out, s=s, perturbation=perturbation, half=half, nodes=range(nodes))
         self.inner.release(mechanism, self.part * scale, one)
-        out.half.copy_(half.view(nodes, -1, out.half.shape[1]).transpose(0, 1).reshape(out.half.shape))
+        width = out.half.shape[1]
+        out.half.copy_(beside(half.view(-1, width), len(out.half) // nodes).view(out.half.shape))
         return torch.full((len(out.nodes),), math.nan, dtype=torch.float64)
 
 
@@ -184,53 +203,17 @@ def _with_partners(source: NoiseSource, partners: Partners, make: Source = Secur
     return make(partners) if isinstance(source, SecureNoise) else source.with_partners(partners)
 
 
-def _beside(rows: Tensor, nodes: int) -> Tensor:
-    """(copies x nodes, width) as (nodes, copies x width)."""
-    return rows.view(-1, nodes, rows.shape[1]).transpose(0, 1).reshape(nodes, -1).contiguous()
-
-
 @dataclass(frozen=True)
-class Observer:
-    """Sees all messages and knows the secrets of `colluders` nodes. Scores by the likelihood ratio of its suspicion."""
+class WorldByWorld(Case):
+    """A case whose two worlds are run one after the other."""
 
-    partners: Partners
-    colluders: int
-    suspicion: Suspicion = "nothing"
+    def scores(self, copies: int, noise: NoiseFor, seed: int) -> tuple[Scores, Scores]:
+        zero, one = (np.round(self._world(copies, noise(seed + w), seed + w, 1 - 2 * w), 9) for w in (0, 1))
+        return zero, one
 
-    @property
-    def coalition(self) -> tuple[int, ...]:
-        """Where so many colluders learn most about node 0."""
-        return _worst(self.partners, self.colluders)
-
-    def scores(self, rounds: list[Matrix], shifts: list[float]) -> tuple[Scores, Scores]:
-        """How far the rows of both rounds lie in the direction of `shifts`, and how far a message without noise would.
-
-        Rows are (nodes, trials) without what the colluders know; rows and the shifts of row 0 are in units of the scale.
-        """
-        honest = [k for k in range(self.partners.nodes) if k not in self.coalition]
-        inverse = np.linalg.inv(self.covariance(honest))
-        shift = np.concatenate([np.eye(len(honest))[0] * s for s in shifts])
-        seen = np.concatenate([rows[honest] for rows in rounds])
-        along: Scores = shift @ inverse @ seen
-        return along, np.asarray(shift @ inverse @ shift)
-
-    def covariance(self, honest: list[int]) -> Matrix:
-        """Of the honest nodes' noise in two rounds, without what they share with colluders."""
-        whole = unknown_covariance(self.partners, honest)
-        own = self.partners.shares().independent ** 2 * np.eye(len(honest))
-        if self.suspicion == "no pair noise":
-            whole = own
-        both = whole - own if self.suspicion == "key used twice" else np.zeros_like(own)
-        return np.block([[whole, both], [both, whole]])
-
-
-@lru_cache(maxsize=32)
-def _worst(partners: Partners, colluders: int) -> tuple[int, ...]:
-    def known(coalition: tuple[int, ...]) -> float:
-        honest = [k for k in range(partners.nodes) if k not in coalition]
-        return float(np.linalg.inv(Observer(partners, 0).covariance(honest))[0, 0])
-
-    return max(combinations(range(1, partners.nodes), colluders), key=known)
+    @abstractmethod
+    def _world(self, copies: int, source: NoiseSource, seed: int, sign: int) -> Scores:
+        """The scores of world 0 (sign 1) or of world 1 (sign -1)."""
 
 
 @dataclass(frozen=True)
@@ -244,71 +227,59 @@ class PairsCase(WorldByWorld):
     make: Source = SecurePairs
     suspicion: Suspicion = "nothing"
 
-    def _world(self, copies: int, source: NoiseSource, seed: int, world: int) -> Scores:
-        beside = SideBySide(source, self.make)
-        wire = Wiretap(self.nodes, copies)
-        scales = self._send(wire, beside, seed, copies, world)
-        start = torch.zeros(self.nodes * copies, WIDTH)
-        rounds = []
-        for t, (fresh, scale) in enumerate(zip(wire.fresh(start), scales, strict=True)):
-            known = self._known_noise(beside.inner, beside.part * scale, t, copies)
-            rounds.append(fresh.reshape(copies, self.nodes).T / scale - known / scale)
-        keys = isinstance(beside.inner, SecurePairs)  # seeded noise is drawn without keys to tell
-        return self._ratio(self._observer if keys else replace(self._observer, colluders=0), rounds, scales)
-
-    @property
-    def _observer(self) -> Observer:
+    def _world(self, copies: int, source: NoiseSource, seed: int, sign: int) -> Scores:
+        beside, wire = SideBySide(source, self.make), Wiretap(self.nodes, copies)
+        scales, start = self._send(wire, beside, seed, copies, sign), torch.zeros(self.nodes * copies, WIDTH)
         partners = self.unit.trust.partners(self.nodes)
         assert partners is not None
-        return Observer(partners, self.known, self.suspicion)
+        keys = isinstance(beside.inner, SecurePairs)  # seeded noise is drawn without keys to tell
+        coalition = worst_coalition(partners, self.known) if keys else ()
+        honest = [k for k in range(self.nodes) if k not in coalition]
+        rounds = []
+        for t, (fresh, scale) in enumerate(zip(wire.fresh(start), scales, strict=True)):
+            rows = fresh.reshape(copies, self.nodes).T
+            if isinstance(beside.inner, SecurePairs) and not isinstance(beside.inner, NoPairNoise):
+                at = 0 if isinstance(beside.inner, ReusedKey) else t
+                shared = known_noise(beside.inner, coalition, beside.part * scale, at, copies * WIDTH)
+                rows = rows - shared[:, ::WIDTH]
+            rounds.append(rows[honest] / scale)
+        return self._score(partners, honest, rounds, scales)
 
-    def _known_noise(self, source: NoiseSource, scale: float, round_: int, copies: int) -> Matrix:
-        """The pair noise between colluders and honest nodes, in the honest rows."""
-        if not isinstance(source, SecurePairs) or isinstance(source, NoPairNoise):
-            return np.zeros((self.nodes, copies))
-        at = 0 if isinstance(source, ReusedKey) else round_
-        return known_noise(source, self._observer.coalition, scale, at, copies * WIDTH)[:, ::WIDTH]
-
-    def _send(self, wire: Wiretap, noise: NoiseSource, seed: int, copies: int, world: int) -> list[float]:
-        """Two rounds of the shipped code; the scales of their noise."""
+    def _score(
+        self, partners: Partners, honest: list[int], rounds: list[Matrix], scales: list[float]
+    ) -> Scores:
+        """By the exact likelihood ratio, if the suspicion is right."""
+        covariance, first, clip = unknown_covariance(partners, honest), np.eye(len(honest))[0], self.unit.clip
         if isinstance(self.unit, Record):
-            return self._learn(self.unit, wire, noise, seed, copies, world)
-        made = calibration(self.unit, nodes=self.nodes)
-        topology, source = Exponential(self.nodes), made.source(noise)
+            total: Scores = np.zeros(rounds[0].shape[1])
+            for rows, scale in zip(rounds, scales, strict=True):
+                shift = clip / scale * first
+                half = log_ratio(covariance, shift, shift[:, None]) / 2
+                total += np.log1p(SAMPLING * np.expm1(log_ratio(covariance, shift, rows) - half))
+            return total
+        own = partners.shares().independent ** 2 * np.eye(len(honest))
+        shared = np.zeros_like(own) if self.suspicion == "no pair noise" else covariance - own
+        repeats = np.ones((2, 2)) if self.suspicion == "key used twice" else np.eye(2)
+        # between +clip, -clip and -clip, +clip
+        shifts = np.concatenate([first * 2 * clip / scales[0], -first * 2 * clip / scales[1]])
+        return log_ratio(np.kron(np.eye(2), own) + np.kron(repeats, shared), shifts, np.concatenate(rounds))
+
+    def _send(self, wire: Wiretap, noise: NoiseSource, seed: int, copies: int, sign: int) -> list[float]:
+        """Two rounds of the shipped code; the scales of their noise."""
+        if isinstance(self.unit, Record):  # as in `RecordCase`: in world 0 node 0 has an example more
+            there, gone = torch.zeros(2, 2, WIDTH)
+            there[0, 0] = -100 * self.unit.clip * (sign > 0)
+            data = [TensorDataset(x, torch.ones(2)) for x in (there, *[gone] * (self.nodes - 1))] * copies
+            unit = solved(self.unit, 2, SAMPLING, self.nodes)
+            run = linear_run(PartPSP, data, unit, wire, noise, seed).start(epochs=1)
+            return [run.step().scale for _ in range(2)]
+        made, topology = calibration(self.unit, 2, SAMPLING, self.nodes), Exponential(self.nodes)
+        source = made.source(noise)
         protocol = DPPS(topology, made.mechanism, made.sensitivity, noise=source, fabric=wire)
-        state = protocol.start(torch.zeros(self.nodes * copies, WIDTH))
-        scales = []
-        for sign in (1, -1):
-            rows = torch.zeros(self.nodes * copies, WIDTH)
-            rows[:: self.nodes, 0] = 10 * self.unit.clip * sign * (1 - 2 * world)  # far above the clip
-            scales.append(protocol.step(state, rows).scale)
-        return scales
-
-    def _learn(
-        self, unit: Record, wire: Wiretap, noise: NoiseSource, seed: int, copies: int, world: int
-    ) -> list[float]:
-        """As in `RecordCase`: in world 0 node 0 has an example that it does not have in world 1."""
-        solved = calibration(unit, nodes=self.nodes).mechanism.scale(1.0)
-        target, gone = torch.ones(2), torch.zeros(2, WIDTH)
-        there = gone.clone()
-        there[0, 0] = -100 * unit.clip * (1 - world)
-        data = [TensorDataset(there, target), *[TensorDataset(gone, target)] * (self.nodes - 1)] * copies
-        solved_unit = replace(unit, epsilon=None, noise_multiplier=solved)
-        run = linear_run(PartPSP, data, solved_unit, wire, noise, seed).start(epochs=1)
-        return [run.step().scale for _ in range(2)]
-
-    def _ratio(self, observer: Observer, rounds: list[Matrix], scales: list[float]) -> Scores:
-        clip = self.unit.clip
-        if isinstance(self.unit, Contribution):  # between +clip, -clip and -clip, +clip
-            along, _ = observer.scores(rounds, [2 * clip / scales[0], -2 * clip / scales[1]])
-            return np.round(along, 9)
-        total: Scores = np.zeros(rounds[0].shape[1])
-        for k, (rows, scale) in enumerate(zip(rounds, scales, strict=True)):
-            zero, shifts = [np.zeros_like(rows)] * 2, [0.0, 0.0]
-            zero[k], shifts[k] = rows, clip / scale
-            along, square = observer.scores(zero, shifts)
-            total += np.log1p(SAMPLING * np.expm1(along - square / 2))
-        return np.round(total, 9)
+        rows = torch.zeros(self.nodes * copies, WIDTH)
+        state = protocol.start(rows)
+        rows[:: self.nodes, 0] = 10 * self.unit.clip * sign  # far above the clip
+        return [protocol.step(state, change).scale for change in (rows, -rows)]
 
 
 # Rounds from which nodes are away: fewer nodes hide each other less
@@ -328,31 +299,29 @@ class AwayCase(WorldByWorld):
     unit: Contribution
     partners: Callable[[int, None, int], Partners] = Partners
 
-    def _world(self, copies: int, source: NoiseSource, seed: int, world: int) -> Scores:
-        sign = 1 - 2 * world
-        mechanism, clip = calibration(self.unit, nodes=_NODES).mechanism, self.unit.clip
+    def _world(self, copies: int, source: NoiseSource, seed: int, sign: int) -> Scores:
+        mechanism, clip = calibration(self.unit, 2, SAMPLING, _NODES).mechanism, self.unit.clip
         inner, part = _unwrapped(source)
         inner = _with_partners(inner, self.partners(_NODES, None, 1))
         noise = inner if part == 1 else Weakened(inner)
         wire, topology = Wiretap(_NODES), Exponential(_NODES).with_dropouts(_AWAY)
         protocol = DPPS(topology, mechanism, Unclipped(2 * clip), noise=noise, fabric=wire)
-        state = protocol.start(torch.zeros(_NODES, copies))
-        before, total = state.s.clone(), np.zeros(copies)
+        rows = torch.zeros(_NODES, copies)
+        state = protocol.start(rows)
+        rows[0] = sign * clip
+        total = np.zeros(copies)
         for t in range(2):
-            rows = torch.zeros(_NODES, copies)
-            rows[0] = sign * clip
-            scale, present = protocol.step(state, rows).scale, topology.present(t)
-            fresh = (wire.messages[-1] - before).double().numpy()
-            keys = isinstance(inner, SecurePairs)  # seeded noise is drawn without keys to tell
-            if isinstance(inner, SecurePairs):
-                fresh -= known_noise(inner, [_COLLUDER], part * scale, t, copies, present)
+            before, present = state.s.clone(), topology.present(t)
             assert present is not None
-            here = [k for k in np.flatnonzero(present).tolist() if not (keys and k == _COLLUDER)]
-            direction = 2 * clip / scale * np.eye(len(here))[0]  # node 0 is never away
+            scale = protocol.step(state, rows).scale
+            fresh, here = (wire.messages[-1] - before).double().numpy(), np.flatnonzero(present).tolist()
+            if isinstance(inner, SecurePairs):  # seeded noise is drawn without keys to tell
+                fresh -= known_noise(inner, [_COLLUDER], part * scale, t, copies, present)
+                here.remove(_COLLUDER)
+            shift = 2 * clip / scale * np.eye(len(here))[0]  # node 0 is never away
             covariance = unknown_covariance(Partners(_NODES, None, 1), here, present)  # the promised one
-            total += direction @ np.linalg.solve(covariance, fresh[here] / scale)
-            before = state.s.clone()
-        return np.round(total, 9)
+            total += log_ratio(covariance, shift, fresh[here] / scale)
+        return total
 
 
 # Attacks on noise that cancels between members that come and go: one is away and makes up for it, one is lost and expelled.
@@ -426,54 +395,30 @@ class MemberCase(WorldByWorld):
     aware: int = 1
     """Of how many lost members the calibration knows."""
 
-    def _world(self, copies: int, source: NoiseSource, seed: int, world: int) -> Scores:
-        sign = 1 - 2 * world
+    def _world(self, copies: int, source: NoiseSource, seed: int, sign: int) -> Scores:
         inner, part = _unwrapped(source)
-        keyed = inner.seed if isinstance(inner, Seeded) else None
-        mechanism, clip = calibration(self.unit, nodes=_NODES).mechanism, self.unit.clip
-        assert isinstance(mechanism, Gaussian)
-        scale = mechanism.scale(2 * clip)
-        partners, week = Partners(_NODES, None, 1, absentees=self.aware), self.schedule
-        members = _members(partners, self.rounds, part * scale, keyed)
-        rows, made, shifts = [], [], []
-        for r in range(week.rounds):
-            for node, member in enumerate(members):
-                if r in week.away.get(node, ()):
-                    continue
-                if r >= week.expelled:
-                    member.rounds.lose(_LOST, week.last)
-                moves = node == week.victim and r in week.updates
-                update = torch.full((1, copies), sign * clip if moves else 0.0, dtype=torch.float64)
-                row, parts = _sent(member, mechanism, part * scale, r, update)
-                rows.append(row)
-                made.append((node, parts))
-                shifts.append(2 * clip * moves)
-        seen = [k for k, (node, _) in enumerate(made) if node != _COLLUDER]
-        told = np.stack(
-            [rows[k] - _known(members[made[k][0]], made[k][1], part * scale, copies) for k in seen]
+        mechanism, clip = calibration(self.unit, 2, SAMPLING, _NODES).mechanism, self.unit.clip
+        scale, week = mechanism.scale(2 * clip), self.schedule
+        partners = Partners(_NODES, None, 1, absentees=self.aware)
+        members = _members(
+            partners, self.rounds, part * scale, inner.seed if isinstance(inner, Seeded) else None
         )
-        covariance = _covariance(partners, [made[k] for k in seen]) * scale**2
-        along: Scores = np.array([shifts[k] for k in seen]) @ np.linalg.solve(covariance, told)
-        return np.round(along, 9)
-
-
-def _members(partners: Partners, rounds: type[PairRounds], scale: float, seed: int | None) -> list["Noting"]:
-    """Five members, with keys of their own or of a seed."""
-
-    def key(node: int, what: str) -> bytes | None:
-        return None if seed is None else hashlib.sha256(f"{seed} {node} {what}".encode()).digest()
-
-    identities = [IdentityKey(key(node, "pairs")) for node in range(_NODES)]
-    publics = [identity.public for identity in identities]
-    made = []
-    for node, identity in enumerate(identities):
-        keys, own = PairKeys(identity, publics, "audit", bytes(16)), Keystream(key(node, "own"))
-        member = Noting(partners, keys, node, own)
-        member.rounds = rounds(node, member.rounds.partners, 1)
-        level = NoiseLevel(0.0, scale, member.grid(scale))
-        member.levels = dict.fromkeys(range(10), level).__getitem__
-        made.append(member)
-    return made
+        made, told, shifts = [], [], []
+        for r, (node, member) in product(range(week.rounds), enumerate(members)):
+            if r in week.away.get(node, ()):
+                continue
+            if r >= week.expelled:
+                member.rounds.lose(_LOST, week.last)
+            moves = node == week.victim and r in week.updates
+            update = torch.full((1, copies), sign * clip * moves, dtype=torch.float64)
+            zero, half = torch.zeros_like(update), torch.zeros_like(update)
+            member.release(mechanism, part * scale, Outgoing(zero, update, half, [node], r, True, False))
+            if node != _COLLUDER:
+                made.append((node, member.parts))
+                told.append(half[0].numpy() - _known(member, part * scale, copies))
+                shifts.append(2 * clip * moves)
+        covariance = _covariance(partners, made) * scale**2
+        return log_ratio(covariance, np.array(shifts), np.stack(told))
 
 
 class Noting(MemberPairs):
@@ -488,21 +433,29 @@ class Noting(MemberPairs):
         return super().drawn(mechanism, parts, size, known)
 
 
-def _sent(
-    member: Noting, mechanism: Gaussian, scale: float, round_: int, update: torch.Tensor
-) -> tuple[Matrix, Sequence[Part]]:
-    """What leaves in a round, and which noise the shipped code put into it."""
-    zero = torch.zeros_like(update)
-    out = Outgoing(zero, update, zero.clone(), [member.node], round_, True, False)
-    member.release(mechanism, scale, out)
-    return out.half[0].numpy(), member.parts
+def _members(
+    partners: Partners, rounds: type[PairRounds], scale: float, seed: int | None
+) -> Iterator[Noting]:
+    """Five members, with keys of their own or of a seed."""
+
+    def key(node: int, what: str) -> bytes | None:
+        return None if seed is None else hashlib.sha256(f"{seed} {node} {what}".encode()).digest()
+
+    identities = [IdentityKey(key(node, "pairs")) for node in range(_NODES)]
+    publics = [identity.public for identity in identities]
+    for node, identity in enumerate(identities):
+        keys, own = PairKeys(identity, publics, "audit", bytes(16)), Keystream(key(node, "own"))
+        member = Noting(partners, keys, node, own)
+        member.rounds = rounds(node, member.rounds.partners, 1)
+        level = NoiseLevel(0.0, scale, member.grid(scale))
+        member.levels = dict.fromkeys(range(10), level).__getitem__
+        yield member
 
 
-def _known(member: MemberPairs, parts: Sequence[Part], scale: float, size: int) -> Matrix:
-    """The noise in a message that the colluder knows."""
-    step = member.grid(scale)
-    total = np.zeros(size)
-    for part in parts:
+def _known(member: Noting, scale: float, size: int) -> Matrix:
+    """The noise in a member's last message that the colluder knows."""
+    step, total = member.grid(scale), np.zeros(size)
+    for part in member.parts:
         pairs = tuple(pair for pair in part.pairs if pair[0] == _COLLUDER)
         total += member.in_steps(replace(part, pairs=pairs), scale, size, step) * step
     return total
@@ -510,22 +463,19 @@ def _known(member: MemberPairs, parts: Sequence[Part], scale: float, size: int) 
 
 def _covariance(partners: Partners, made: Sequence[tuple[int, Sequence[Part]]]) -> Matrix:
     """Of the noise in these messages that nobody but their senders and honest partners know, per unit of scale."""
-    shares, own, rows = partners.shares(), np.zeros(len(made)), []
-    names: dict[tuple[int, int, int], int] = {}
-    for k, (node, parts) in enumerate(made):
-        row: dict[int, int] = {}
-        for part in parts:
-            own[k] += part.own
+    shares, messages = partners.shares(), []
+    for number, (node, parts) in enumerate(made):
+        noise: Counter[tuple[int, ...]] = Counter()  # how much of each independent draw the message has
+        for k, part in enumerate(parts):
+            noise[number, k] = part.own * shares.independent  # type: ignore[assignment]
             for other, sign in part.pairs:
                 if other != _COLLUDER:
-                    at = names.setdefault((min(node, other), max(node, other), part.round), len(names))
-                    row[at] = row.get(at, 0) + sign
-        rows.append(row)
-    pair = np.zeros((len(made), len(names)))
-    for k, row in enumerate(rows):
-        for at, sign in row.items():
-            pair[k, at] = sign
-    return np.diag(own * shares.independent**2) + shares.pair**2 * pair @ pair.T
+                    noise[min(node, other), max(node, other), part.round] += sign * shares.pair  # type: ignore[assignment]
+        messages.append(noise)
+    draws = set().union(*messages)
+    amounts = np.array([[noise[draw] for draw in draws] for noise in messages], dtype=np.float64)
+    covariance: Matrix = amounts @ amounts.T
+    return covariance
 
 
 def member_cases() -> tuple[Case, ...]:
@@ -534,17 +484,15 @@ def member_cases() -> tuple[Case, ...]:
     leak: dict[str, Any] = {"secure_only": True, "leak_trials": 100_000}
     without: dict[str, Any] = leak | {"schedule": _MAKES_UP, "rounds": WithoutOwnNoise}
     released: dict[str, Any] = leak | {"schedule": _IS_LOST, "rounds": TakesBackReleased}
+    unaware: dict[str, Any] = leak | {"schedule": _COUNTS, "aware": 0}
     repeated: dict[str, Any] = leak | {"schedule": _REPEATS, "rounds": Repeats}
-    name = unit.name
     return (
-        MemberCase(unit, name, "pairs, 1 colluder, 1 lost", DELTA),
-        MemberCase(unit, name, "pairs, 1 colluder, of the lost one", DELTA, schedule=_IS_LOST),
-        MemberCase(unit, name, "pairs, missed rounds without own noise", DELTA, **without),
-        MemberCase(unit, name, "pairs, a released round taken back", DELTA, **released),
-        MemberCase(
-            unit, name, "pairs, 1 lost, calibrated for none", DELTA, schedule=_COUNTS, aware=0, **leak
-        ),
-        MemberCase(unit, name, "pairs, a repeated round", DELTA, **repeated),
+        MemberCase(unit, "pairs, 1 colluder, 1 lost"),
+        MemberCase(unit, "pairs, 1 colluder, of the lost one", schedule=_IS_LOST),
+        MemberCase(unit, "pairs, missed rounds without own noise", **without),
+        MemberCase(unit, "pairs, a released round taken back", **released),
+        MemberCase(unit, "pairs, 1 lost, calibrated for none", **unaware),
+        MemberCase(unit, "pairs, a repeated round", **repeated),
     )
 
 
@@ -552,21 +500,21 @@ def pair_cases() -> tuple[Case, ...]:
     """Every unit with partners, announced absences, members that come and go, and what must be found out."""
     pairs, sparse = Pairs(1), Pairs(1, graph=networkx.circulant_graph(6, [1, 2]))
     unit = Contribution(1.0, CLAIM, DELTA, "gaussian", trust=pairs)
-    record = Record(CLAIM, DELTA, trust=pairs)
-    name, one, away = unit.name, "pairs, 1 colluder", "pairs, 1 colluder, 2 and 3 of 5 away"
+    record, one = Record(CLAIM, DELTA, trust=pairs), "pairs, 1 colluder"
     leak: dict[str, Any] = {"secure_only": True, "leak_trials": 20_000}  # keys go wrong where there are keys
     without: dict[str, Any] = leak | {"make": NoPairNoise, "suspicion": "no pair noise"}
     twice: dict[str, Any] = leak | {"make": ReusedKey, "suspicion": "key used twice"}
     two: dict[str, Any] = leak | {"leak_trials": 100_000, "nodes": 3, "known": 2}
+    away, as_if = f"{one}, 2 and 3 of 5 away", leak | {"partners": AsIfAllWereThere}
     return (
-        PairsCase(unit, name, one, DELTA),
-        PairsCase(replace(unit, trust=sparse), name, "pairs, sparse, 1 colluder", DELTA, nodes=6),
-        PairsCase(record, record.name, one, DELTA, seconds=6e-4),
-        PairsCase(unit, name, "pairs, 2 colluders sold as 1", DELTA, **two),
-        PairsCase(unit, name, "pairs without pair noise", DELTA, **without),
-        PairsCase(unit, name, "pairs, key used twice", DELTA, **twice),
-        AwayCase(unit, name, away, DELTA),
-        AwayCase(unit, name, f"{away}, noise as if all were there", DELTA, partners=AsIfAllWereThere, **leak),
+        PairsCase(unit, one),
+        PairsCase(replace(unit, trust=sparse), "pairs, sparse, 1 colluder", nodes=6),
+        PairsCase(record, one, seconds=6e-4),
+        PairsCase(unit, "pairs, 2 colluders sold as 1", **two),
+        PairsCase(unit, "pairs without pair noise", **without),
+        PairsCase(unit, "pairs, key used twice", **twice),
+        AwayCase(unit, away),
+        AwayCase(unit, f"{away}, noise as if all were there", **as_if),
         *member_cases(),
     )
 

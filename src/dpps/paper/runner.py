@@ -270,7 +270,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     """A process that runs one cell at a time."""
 
@@ -343,20 +343,19 @@ class Pool:
                     worker.cell = todo.pop(0)
                     with suppress(BrokenPipeError):  # a dead worker is found when its answer is read
                         worker.pipe.send(worker.cell)
-            busy = {worker.pipe: k for k, worker in enumerate(pool) if worker.cell is not None}
+            busy: dict[Any, _Worker] = {worker.pipe: worker for worker in pool if worker.cell is not None}
             if not busy:
                 return
-            for pipe in wait(list(busy)):
-                k = busy[pipe]  # type: ignore[index]
-                cell, pool[k].cell = pool[k].cell, None
+            for worker in map(busy.__getitem__, wait(list(busy))):
+                cell, worker.cell = worker.cell, None
                 assert cell is not None
                 try:
-                    self._keep(cell, *pool[k].pipe.recv())
+                    self._keep(cell, *worker.pipe.recv())
                 except (EOFError, ConnectionResetError):
-                    pool[k].process.join()
-                    code = pool[k].process.exitcode
+                    worker.process.join()
+                    code = worker.process.exitcode
                     self.errors[cell] = f"the process ended with code {code} (out of memory?)"
-                    pool[k] = self._start()
+                    pool[pool.index(worker)] = self._start()
                 yield cell
 
     def _keep(self, cell: Cell, result: Result, error: str, seconds: float, warnings: list[str]) -> None:

@@ -147,7 +147,7 @@ class Count(Question):
 
     width = 1
 
-    def __init__(self, text: str = "count()") -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
 
     def encode(self, records: Records) -> Array:
@@ -226,13 +226,9 @@ class Moments(Question):
                 self.terms.append((column, column.name))
             else:
                 self.terms += [(column, f"{column.name}={value}") for value in column.values[1:]]
-        self._squares = [i for i, (column, _) in enumerate(self.terms) if isinstance(column, Number)]
-        pairs = [
-            (i, j)
-            for i in range(len(self.terms))
-            for j in range(i)
-            if self.terms[i][0] is not self.terms[j][0]
-        ]
+        columns = [column for column, _ in self.terms]
+        self._squares = [i for i, column in enumerate(columns) if isinstance(column, Number)]
+        pairs = [(i, j) for i, a in enumerate(columns) for j, b in enumerate(columns[:i]) if a is not b]
         self._pairs = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
         d, numbers = len(variables), len(self._squares)
         self.bound = (self.a**2 + d + self.b**2 * numbers / 4 + self.c**2 * d * (d - 1) / 2) ** 0.5
@@ -288,11 +284,10 @@ class Mean(Moments):
             np.array([2 * total * count]),
             np.array([total**2 - Z**2 * (s**2 + count * spread)]),
         )
+        bad |= count < 2 * Z * s / self.a
         value, low, high = (self._number.unscaled(np.clip(x, -1, 1)) for x in (np.array([mean]), low, high))
-        sd = s * np.hypot(1, mean / self.a) / count * self._number.span / 2
-        return Answer(
-            self.text, value, low, high, np.array([sd]), "Fieller", bad | (count < 2 * Z * s / self.a)
-        )
+        sd = np.array([s * np.hypot(1, mean / self.a) / count * self._number.span / 2])
+        return Answer(self.text, value, low, high, sd, "Fieller", bad)
 
 
 class Smooth(Moments):
@@ -393,30 +388,32 @@ class Regression(Smooth):
         super().__init__(text, [*inputs, outcome])
         self.labels = ("intercept", *(name for _, name in self.terms[:-1]))
         # a number on the scale [-1, 1] is (x - middle) / half; indicators are as they are
-        columns = [column for column, _ in self.terms]
-        half = torch.tensor(
-            [c.span / 2 if isinstance(c, Number) else 1.0 for c in columns], dtype=torch.float64
-        )
-        middle = torch.tensor(
-            [c.low + c.span / 2 if isinstance(c, Number) else 0.0 for c in columns], dtype=torch.float64
-        )
-        self._to_units = torch.diag(torch.cat([half.new_ones(1), 1 / half[:-1]]))
+        scales = [
+            (c.span / 2, c.low + c.span / 2) if isinstance(c, Number) else (1.0, 0.0) for c, _ in self.terms
+        ]
+        half, middle = torch.tensor(scales, dtype=torch.float64).T
+        self._to_units: Tensor = torch.diag(torch.cat([half.new_ones(1), 1 / half[:-1]]))
         self._to_units[0, 1:] = -middle[:-1] / half[:-1]
         self._to_units *= half[-1]
-        self._start = middle[-1] * torch.eye(1, len(self.labels), dtype=torch.float64)[0]  # of the intercept
+        self._start: Tensor = (
+            middle[-1] * torch.eye(1, len(self.labels), dtype=torch.float64)[0]
+        )  # of the intercept
 
     def estimate(self, m: Tensor) -> Tensor:
         """In the columns' own units."""
-        solved: Tensor = torch.linalg.solve(m[:-1, :-1], m[:-1, -1])
-        return self._to_units @ solved + self._start
+        return self._to_units @ self._solved(m) + self._start
+
+    def _solved(self, m: Tensor) -> Tensor:
+        """On the scale [-1, 1]."""
+        found: Tensor = torch.linalg.solve(m[:-1, :-1], m[:-1, -1])
+        return found
 
     def firmness(self, m: Tensor) -> Tensor:
-        smallest: Tensor = torch.linalg.eigvalsh(_covariance(m)[:-1, :-1])[0]
-        return smallest
+        return torch.linalg.eigvalsh(_covariance(m)[:-1, :-1])[0]  # type: ignore[no-any-return]
 
     def sampling(self, m: Tensor) -> Tensor:
-        beta: Tensor = torch.linalg.solve(m[:-1, :-1], m[:-1, -1])
-        left: Tensor = ((m[-1, -1] - beta @ m[:-1, -1]) / (m[0, 0] - len(beta)).clamp(min=1)).clamp(min=0)
+        beta = self._solved(m)
+        left = ((m[-1, -1] - beta @ m[:-1, -1]) / (m[0, 0] - len(beta)).clamp(min=1)).clamp(min=0)
         inverse: Tensor = torch.linalg.inv(m[:-1, :-1])
         return left * (self._to_units @ inverse @ self._to_units.T).diagonal()
 
@@ -574,8 +571,8 @@ class Call:
         while inner[place:].strip():
             part = _PART.match(inner, place)
             if part is None:
-                raise UsageError(
-                    f"{self.text}: {inner[place:].strip()!r} cannot be read: separate columns by commas, write options as bins=10, and "
+                raise self.refuse(
+                    f"{inner[place:].strip()!r} cannot be read: separate columns by commas, write options as bins=10, and "
                     "close quotes and brackets"
                 )
             place = part.end()
@@ -591,7 +588,11 @@ class Call:
         try:
             return [float(part) for part in listed[1:-1].split(",")]
         except ValueError:
-            raise UsageError(f"{self.text}: {listed} is no list of numbers: write [0, 18, 65]") from None
+            raise self.refuse(f"{listed} is no list of numbers: write [0, 18, 65]") from None
+
+    def refuse(self, why: str) -> UsageError:
+        """An error that names the question."""
+        return UsageError(f"{self.text}: {why}")
 
     def column(self, name: str) -> Number | Category:
         """The column of this name."""
@@ -603,8 +604,8 @@ class Call:
         """The column of this name, if it holds numbers."""
         found = self.column(name)
         if not isinstance(found, Number):
-            raise UsageError(
-                f"{self.text}: {name} is a category: ask for histogram({name}), or declare it as a number with its range"
+            raise self.refuse(
+                f"{name} is a category: ask for histogram({name}), or declare it as a number with its range"
             )
         return found
 
@@ -612,14 +613,14 @@ class Call:
         """The column of this name, if it holds categories."""
         found = self.column(name)
         if not isinstance(found, Category):
-            raise UsageError(f"{self.text}: {name} is a number: only a category can be used there")
+            raise self.refuse(f"{name} is a number: only a category can be used there")
         return found
 
     def expect(self, least: int, most: int | None = None) -> list[str]:
         """What was given, refused if it is too little or too much."""
         if not least <= len(self.given) <= (most or least):
             wanted = f"{least} or more" if most else str(least)
-            raise UsageError(f"{self.text}: {len(self.given)} given in parentheses, {wanted} expected")
+            raise self.refuse(f"{len(self.given)} given in parentheses, {wanted} expected")
         return self.given
 
     def list_of(self, option: str) -> list[float] | None:
@@ -628,18 +629,14 @@ class Call:
         if found is None or isinstance(found, str):
             return None
         if len(found) < 2 or any(not a < b for a, b in pairwise(found)):
-            raise UsageError(
-                f"{self.text}: {option}={found}: give two or more numbers, each above the one before it"
-            )
+            raise self.refuse(f"{option}={found}: give two or more numbers, each above the one before it")
         return found
 
     def whole(self, option: str, usual: int, least: int = 2) -> int:
         """An option that is a whole number."""
         found = self.options.get(option, str(usual))
         if not isinstance(found, str) or not found.isdecimal() or not least <= int(found) <= MOST_BINS:
-            raise UsageError(
-                f"{self.text}: {option}={found}: give a whole number from {least} to {MOST_BINS}"
-            )
+            raise self.refuse(f"{option}={found}: give a whole number from {least} to {MOST_BINS}")
         return int(found)
 
     def weight(self) -> float:
@@ -649,8 +646,8 @@ class Call:
         except ValueError:
             found = 0.0
         if not 1e-3 <= found <= 1e3:
-            raise UsageError(
-                f"{self.text}: weight={self.options['weight']}: give a number from 0.001 to 1000; 2 halves the noise "
+            raise self.refuse(
+                f"weight={self.options['weight']}: give a number from 0.001 to 1000; 2 halves the noise "
                 "compared with a question of weight 1"
             )
         return found
@@ -712,9 +709,7 @@ def _axis(call: Call, name: str) -> tuple[str, tuple[str, ...], Array | None]:
     if isinstance(column, Category):
         return name, column.values, None
     if "bins" not in call.options:
-        raise UsageError(
-            f"{call.text}: {name} is a number: say which bins, as bins=10 or bins=[0, 18, 65, 120]"
-        )
+        raise call.refuse(f"{name} is a number: say which bins, as bins=10 or bins=[0, 18, 65, 120]")
     edges = np.array(call.list_of("bins") or np.linspace(column.low, column.high, call.whole("bins", 10) + 1))
     return name, tuple(f"{a:g} to {b:g}" for a, b in pairwise(edges)), edges
 
@@ -731,9 +726,7 @@ def _quantiles(call: Call) -> Question:
     except ValueError:
         at = (-1.0,)
     if not all(0 < p < 1 for p in at):
-        raise UsageError(
-            f"{call.text}: quantiles are numbers between 0 and 1, such as quantiles(age, 0.25, 0.5, 0.75)"
-        )
+        raise call.refuse("quantiles are numbers between 0 and 1, such as quantiles(age, 0.25, 0.5, 0.75)")
     return Quantiles(call.text, call.number(name), at, call.whole("bins", 128, 8))
 
 
@@ -741,7 +734,7 @@ def _regression(call: Call) -> Question:
     assert call.formula is not None
     outcome, inputs = call.formula
     if outcome in inputs or len(set(inputs)) < len(inputs):
-        raise UsageError(f"{call.text}: every column may stand in a formula once")
+        raise call.refuse("every column may stand in a formula once")
     return Regression(call.text, call.number(outcome), [call.column(name) for name in inputs])
 
 
@@ -749,8 +742,8 @@ def _survival(call: Call) -> Question:
     name, event_name = call.expect(2)
     time, event = call.number(name), call.category(event_name)
     if len(event.values) != 2:
-        raise UsageError(
-            f"{call.text}: {event.name} has {len(event.values)} values: an event either happened or not, so declare two"
+        raise call.refuse(
+            f"{event.name} has {len(event.values)} values: an event either happened or not, so declare two"
         )
     happened = str(call.options.get("event", event.values[1]))
     if happened not in event.values:
