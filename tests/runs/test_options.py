@@ -314,3 +314,13 @@ def test_the_plan_is_that_of_the_run():
 def test_bad_requests_are_refused(options, says):
     with pytest.raises(UsageError, match=says):
         Options(**options).resolve()
+
+
+@pytest.mark.parametrize(
+    "given", [{"epsilon": 3}, {"clip": 1, "lr_shared": 1}, {"epsilon": 3.0, "hold_out": 0}]
+)
+def test_a_run_is_found_again_by_numbers_as_they_were_written(given: dict[str, float]) -> None:
+    """Python's 3 and 3.0 are the same option, but not the same text in run.json."""
+    options = Options(**given)
+    again = Options.from_json(json.loads(json.dumps(options.to_json())), "run.json", "no run")
+    assert again.fingerprint() == options.fingerprint()

@@ -225,7 +225,7 @@ def _fill_the_disk(place: processes.Rendezvous, options: list[str], log: Path) -
 
     import dpps.runs.folder
 
-    write, written = dpps.runs.folder._write, []
+    write, written = dpps.runs.folder.write_synced, []
 
     def fail_later(path: Path, data: bytes) -> None:
         written.append(path)
@@ -233,7 +233,7 @@ def _fill_the_disk(place: processes.Rendezvous, options: list[str], log: Path) -
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data)
 
-    dpps.runs.folder._write = fail_later
+    dpps.runs.folder.write_synced = fail_later
     processes._train(place, options, log, {})
 
 

@@ -453,7 +453,9 @@ def refuse_inseparable(loss: Loss, model: nn.Module, example: Any, target: Any) 
 
 def _separable(pair: Tensor, first: Tensor, second: Tensor) -> bool:
     """Whether the loss of a pair is made of the losses of the two, each as it is alone."""
-    ways = [torch.cat([first, second])] if pair.ndim else [(first + second) / 2, first + second]
+    ways = (
+        [torch.cat([first, second])] if pair.ndim and first.ndim else [(first + second) / 2, first + second]
+    )
     return any(pair.shape == way.shape and torch.allclose(pair, way, rtol=1e-4, atol=1e-6) for way in ways)
 
 

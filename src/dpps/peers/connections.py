@@ -526,7 +526,8 @@ class _Dialler(threading.Thread):
                 raise
             file = _file_in(_next(call))
         if file:
-            self._channel.take(replace(theirs, file=file))
+            # a file that came counts as a later revision, so that it is read, and refused if it is none
+            self._channel.take(replace(theirs, file=file, revision=max(theirs.revision, own.revision + 1)))
         return not file
 
     def _failed(self, contact: Contact, error: Any, stood: bool) -> None:

@@ -862,12 +862,14 @@ class Peers(Fabric):
         if self.shares_noise and self._said_of_own > self.pushed:
             self.silenced = self._older_copy(node, self._said_of_own)
             raise self.silenced
-        before, why = self.refused_by.pop(node, None), _plain(frame.refusal)
-        if why:
-            self.refused_by[node] = why
-        if why and before is None:
+        why = _plain(frame.refusal)
+        if why and node not in self.refused_by:
             name = self.membership.names[node]
             log.warning("%s refuses this member: it says that it was sent %s", name, why)
+        if why:
+            self.refused_by[node] = why
+        else:
+            self.refused_by.pop(node, None)
         self._silent.discard(node)
         if self.view.pushed(node) > self._given_up.get(node, -1):  # a heart that beats is not enough
             self._given_up.pop(node, None)

@@ -250,7 +250,6 @@ class Member(Deployment):
                 self.fabric.follow(run.state.shared.y[0])
         if self._shows_life:
             self._heart.start()
-            self._exits.callback(self._heart.stop)
 
     @property
     def pairs(self) -> MemberPairs | None:
@@ -537,6 +536,8 @@ class Member(Deployment):
 
     def close(self) -> None:
         """Stop showing signs of life, and let other processes have the folder."""
+        if self._heart.is_alive():
+            self._heart.stop()  # it writes to the folder: if Ctrl-C comes in between, the folder stays locked
         self._exits.close()
 
     @property
@@ -840,8 +841,11 @@ class Participation:
         status.members, status.bytes_sent = members, sum(each.sent for each in traffic.values())
         status.refusals = [
             *self.channel.refusals,
-            *(f"refused {names[n]}: it sent {why}" for n, why in fabric.refused.items()),
-            *(f"{names[n]} refuses this member: it was sent {why}" for n, why in fabric.refused_by.items()),
+            *(f"refused {names[n]}: it sent {why}" for n, why in list(fabric.refused.items())),
+            *(
+                f"{names[n]} refuses this member: it was sent {why}"
+                for n, why in list(fabric.refused_by.items())
+            ),
         ]
 
     def _end(self, state: str, message: str = "") -> None:

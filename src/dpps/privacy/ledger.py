@@ -46,8 +46,7 @@ Rows = tuple[int, ...] | Literal["all"]
 Found = TypeVar("Found")
 
 _UNREADABLE = (
-    "cannot be opened: {}; what was spent is not known, so the run cannot go on; restore it, or start a new run in "
-    "another folder"
+    "what was spent is not known, so the run cannot go on; restore it, or start a new run in another folder"
 )
 _SECTOR = 512
 _PEERS_PER_SECTOR = 32  # numbers below a million million, with their commas
@@ -334,7 +333,7 @@ class LedgerFile(Ledger):
         """
         ledger = cls(Path(path), header, durable, budget)
         _refuse_used(ledger.path)
-        with ledger._or_abandoned("cannot be created: {}; nothing was sent"):
+        with ledger._or_abandoned("created", "nothing was sent"):
             ledger._file = open_alone(ledger.path, os.O_CREAT)
             _refuse_used(ledger.path)  # now that nobody else can write it
             os.ftruncate(ledger._file, 0)
@@ -353,7 +352,7 @@ class LedgerFile(Ledger):
             RunError: it is missing, damaged, or not what the witness has seen; or somebody else writes it.
         """
         ledger = cls(Path(path), header, durable, budget)
-        with ledger._or_abandoned(_UNREADABLE):
+        with ledger._or_abandoned("opened", _UNREADABLE):
             ledger._file = open_alone(ledger.path)
             data = ledger.path.read_bytes()
             ledger._witness = Witness.open(witness_of(ledger.path))
@@ -447,14 +446,14 @@ class LedgerFile(Ledger):
             self._file = -1
 
     @contextmanager
-    def _or_abandoned(self, words: str) -> Iterator[None]:
-        """What is within succeeds, or nobody can write this ledger; `words` say what the system refused."""
+    def _or_abandoned(self, done: str, remedy: str) -> Iterator[None]:
+        """The ledger is created or opened, or nobody can write it."""
         try:
             yield
         except BaseException as error:
             self._abandon()
             if isinstance(error, OSError):
-                raise RunError(f"ledger {self.path} {words.format(error.strerror)}") from error
+                raise RunError(f"ledger {self.path} cannot be {done}: {error.strerror}; {remedy}") from error
             raise
 
     def _abandon(self) -> None:
@@ -539,7 +538,7 @@ def _first_line(path: Path) -> tuple[dict[str, Any], str]:
         with path.open("rb") as file:
             line = file.readline()
     except OSError as error:
-        raise RunError(f"ledger {path} {_UNREADABLE.format(error.strerror)}") from error
+        raise RunError(f"ledger {path} cannot be opened: {error.strerror}; {_UNREADABLE}") from error
     if not line.endswith(b"\n"):
         raise _unbegun(path)
     header, seal = unsealed(path, line[:-1], 1, "")

@@ -612,7 +612,11 @@ class Options:
             raise UsageError(
                 f"{where} was made by another version of dpps (this one has no option {strange[0]}): use that version"
             )
-        return Options(**typed_options(values, Options, where))
+        typed = typed_options(values, Options, where)
+        # 3 and 3.0 have other fingerprints: numbers stay as they were written
+        return Options(
+            **{k: values[k.replace("_", "-")] if type(v) is float else v for k, v in typed.items()}
+        )
 
     def common(self) -> dict[str, Any]:
         """What all processes of a distributed run must have alike; files that only one machine has are not among it."""

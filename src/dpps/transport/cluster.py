@@ -30,6 +30,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from dpps.errors import DppsError, PeerError, RunError, UsageError
 from dpps.transport.distributed import CLOSED, SMALL, Message, Wire, as_tensor, wake_politely
 
+T = TypeVar("T")
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -263,6 +264,20 @@ def verdict(
     )
 
 
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """Begin something that cannot be interrupted."""
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised where the outcome is waited for
+            outcome.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return outcome
+
+
 # The processes together
 
 # Shares of --timeout, so that all is over within it: waiting for a peer; one question to the rendezvous (one to report, one
@@ -272,8 +287,6 @@ _GRACE = 2.5
 """Seconds that the others have to report, too: they notice at once that connections are closed."""
 _LINGER = 5.0
 _POLL = 0.02
-
-T = TypeVar("T")
 
 
 class Cluster:
@@ -345,16 +358,7 @@ class Cluster:
 
     def _answer(self, question: Callable[[], T], seconds: float) -> T:
         """What the rendezvous says. If its machine is cut off, TCPStore would wait for minutes: so a thread asks."""
-        outcome: Future[T] = Future()
-
-        def ask() -> None:
-            try:
-                outcome.set_result(question())
-            except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
-                outcome.set_exception(error)
-
-        if not self._silent:
-            Thread(target=ask, daemon=True).start()
+        outcome: Future[T] = Future() if self._silent else in_thread(question)
         try:
             return outcome.result(0 if self._silent else seconds)
         except DppsError:
@@ -433,14 +437,20 @@ class Cluster:
         options._timeout = timedelta(seconds=self.timeout)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address, lazy_init=False)]
         remedy = "nothing was sent; let every process reach every other one (firewall, routes)"
+        made = in_thread(lambda: dist.ProcessGroupGloo(store, self.rank, self.size, options))
+        deadline = time.monotonic() + self.timeout + _LINGER
+        # whoever is only called waits on, although a caller may have given up
+        while not (made.done() or time.monotonic() > deadline or self._reports()):
+            time.sleep(_POLL)
         try:
-            group = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+            group = made.result(0)
         except Exception as error:
             if store.refused is not None:
                 raise store.refused from error
             if reports := self._final_reports():
                 raise verdict(reports, self.rank, None, "it gave up", self.addresses) from error
-            why = printable(str(error).rpartition("] ")[2])  # gloo's own words, the peer's address among them
+            # gloo's own words, the peer's address among them
+            why = printable(str(error).rpartition("] ")[2]) or "no answer"
             raise PeerError(
                 f"rank {self.rank} ({self._address}) could not connect to all others within {self.timeout:g} s ({why}): {remedy}"
             ) from error

@@ -118,6 +118,8 @@ class Wire:
         """
         works, left = [], []
         for message in incoming:
+            if not message.tensor.numel():
+                continue
             try:
                 works.append((message.peer, self._group.recv([message.tensor], message.peer, message.tag)))
             except RuntimeError:

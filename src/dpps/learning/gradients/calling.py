@@ -40,7 +40,7 @@ _FUNCTIONS: dict[type[nn.Module], Loss] = {
 }
 """What torch's loss modules compute with their default settings. Engines know some of the functions."""
 
-_MEANS: set[Any] = set(_FUNCTIONS.values()) - {F.cross_entropy}
+_MEANS = tuple(each for each in _FUNCTIONS.values() if each is not F.cross_entropy)
 """Losses that are plain means over all numbers."""
 
 _log = logging.getLogger(__name__)
